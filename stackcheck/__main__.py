@@ -1,0 +1,5 @@
+"""`python -m stackcheck` is `stackcheck`."""
+
+from stackcheck.cli import main
+
+main()
