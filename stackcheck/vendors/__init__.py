@@ -1,0 +1,206 @@
+"""What differs between vendors on a host: which devices there are, and what a container needs to see them.
+
+In: the host's device nodes, sysfs and SMI library. Out: `Host` (the fingerprint that a certificate is
+about) and `ContainerNeeds`. Each vendor is a module with the same names (`VendorModule`); nothing outside
+this folder branches on a vendor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import psutil
+
+from stackcheck.errors import ConfigurationError
+
+Vendor = Literal["amd", "nvidia", "cpu"]
+Nvls = Literal["on", "off", "unavailable"]
+
+# Variables of a site that change what collectives do; they reach the container and are recorded.
+SITE_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "HSA_")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostDevice:
+    """One physical device as the host's driver shows it.
+
+    Attributes:
+        model: Product name as `devices.json` spells it, or "unknown (PCI 10de:2335)".
+        arch: Compiler target (gfx942, sm_90, x86_64).
+        id: Hash of the device's UUID; the UUID itself stays on the host.
+        memory_bytes: Device memory.
+        power_cap_w: Enforced power limit in watts, or None where there is none.
+        firmware: Version of the video BIOS, or None.
+    """
+
+    model: str
+    arch: str
+    id: str
+    memory_bytes: int
+    power_cap_w: float | None = None
+    firmware: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+    """The fingerprint of a machine: equal fingerprints mean that a result still holds."""
+
+    vendor: Vendor
+    devices: tuple[HostDevice, ...]
+    driver: str | None
+    kernel: str
+    partition: str | None
+    nvls: Nvls
+    cpu: str
+    memory_bytes: int
+
+    def as_json(self) -> dict[str, object]:
+        """The `host` object of result.json."""
+        fields = dataclasses.asdict(self)
+        fields["devices"] = [dataclasses.asdict(device) for device in self.devices]
+        return fields
+
+    def digest(self) -> str:
+        """One value to compare two fingerprints by; host memory is left out, as virtual machines grow it."""
+        text = json.dumps(self.as_json() | {"memory_bytes": None}, sort_keys=True)
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bind:
+    """A path of the host that a container sees, read-only."""
+
+    source: Path
+    target: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContainerNeeds:
+    """What a container needs to use the devices, and nothing more.
+
+    Attributes:
+        devices: Device nodes, by path.
+        groups: Numeric group ids that own those nodes.
+        binds: Driver libraries of the host, read-only.
+        env: Variables.
+        remark: How the devices reach the container, in one sentence for the log.
+    """
+
+    devices: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    binds: tuple[Bind, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    remark: str
+
+
+class VendorModule(Protocol):
+    """The names that amd.py, nvidia.py and cpu.py share."""
+
+    def present(self) -> bool:
+        """Whether a device of this vendor is visible on this host."""
+
+    def driver(self) -> str | None:
+        """The kernel driver's version, or None when it is not loaded."""
+
+    def devices(self) -> tuple[HostDevice, ...]:
+        """Every visible device."""
+
+    def partition(self) -> str | None:
+        """The partition mode (SPX/NPS1, MIG off), or None where there is no such thing."""
+
+    def container_needs(self) -> ContainerNeeds:
+        """What a container needs to use the devices."""
+
+
+def module(vendor: Vendor) -> VendorModule:
+    """The module of one vendor."""
+    from stackcheck.vendors import amd, cpu, nvidia
+
+    modules: dict[str, VendorModule] = {"amd": amd, "nvidia": nvidia, "cpu": cpu}
+    return modules[vendor]
+
+
+def detect() -> Vendor:
+    """The vendor of this host's devices; `cpu` where there is no GPU.
+
+    Raises:
+        ConfigurationError: GPUs of both vendors are visible, so the user has to choose.
+    """
+    found: list[Vendor] = [vendor for vendor in ("amd", "nvidia") if module(vendor).present()]
+    if len(found) > 1:
+        raise ConfigurationError(
+            "GPUs of two vendors are visible on this host",
+            got=" and ".join(found),
+            expected="one vendor",
+            next_step="name it: --gpu-vendor amd or --gpu-vendor nvidia",
+        )
+    return found[0] if found else "cpu"
+
+
+def host(vendor: Vendor | None = None) -> Host:
+    """The fingerprint of this host as seen by one vendor (by default the one that is there)."""
+    vendor = vendor or detect()
+    backend = module(vendor)
+    return Host(
+        vendor=vendor,
+        devices=backend.devices(),
+        driver=backend.driver(),
+        kernel=platform.release(),
+        partition=backend.partition(),
+        nvls=_nvls(vendor),
+        cpu=f"{cpu_model()} x {psutil.cpu_count()}",
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def site_environment() -> tuple[tuple[str, str], ...]:
+    """The host's variables that change collectives, in order of name."""
+    return tuple(
+        sorted((name, value) for name, value in os.environ.items() if name.startswith(SITE_PREFIXES))
+    )
+
+
+def anonymous_id(uuid: str) -> str:
+    """A stable name for a device that does not reveal its UUID."""
+    return hashlib.sha256(uuid.encode()).hexdigest()[:16]
+
+
+def model_of(pci_id: str, memory_bytes: int) -> str:
+    """The device model of a PCI id ("1002:74a1"); memory tells products apart that share one.
+
+    The table is the suites' own (`tests/acceptance/devices.json`): one fact in one place.
+    """
+    for row in _device_table():
+        known = {str(entry).lower() for entry in row.get("pci_ids", ())}
+        nominal = int(row.get("memory_bytes", 0))
+        if pci_id.lower() in known and (not nominal or abs(memory_bytes - nominal) <= 0.08 * nominal):
+            return str(row["model"])
+    return f"unknown (PCI {pci_id})"
+
+
+def _device_table() -> list[dict[str, Any]]:
+    path = Path(__file__).resolve().parents[2] / "tests" / "acceptance" / "devices.json"
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["devices"]
+    return rows
+
+
+def _nvls(vendor: Vendor) -> Nvls:
+    if vendor != "nvidia":
+        return "unavailable"
+    return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "on"
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,87 @@
+"""AMD Instinct on a host: KFD and render nodes, read from sysfs, so that no ROCm is needed outside the image.
+
+Sources: kernel documentation of the amdgpu sysfs files; the KFD topology's `properties` files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stackcheck.vendors import ContainerNeeds, HostDevice, anonymous_id, model_of
+
+SYS = Path("/sys")
+DEV = Path("/dev")
+AMD_PCI_VENDOR = "0x1002"
+
+
+def present() -> bool:
+    """Whether a KFD node with compute units is visible."""
+    return bool(devices())
+
+
+def driver() -> str | None:
+    """The amdgpu module's version; in-tree modules carry none, then their source version."""
+    module = SYS / "module" / "amdgpu"
+    return _text(module / "version") or _text(module / "srcversion")
+
+
+def devices() -> tuple[HostDevice, ...]:
+    """Every GPU that the kernel offers for compute, in PCI order."""
+    found = []
+    for node in sorted((SYS / "class/kfd/kfd/topology/nodes").glob("*"), key=lambda path: int(path.name)):
+        properties = _properties(node)
+        if properties.get("simd_count", 0) == 0:
+            continue  # a processor's own node
+        found.append(_device(properties))
+    return tuple(found)
+
+
+def partition() -> str | None:
+    """Compute and memory partition of the first device (SPX/NPS1 is the reference for training)."""
+    for card in sorted((SYS / "class/drm").glob("renderD*/device")):
+        compute = _text(card / "current_compute_partition")
+        if compute:
+            return f"{compute}/{_text(card / 'current_memory_partition') or 'unknown'}"
+    return None
+
+
+def container_needs() -> ContainerNeeds:
+    """KFD and the render nodes, by path, with the numeric groups that own them on this host.
+
+    Group names inside an image map to other numbers (ROCm-docker#90, #116), so numbers are passed.
+    """
+    nodes = [DEV / "kfd", *sorted((DEV / "dri").glob("renderD*"))]
+    there = [node for node in nodes if node.exists()]
+    return ContainerNeeds(
+        devices=tuple(str(node) for node in there),
+        groups=tuple(sorted({node.stat().st_gid for node in there} - {0})),
+        remark=f"AMD: {len(there)} device nodes by path, default seccomp profile",
+    )
+
+
+def _device(properties: dict[str, int]) -> HostDevice:
+    version = properties.get("gfx_target_version", 0)
+    card = SYS / "class/drm" / f"renderD{properties.get('drm_render_minor', 0)}" / "device"
+    memory = int(_text(card / "mem_info_vram_total") or 0)
+    cap = _text(next(iter(sorted(card.glob("hwmon/hwmon*/power1_cap"))), card / "absent"))
+    return HostDevice(
+        model=model_of(f"1002:{properties.get('device_id', 0):04x}", memory),
+        arch=f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}",
+        id=anonymous_id(_text(card / "unique_id") or str(properties.get("unique_id", 0))),
+        memory_bytes=memory,
+        power_cap_w=int(cap) / 1e6 if cap else None,
+        firmware=_text(card / "vbios_version"),
+    )
+
+
+def _properties(node: Path) -> dict[str, int]:
+    lines = (_text(node / "properties") or "").splitlines()
+    pairs = (line.split() for line in lines)
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

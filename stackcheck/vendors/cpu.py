@@ -1,0 +1,37 @@
+"""No GPU: the host's processor stands in for a device, so that the whole flow runs anywhere."""
+
+from __future__ import annotations
+
+import platform
+
+import psutil
+
+from stackcheck.vendors import ContainerNeeds, HostDevice, anonymous_id, cpu_model
+
+
+def present() -> bool:
+    """A processor is always there."""
+    return True
+
+
+def driver() -> str | None:
+    """A processor has no driver."""
+    return None
+
+
+def devices() -> tuple[HostDevice, ...]:
+    """The processor as one device of model CPU."""
+    arch = platform.machine()
+    identity = anonymous_id(f"{arch} {cpu_model()} x {psutil.cpu_count()}")
+    # 0: there is no device memory apart from the host's, which `Host.memory_bytes` gives.
+    return (HostDevice(model="CPU", arch=arch, id=identity, memory_bytes=0),)
+
+
+def partition() -> str | None:
+    """There is nothing to partition."""
+    return None
+
+
+def container_needs() -> ContainerNeeds:
+    """Nothing."""
+    return ContainerNeeds(remark="no device: this stack runs on the processor")

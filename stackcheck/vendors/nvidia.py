@@ -1,0 +1,123 @@
+"""NVIDIA GPUs on a host: NVML for the fingerprint; CDI, or nodes and libraries by path, for a container."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+from stackcheck.vendors import Bind, ContainerNeeds, HostDevice, anonymous_id, model_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEV = Path("/dev")
+CDI_SPECS = (Path("/etc/cdi/nvidia.yaml"), Path("/var/run/cdi/nvidia.yaml"))
+DRIVER_LIBRARIES = (
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-nvvm.so.4",
+)
+# Where container runtimes and images put the driver; asked before the loader's own folders.
+DRIVER_FOLDERS = (
+    Path("/usr/local/nvidia/lib64"),
+    Path("/usr/local/nvidia/lib"),
+    Path("/usr/lib/x86_64-linux-gnu"),
+    Path("/usr/lib/aarch64-linux-gnu"),
+    Path("/usr/lib64"),
+)
+
+
+def present() -> bool:
+    """Whether NVML sees a GPU."""
+    return bool(devices())
+
+
+def driver() -> str | None:
+    """The driver's version, e.g. 580.159.04."""
+    with _nvml() as up:
+        return str(pynvml.nvmlSystemGetDriverVersion()) if up else None
+
+
+def devices() -> tuple[HostDevice, ...]:
+    """Every GPU that NVML sees, in PCI bus order."""
+    with _nvml() as up:
+        if not up:
+            return ()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(_device(handle) for handle in sorted(handles, key=_bus_id))
+
+
+def partition() -> str | None:
+    """Whether MIG is on; training is certified with MIG off."""
+    with _nvml() as up:
+        if not up or pynvml.nvmlDeviceGetCount() == 0:
+            return None
+        try:
+            current, _pending = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(0))
+        except pynvml.NVMLError_NotSupported:
+            return None
+        return "MIG on" if current else "MIG off"
+
+
+def container_needs() -> ContainerNeeds:
+    """A CDI device where a specification is installed, else the nodes and the driver's libraries by path."""
+    if any(spec.exists() for spec in CDI_SPECS):
+        return ContainerNeeds(devices=("nvidia.com/gpu=all",), remark="NVIDIA: CDI device nvidia.com/gpu=all")
+    nodes = sorted(str(node) for node in DEV.glob("nvidia*") if node.is_char_device())
+    caps = sorted(str(node) for node in (DEV / "nvidia-caps").glob("*"))
+    libraries = tuple(_driver_libraries())
+    return ContainerNeeds(
+        devices=(*nodes, *caps),
+        binds=tuple(Bind(source=path, target=f"/usr/local/nvidia/lib64/{name}") for name, path in libraries),
+        env=(("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"),),
+        remark=f"NVIDIA: no CDI specification found, so {len(nodes) + len(caps)} device nodes and "
+        f"{len(libraries)} driver libraries are bound by path, read-only",
+    )
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[bool]:
+    try:
+        pynvml.nvmlInit()
+    except (
+        pynvml.NVMLError_LibraryNotFound,
+        pynvml.NVMLError_DriverNotLoaded,
+        pynvml.NVMLError_NoPermission,
+    ):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _bus_id(handle: Any) -> str:
+    return str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+
+
+def _device(handle: Any) -> HostDevice:
+    identifier = pynvml.nvmlDeviceGetPciInfo(handle).pciDeviceId
+    memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return HostDevice(
+        model=model_of(f"{identifier & 0xFFFF:04x}:{identifier >> 16:04x}", memory),
+        arch=f"sm_{major}{minor}",
+        id=anonymous_id(str(pynvml.nvmlDeviceGetUUID(handle))),
+        memory_bytes=memory,
+        power_cap_w=pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        firmware=str(pynvml.nvmlDeviceGetVbiosVersion(handle)),
+    )
+
+
+def _driver_libraries() -> Iterator[tuple[str, Path]]:
+    folders = [*(Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p), *DRIVER_FOLDERS]
+    for name in DRIVER_LIBRARIES:
+        found = next((folder / name for folder in folders if (folder / name).exists()), None)
+        if found is not None:
+            yield name, found.resolve()
