@@ -1,0 +1,35 @@
+# One command line a recipe; every target makes and uses .venv/, and `make` alone explains itself.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+STACKS ?=
+TIER ?= smoke
+TO ?= oci:dist
+ARGS ?=
+
+.PHONY: help
+help: ## Show this text
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+.venv/ready: .ci/requirements.txt pyproject.toml
+	@sh .ci/venv
+
+.PHONY: images
+images: .venv/ready ## Build, test, certify and publish what this host can run (STACKS='rocm7*' selects)
+	@.venv/bin/stackcheck images $(STACKS) --tier $(TIER) --to $(TO) $(ARGS)
+
+.PHONY: test
+test: .venv/ready ## Run the tool's own tests, then the acceptance suites inside the cpu image
+	@sh .ci/test
+
+.PHONY: certify
+certify: .venv/ready ## Run the suites, judge and sign (STACKS=one stack id or image)
+	@.venv/bin/stackcheck certify $(STACKS) --tier $(TIER) $(ARGS)
+
+.PHONY: publish
+publish: .venv/ready ## Publish a certified image (STACKS=one stack id, TO=oci:DIR or a repository)
+	@.venv/bin/stackcheck publish $(STACKS) --to $(TO) $(ARGS)
+
+.PHONY: lint
+lint: .venv/ready ## Check style, types and drift of generated files
+	@sh .ci/lint
