@@ -1,0 +1,72 @@
+"""A healthy result of schema 1 as plain JSON values, for tests that then break one thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CONFIG_DIGEST = "sha256:" + "c" * 64
+DIGEST = "sha256:" + "0" * 64
+
+
+def check(name: str, outcome: str = "passed", **changes: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "outcome": outcome,
+        "reason": None if outcome == "passed" else "because",
+        "doc": "What it proves.",
+        "seconds": 0.5,
+        "devices": ["d0"],
+        "metrics": [],
+        "evidence": {"before": {}, "after": {}},
+    } | changes
+
+
+def metric(name: str = "busbw", value: float | None = 10.0, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": value,
+        "unit": "GB/s",
+        "repeats": [value],
+        "conditions": {"bytes": 1024},
+        "direction": "min",
+        "bound": 5.0,
+        "ceiling": None,
+        "source": "thresholds/cpu/CPU.json",
+        "verdict": "pass",
+    } | changes
+
+
+def host(vendor: str = "cpu", *models: str, driver: str | None = None) -> dict[str, Any]:
+    devices = [
+        {"model": model, "arch": "", "id": f"d{i}", "memory_bytes": 1, "power_cap_w": None, "firmware": None}
+        for i, model in enumerate(models or (("CPU",) if vendor == "cpu" else ()))
+    ]
+    return {
+        "vendor": vendor,
+        "devices": devices,
+        "driver": driver,
+        "kernel": "6.1",
+        "partition": None,
+        "nvls": "unavailable",
+        "cpu": "some x 2",
+        "memory_bytes": 1024,
+    }
+
+
+def result(*checks: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "run_id": "0123456789abcdef",
+        "state": "finished",
+        "started": "2026-01-02T03:04:05Z",
+        "finished": "2026-01-02T03:05:05Z",
+        "tier": "smoke",
+        "stack_id": "cpu-torch2.13.0-py3.11-debian12",
+        "image": {"reference": "stackcheck/x:1", "config_digest": CONFIG_DIGEST, "manifest_digest": None},
+        "inputs": {"suites": DIGEST, "trainers": DIGEST, "thresholds": DIGEST, "matrix": DIGEST},
+        "host": host(),
+        "software": {"python": "3.11.2", "torch": "2.13.0+cpu"},
+        "environment": {},
+        "selection": {"arguments": [], "collected": len(checks), "deselected": 0},
+        "checks": list(checks),
+    } | changes
