@@ -1,0 +1,80 @@
+"""What a run depends on besides the image: a frozen copy of suites and trainers, and its digests.
+
+In: the checkout. Out: a folder that is mounted read-only into the container, and `Inputs`: what was
+mounted is what was digested, even when somebody edits the checkout during a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+SUITE_FILES = ("conftest.py", "pytest.ini")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Digests (sha256:…) of what a result depends on besides the image and the host."""
+
+    suites: str
+    trainers: str
+    thresholds: str
+    matrix: str | None
+
+    def as_json(self) -> dict[str, str | None]:
+        """The `inputs` object of result.json."""
+        return dataclasses.asdict(self)
+
+
+def freeze(root: Path, target: Path) -> Inputs:
+    """Copy `tests/` (the acceptance half) and `trainers/` of the checkout to `target`, readable by any user.
+
+    Raises:
+        ConfigurationError: The checkout has no acceptance suites.
+    """
+    suites = root / "tests" / "acceptance"
+    if not suites.is_dir():
+        raise ConfigurationError(
+            "there are no acceptance suites to run",
+            where=str(suites),
+            expected="a checkout of stackcheck",
+            next_step="run stackcheck in its checkout, or name it with --root",
+        )
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(suites, target / "tests" / "acceptance", ignore=LEFT_OUT)
+    for name in SUITE_FILES:
+        shutil.copy2(root / "tests" / name, target / "tests" / name)
+    shutil.copytree(root / "trainers", target / "trainers", ignore=LEFT_OUT)
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return digest(target, matrix=root / "matrix.yaml")
+
+
+def digest(frozen: Path, *, matrix: Path | None) -> Inputs:
+    """The digests of a frozen copy."""
+    thresholds = frozen / "tests" / "acceptance" / "thresholds"
+    files = [path for path in (frozen / "tests").rglob("*") if path.is_file()]
+    return Inputs(
+        suites=_tree_digest(frozen, (path for path in files if not path.is_relative_to(thresholds))),
+        trainers=_tree_digest(frozen, (path for path in (frozen / "trainers").rglob("*") if path.is_file())),
+        thresholds=_tree_digest(frozen, (path for path in files if path.is_relative_to(thresholds))),
+        matrix=_file_digest(matrix) if matrix is not None and matrix.exists() else None,
+    )
+
+
+def _tree_digest(root: Path, files: Iterable[Path]) -> str:
+    lines = sorted(f"{path.relative_to(root).as_posix()} {_file_digest(path)}" for path in files)
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()

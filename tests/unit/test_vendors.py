@@ -1,0 +1,89 @@
+"""A host's fingerprint names its devices without revealing them, and AMD's is read from sysfs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stackcheck import vendors
+from stackcheck.errors import ConfigurationError
+from stackcheck.vendors import amd, cpu, nvidia
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def amd_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One processor node and one MI300X as KFD and DRM show them."""
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for name, text in {"0": "simd_count 0\n", "1": GPU_NODE}.items():
+        (nodes / name).mkdir(parents=True)
+        (nodes / name / "properties").write_text(text, encoding="utf-8")
+    card = tmp_path / "sys/class/drm/renderD128/device"
+    (card / "hwmon/hwmon3").mkdir(parents=True)
+    for name, text in CARD.items():
+        (card / name).write_text(text + "\n", encoding="utf-8")
+    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    (tmp_path / "sys/module/amdgpu/version").write_text("6.10.5\n", encoding="utf-8")
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/kfd").touch()
+    (tmp_path / "dev/dri/renderD128").touch()
+    monkeypatch.setattr(amd, "SYS", tmp_path / "sys")
+    monkeypatch.setattr(amd, "DEV", tmp_path / "dev")
+    return tmp_path
+
+
+GPU_NODE = "simd_count 1216\ngfx_target_version 90402\ndevice_id 29857\ndrm_render_minor 128\nunique_id 77\n"
+CARD = {
+    "mem_info_vram_total": str(192 * 2**30),
+    "unique_id": "deadbeef01234567",
+    "vbios_version": "113-M3000100-103",
+    "current_compute_partition": "SPX",
+    "current_memory_partition": "NPS1",
+    "hwmon/hwmon3/power1_cap": "750000000",
+}
+
+
+def test_an_amd_gpu_is_read_from_sysfs_with_units(amd_host: Path) -> None:
+    (device,) = amd.devices()
+    assert (device.arch, device.memory_bytes, device.power_cap_w) == ("gfx942", 192 * 2**30, 750.0)
+    assert amd.driver() == "6.10.5"
+    assert amd.partition() == "SPX/NPS1"
+    assert amd_host.exists()
+
+
+def test_a_uuid_never_leaves_the_host(amd_host: Path) -> None:
+    (device,) = amd.devices()
+    assert CARD["unique_id"] not in device.id
+    assert amd_host.exists()
+
+
+def test_amd_nodes_are_passed_by_path_and_not_as_the_whole_folder(amd_host: Path) -> None:
+    needs = amd.container_needs()
+    assert needs.devices == (str(amd_host / "dev/kfd"), str(amd_host / "dev/dri/renderD128"))
+
+
+def test_a_host_without_kfd_has_no_amd_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amd, "SYS", tmp_path)
+    assert not amd.present()
+    assert amd.driver() is None
+
+
+def test_two_vendors_on_one_host_have_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amd, "present", lambda: True)
+    monkeypatch.setattr(nvidia, "present", lambda: True)
+    with pytest.raises(ConfigurationError, match="two vendors"):
+        vendors.detect()
+
+
+def test_a_new_driver_changes_the_fingerprint_and_grown_memory_does_not() -> None:
+    host = vendors.host("cpu")
+    assert dataclasses.replace(host, memory_bytes=1).digest() == host.digest()
+    assert dataclasses.replace(host, driver="580.1").digest() != host.digest()
+
+
+def test_the_processor_stands_in_as_one_device_of_model_cpu() -> None:
+    assert [device.model for device in cpu.devices()] == ["CPU"]
