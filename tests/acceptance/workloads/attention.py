@@ -1,0 +1,159 @@
+"""Scaled dot product attention: forward and backward against float64, by each backend.
+
+Comes in: a dtype, a backend (`default` is what users get) and a tier. Goes out: the report of `cases.run`.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from workloads import attention_reference, cases, device, operands
+from workloads.gates import Reading, elementwise, exact, frobenius
+
+FORWARD, BACKWARD = 2.0, 3.0
+GRADIENTS = ("dq", "dk", "dv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One attention problem: batch, query and key/value heads, lengths, head size, mask."""
+
+    b: int = 2
+    hq: int = 4
+    hkv: int = 4
+    sq: int = 128
+    sk: int = 128
+    d: int = 64
+    causal: bool = False
+    peaked: bool = False
+
+    def __str__(self) -> str:
+        """As a case name."""
+        mask, kind = "causal" if self.causal else "full", "peaked" if self.peaked else "normal"
+        return f"b{self.b} h{self.hq}/{self.hkv} {self.sq}x{self.sk} d{self.d} {mask} {kind}"
+
+
+SMOKE = (
+    Shape(b=1, hq=2, hkv=2, sq=113, sk=203),
+    Shape(b=2, hq=2, hkv=2, sq=129, sk=129, d=128, causal=True),
+    Shape(b=1, sq=1, sk=147, hkv=1, peaked=True),
+    Shape(b=1, hq=4, hkv=2, sq=127, sk=127, d=32, causal=True, peaked=True),
+)
+STANDARD = (
+    *SMOKE,
+    *(Shape(sq=108, sk=256, d=d, causal=d % 64 == 0) for d in (32, 40, 64, 72, 96, 104, 128, 192, 256)),
+    *(Shape(sq=sq, sk=sk, causal=True) for sq, sk in ((1023, 1024), (1024, 1023), (113, 203))),
+    *(Shape(b=1, sq=2048, sk=2048, hq=8, hkv=h, d=128, causal=True, peaked=h == 1) for h in (8, 2, 1)),
+    Shape(b=1, hq=2, hkv=2, sq=16, sk=100_000),
+    Shape(b=61, hq=2, hkv=1, sq=129, sk=129, causal=True),
+)
+
+
+def check(dtype: str, tier: str, backend: str = "default") -> dict[str, Any]:
+    """Every shape of the tier that the backend has a kernel for, and the exact cases."""
+    with forced(backend):
+        shapes = [s for s in (SMOKE if tier == "smoke" else STANDARD) if _has_kernel(s, dtype, backend)]
+        return cases.run(_cases(shapes, dtype, backend))
+
+
+def forced(backend: str) -> contextlib.AbstractContextManager[Any]:
+    """Only this backend; `default` leaves PyTorch's own order."""
+    if backend == "default":
+        return contextlib.nullcontext()
+    return sdpa_kernel([getattr(SDPBackend, f"{backend.upper()}_ATTENTION" if backend != "math" else "MATH")])
+
+
+def _has_kernel(shape: Shape, dtype: str, backend: str) -> bool:
+    if backend == "default":
+        return True
+    try:
+        attend(*inputs(shape, dtype)[:3], causal=shape.causal)
+    except RuntimeError as error:
+        if "No available kernel" in str(error) or "No viable backend" in str(error):
+            return False
+        raise
+    return True
+
+
+def _cases(shapes: Iterable[Shape], dtype: str, backend: str) -> Iterator[cases.Case]:
+    for shape in shapes:
+        yield str(shape), functools.partial(_against_float64, shape, dtype)
+    if backend != "default" or shapes:
+        yield "uniform keys are averaged exactly", functools.partial(_uniform, dtype)
+        yield "one-hot keys select their value", functools.partial(_one_hot, dtype)
+        yield "gradient with strides", functools.partial(_strided_gradient, dtype)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    """What is under test, as a trainer calls it (B, H, S, D)."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def inputs(shape: Shape, dtype: str) -> tuple[torch.Tensor, ...]:
+    """q, k, v and the output's gradient; peaked multiplies q by four."""
+    kind = operands.DTYPES[dtype]
+    q = operands.normal(
+        shape.b, shape.hq, shape.sq, shape.d, dtype=kind, seed=1, scale=4.0 if shape.peaked else 1.0
+    )
+    k = operands.normal(shape.b, shape.hkv, shape.sk, shape.d, dtype=kind, seed=2)
+    v = operands.normal(shape.b, shape.hkv, shape.sk, shape.d, dtype=kind, seed=3)
+    return q, k, v, operands.normal(shape.b, shape.hq, shape.sq, shape.d, dtype=kind, seed=4)
+
+
+def _against_float64(shape: Shape, dtype: str) -> Iterable[Reading]:
+    *qkv, g = inputs(shape, dtype)
+    leaves = [tensor.requires_grad_() for tensor in qkv]
+    out = attend(*leaves, causal=shape.causal)
+    out.backward(g)
+    yield from judge(out.detach(), leaves, g, causal=shape.causal)
+
+
+def judge(
+    out: torch.Tensor, leaves: list[torch.Tensor], g: torch.Tensor, *, causal: bool
+) -> Iterable[Reading]:
+    """Gates (a) and (b) of the output and of each gradient."""
+    reference = attention_reference.compute(*(t.detach() for t in leaves), g, causal=causal)
+    eager = attention_reference.eager(*(t.detach() for t in leaves), g, causal=causal)
+    yield frobenius(out, reference.out, eager[0], factor=FORWARD, name="out frobenius")
+    yield elementwise(out, reference.out, reference.slack[0], name="out elementwise")
+    for index, name in enumerate(GRADIENTS):
+        grad, ref = leaves[index].grad, reference.grads[index]
+        assert grad is not None, f"{name} is missing"
+        yield frobenius(grad, ref, eager[index + 1], factor=BACKWARD, name=f"{name} frobenius")
+        yield elementwise(grad, ref, reference.slack[index + 1], name=f"{name} elementwise")
+
+
+def _uniform(dtype: str) -> Iterable[Reading]:
+    """Equal scores: the output is the mean of the values, a sum of integers over a power of two."""
+    kind = operands.DTYPES[dtype]
+    q = torch.zeros(2, 4, 64, 64, dtype=kind, device=device())
+    k = operands.normal(2, 4, 256, 64, dtype=kind, seed=5)
+    v = operands.integers(2, 4, 256, 64, dtype=kind, seed=6, density=0.3)
+    expected = v.double().mean(dim=2, keepdim=True).expand(2, 4, 64, 64)
+    yield exact(attend(q, k, v, causal=False), expected)
+
+
+def _one_hot(dtype: str) -> Iterable[Reading]:
+    """Scores so far apart that one key takes all: each query must return exactly its own head's value."""
+    kind = operands.DTYPES[dtype]
+    size = 64
+    eye = torch.eye(size, dtype=kind, device=device()).expand(2, 4, size, size)
+    v = operands.counting(2, 4, size, size, dtype=kind, modulus=251)
+    order = torch.arange(size, device=device()).flip(0)
+    yield exact(attend(eye[:, :, order] * 2048, eye, v, causal=False), v[:, :, order], name="full")
+    yield exact(attend(eye * 2048, eye, v, causal=True), v, name="causal diagonal")
+
+
+def _strided_gradient(dtype: str) -> Iterable[Reading]:
+    *qkv, g = inputs(Shape(b=1, causal=True), dtype)
+    strided = g.transpose(1, 2).contiguous().transpose(1, 2)
+    leaves = [tensor.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in qkv]
+    out = attend(*leaves, causal=True)
+    out.backward(strided)
+    yield from judge(out.detach(), leaves, g, causal=True)

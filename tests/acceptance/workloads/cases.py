@@ -1,0 +1,44 @@
+"""Named cases of one family: run each, keep what its gates read, and say which failed.
+
+Comes in: `(name, function)` pairs, each function returning the readings of one case. Goes out: a JSON object
+`{"cases": [{"name", "failures": [...], "margin"}]}` that a test passes to `require`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from workloads.gates import Reading
+
+Case = tuple[str, Callable[[], Iterable[Reading]]]
+
+
+def run(cases: Iterable[Case]) -> dict[str, Any]:
+    """Every case, even after one has failed: a pattern over shapes says more than the first failure."""
+    return {"cases": [_run_one(name, function) for name, function in cases]}
+
+
+def _run_one(name: str, function: Callable[[], Iterable[Reading]]) -> dict[str, Any]:
+    try:
+        readings = tuple(function())
+    except Exception as error:
+        raise RuntimeError(f"case {name} raised {type(error).__name__}: {error}") from error
+    if not readings:
+        raise RuntimeError(f"case {name} read nothing: a case without a gate proves nothing")
+    margins = [
+        reading.got / reading.bound for reading in readings if reading.bound and math.isfinite(reading.got)
+    ]
+    return {
+        "name": name,
+        "failures": [str(reading) for reading in readings if not reading.passed],
+        "margin": max(margins, default=0.0),
+    }
+
+
+def require(report: Mapping[str, Any]) -> None:
+    """Fail with every failing case and its numbers; a report without cases fails as well."""
+    cases = report["cases"]
+    assert cases, "no case ran: nothing was proven"
+    failing = [case for case in cases if case["failures"]]
+    lines = [f"  {case['name']}: {failure}" for case in failing for failure in case["failures"]]
+    assert not failing, "\n".join([f"{len(failing)} of {len(cases)} cases failed", *lines])

@@ -1,0 +1,127 @@
+"""The three numeric gates: tensors in, one `Reading` out of each.
+
+A kernel is judged against float64 by (a) its relative Frobenius error, with a plain eager
+computation of the same precision as the yardstick, (b) a bound on every single element with no
+outlier allowed, and (c) bitwise equality where the operands make every correct order of summation
+exact. One alone is not enough: a zeroed tile passes rules that allow 5 % outliers, one wrong element
+passes (a), and lost keys pass any rule on uniform inputs.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# Bits of the same width as a dtype, for comparisons that must not treat NaN as different from itself.
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one gate saw: `got` may not exceed `bound`, and must be a number."""
+
+    gate: str
+    got: float
+    bound: float
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True only for a finite figure within its bound."""
+        return math.isfinite(self.got) and self.got <= self.bound
+
+    def __str__(self) -> str:
+        """The failure as one line: gate, got, bound, place."""
+        detail = f"; {self.detail}" if self.detail else ""
+        return f"{self.gate}: got {self.got:.4g}, bound {self.bound:.4g}{detail}"
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Largest relative error of one rounding to `dtype`: 2^-8 for bf16, 2^-11 for fp16, 2^-24 for fp32."""
+    return torch.finfo(dtype).eps / 2
+
+
+def frobenius(
+    out: torch.Tensor, ref: torch.Tensor, eager: torch.Tensor, *, factor: float, name: str = "frobenius"
+) -> Reading:
+    """Relative Frobenius error of `out` at most `factor` times that of `eager`.
+
+    The bound never falls under half a unit roundoff of the output: correct rounding alone costs
+    about 0.44 of it.
+    """
+    floor = unit_roundoff(out.dtype) / 2
+    bound = max(factor * relative_error(eager, ref), floor)
+    return Reading(name, relative_error(out, ref), bound)
+
+
+def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
+    """||out - ref|| / ||ref|| in float64; NaN anywhere in `out` gives NaN."""
+    ref = ref.double()
+    error = (out.to(ref.device).double() - ref).norm()
+    return float(error / ref.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def elementwise(
+    out: torch.Tensor, ref: torch.Tensor, slack: torch.Tensor | float, *, name: str = "elementwise"
+) -> Reading:
+    """Every element within u |ref| + slack, where u is the rounding of the output's dtype; no outliers.
+
+    `slack` carries what the summation itself may lose, per element, in the units of the output. The
+    figure is the worst ratio of error to allowance. Non-finite elements must be the same in both.
+    """
+    ref = ref.double()
+    got = out.to(ref.device).double()
+    allowed = unit_roundoff(out.dtype) * ref.abs() + slack + torch.finfo(out.dtype).tiny
+    same = (got == ref) | (got.isnan() & ref.isnan())
+    ratio = torch.where(same, 0.0, (got - ref).abs() / allowed)
+    ratio = ratio.nan_to_num(nan=math.inf, posinf=math.inf)
+    if not ratio.numel():
+        return Reading(name, math.inf, 1.0, "empty output")
+    worst = float(ratio.max())
+    worst = worst if math.isfinite(worst) else torch.finfo(torch.float64).max
+    return Reading(name, worst, 1.0, _place(got, ref, ratio) if worst > 1 else "")
+
+
+def _place(got: torch.Tensor, ref: torch.Tensor, ratio: torch.Tensor) -> str:
+    where = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
+    return (
+        f"{int((ratio > 1).sum())} of {ratio.numel()} elements outside, worst at {where}:"
+        f" got {float(got[where]):.6g}, expected {float(ref[where]):.6g}"
+    )
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes as integers of its own width, in its own shape."""
+    return tensor.contiguous().view(BITS[tensor.element_size()])
+
+
+def exact(out: torch.Tensor, expected: torch.Tensor, *, name: str = "exact") -> Reading:
+    """Bitwise equality (both zeros count as equal); the detail has the first coordinate and its XOR."""
+    if out.shape != expected.shape:
+        return Reading(name, math.inf, 0.0, f"shape {tuple(out.shape)}, expected {tuple(expected.shape)}")
+    expected = expected.to(device=out.device, dtype=out.dtype)
+    wrong = (bits(out) != bits(expected)) & ~(_zeros(out) & _zeros(expected))
+    count = int(wrong.sum())
+    return Reading(name, float(count), 0.0, _first_difference(out, expected, wrong) if count else "")
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.float() if tensor.element_size() == 1 else tensor) == 0
+
+
+def _first_difference(out: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:
+    flat = int(wrong.flatten().to(torch.uint8).argmax())
+    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), wrong.shape))
+    xor = int(bits(out).flatten()[flat]) ^ int(bits(expected).flatten()[flat])
+    width = 8 * out.element_size()
+    return (
+        f"first at {where}: got {float(out[where]):.8g}, expected {float(expected[where]):.8g},"
+        f" XOR 0x{xor & ((1 << width) - 1):0{width // 4}x}"
+    )
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """64-bit weighted sum of the bit patterns: equal tensors agree, a swap or a flipped bit does not."""
+    words = bits(tensor).flatten().to(torch.int64)
+    weights = torch.arange(words.numel(), device=words.device, dtype=torch.int64) * 2 + 1
+    return int((words * weights).sum())

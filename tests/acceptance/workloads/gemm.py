@@ -1,0 +1,176 @@
+"""Matrix multiplication: `mm`, `linear`, `addmm` and `bmm` against float64, forward and backward.
+
+Comes in: a dtype by name and a tier. Goes out: the report of `cases.run`.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from workloads import cases, operands
+from workloads.gates import Reading, elementwise, exact, frobenius, unit_roundoff
+from workloads.reference import float64, precision
+
+EDGES = (1, 7, 17, 127, 129, 1000, 4097)
+SMOKE_SHAPES = ((127, 129, 1000), (1, 17, 129), (129, 1, 7), (17, 127, 1), (7, 129, 4097), (64, 64, 512))
+LAYOUTS = ("NN", "NT", "TN", "TT")
+# Rounding of the accumulated products: fp32 accumulators; TF32 cuts the operands to 11 bits.
+ACCUMULATOR = {"fp32": 2**-24, "tf32": 2**-11, "bf16": 2**-24, "fp16": 2**-24}
+FORWARD, BACKWARD = 2.0, 3.0
+
+
+def check(dtype: str, tier: str) -> dict[str, Any]:
+    """Every case of the family for one dtype; `standard` takes all triples of the edge sizes."""
+    with precision(dtype):
+        return cases.run(_cases(dtype, tier))
+
+
+def _cases(dtype: str, tier: str) -> Iterator[cases.Case]:
+    shapes = SMOKE_SHAPES if tier == "smoke" else tuple(itertools.product(EDGES, repeat=3))
+    for index, (m, n, k) in enumerate(shapes):
+        layout = LAYOUTS[index % 4]
+        yield f"mm {layout} {m}x{n}x{k}", functools.partial(_mm, m, n, k, layout=layout, dtype=dtype)
+    yield "mm exact integers 192x136x4096", functools.partial(_integers, dtype)
+    yield "mm with outliers 96x128x640", functools.partial(_outliers, dtype)
+    yield "mm wide leading dimension, odd offset", functools.partial(_strided, dtype)
+    yield "bmm stride 0", functools.partial(_broadcast, dtype)
+    yield "linear backward 65x127x193", functools.partial(_linear, dtype)
+    yield "addmm beta 0 ignores NaN", functools.partial(_addmm, dtype)
+    yield "NaN and Inf propagate", functools.partial(_nonfinite, dtype)
+
+
+def slack(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
+    """v sqrt(K) ||a_i|| ||b_j||: what summing K products in any order may lose (float64 operands)."""
+    depth = a.shape[-1]
+    if dtype == "tf32":  # the operands themselves are rounded: errors are independent per product
+        return 8 * ACCUMULATOR[dtype] * ((a * a) @ (b * b)).sqrt()
+    norms = a.norm(dim=-1, keepdim=True) * b.norm(dim=-2, keepdim=True)
+    return ACCUMULATOR[dtype] * depth**0.5 * norms
+
+
+def split_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The yardstick: a plain product summed in two halves in float32, rounded once to the operands' dtype."""
+    half = max(1, a.shape[-1] // 2)
+    x, y = (
+        (cut_to_tf32(a), cut_to_tf32(b)) if torch.backends.cuda.matmul.allow_tf32 else (a.float(), b.float())
+    )
+    total = torch.matmul(x[..., :half], y[..., :half, :]) + torch.matmul(x[..., half:], y[..., half:, :])
+    return total.to(a.dtype)
+
+
+def cut_to_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    """float32 rounded to TF32's ten explicit bits."""
+    return ((tensor.float().contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def judge(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    dtype: str,
+    factor: float = FORWARD,
+    name: str = "",
+) -> tuple[Reading, ...]:
+    """Gates (a) and (b) of `out` = a @ b."""
+    x, y = float64(a, b)
+    ref = x @ y
+    allowance = slack(x, y, dtype)
+    return (
+        frobenius(out, ref, split_sum(a, b), factor=factor, name=f"{name}frobenius"),
+        elementwise(out, ref, allowance, name=f"{name}elementwise"),
+    )
+
+
+def operand(rows: int, columns: int, *, transposed: bool, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A normal matrix, stored by columns when transposed."""
+    if transposed:
+        return operands.normal(columns, rows, dtype=dtype, seed=seed).t()
+    return operands.normal(rows, columns, dtype=dtype, seed=seed)
+
+
+def _mm(m: int, n: int, k: int, *, layout: str, dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    a = operand(m, k, transposed=layout[0] == "T", dtype=kind, seed=m * 7 + k)
+    b = operand(k, n, transposed=layout[1] == "T", dtype=kind, seed=n * 11 + k)
+    out, whole = operands.guarded(m, n, dtype=kind)
+    torch.mm(a, b, out=out)
+    yield from judge(out, a, b, dtype=dtype)
+    yield Reading("guard band", operands.guards_touched(out, whole), 0)
+
+
+def _integers(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    a = operands.integers(192, 4096, dtype=kind, seed=1, density=0.15)
+    b = operands.integers(4096, 136, dtype=kind, seed=2, density=0.5)
+    x, y = float64(a, b)
+    yield exact(torch.mm(a, b), x @ y)
+
+
+def _outliers(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    size = 1e4 if kind != torch.float16 else 64.0  # larger products leave fp16's range
+    a = operands.outliers(96, 640, dtype=kind, seed=3, size=size)
+    b = operands.normal(640, 128, dtype=kind, seed=4)
+    yield from judge(torch.mm(a, b), a, b, dtype=dtype)
+
+
+def _strided(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    flat = operands.normal(1 + 65 * 300, dtype=kind, seed=5)[1:]  # begins one element past an aligned address
+    a = flat.view(65, 300)[:, :129]
+    b = operands.normal(129, 200, dtype=kind, seed=6)[:, 3:70]
+    yield from judge(torch.mm(a, b), a, b, dtype=dtype)
+
+
+def _broadcast(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    a = operands.normal(5, 33, 65, dtype=kind, seed=7)
+    b = operands.normal(65, 31, dtype=kind, seed=8).expand(5, 65, 31)
+    yield from judge(torch.bmm(a, b), a, b, dtype=dtype)
+
+
+def _linear(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    x = operands.normal(65, 193, dtype=kind, seed=9).requires_grad_()
+    w = operands.normal(127, 193, dtype=kind, seed=10).requires_grad_()
+    bias = operands.normal(127, dtype=kind, seed=11).requires_grad_()
+    g = operands.normal(65, 127, dtype=kind, seed=12)
+    out = F.linear(x, w, bias)
+    out.backward(g)
+    left, right = (
+        torch.cat((x, torch.ones_like(x[:, :1])), 1).detach(),
+        torch.cat((w, bias[:, None]), 1).detach(),
+    )
+    yield from judge(out.detach(), left, right.t(), dtype=dtype, name="forward ")
+    yield from judge(x.grad, g, w.detach(), dtype=dtype, factor=BACKWARD, name="dx ")
+    yield from judge(w.grad, g.t(), x.detach(), dtype=dtype, factor=BACKWARD, name="dw ")
+    yield _bias_gradient(bias.grad, g)
+
+
+def _bias_gradient(grad: torch.Tensor, g: torch.Tensor) -> Reading:
+    (ref,) = float64(g)
+    return elementwise(
+        grad, ref.sum(0), unit_roundoff(torch.float32) * len(ref) * ref.norm(dim=0), name="dbias"
+    )
+
+
+def _addmm(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    a = operands.normal(33, 129, dtype=kind, seed=13)
+    b = operands.normal(129, 47, dtype=kind, seed=14)
+    ignored = operands.with_nan(torch.empty(33, 47, dtype=kind, device=a.device))
+    yield from judge(torch.addmm(ignored, a, b, beta=0), a, b, dtype=dtype)
+
+
+def _nonfinite(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    a = operands.integers(16, 64, dtype=kind, seed=15, density=0.5)
+    b = torch.ones(64, 16, dtype=kind, device=a.device)
+    a[3, 5], a[7, 9] = float("nan"), float("inf")
+    x, y = float64(a, b)
+    yield elementwise(torch.mm(a, b), x @ y, slack=1e-6, name="non-finite")

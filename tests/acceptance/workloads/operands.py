@@ -1,0 +1,71 @@
+"""Input data for numeric checks: seeded tensors with the distributions that make faults visible.
+
+Never uniform(0, 1): its mean dominates every sum, so that attention with 16 of 1024 keys lost stays
+within 1.9 times the error of a healthy low-precision kernel; normal inputs give 25 times, a peaked
+softmax 51 times.
+"""
+
+import torch
+
+from workloads import device
+
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def generator(seed: int, on: torch.device | None = None) -> torch.Generator:
+    """A generator of its own, so that one case's data never depends on which cases ran before."""
+    return torch.Generator(on or device()).manual_seed(seed)
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """N(0, scale) in `dtype`: rounded once, so that the reference sees the same operands."""
+    values = torch.randn(shape, generator=generator(seed), device=device(), dtype=torch.float32)
+    return (values * scale).to(dtype)
+
+
+def outliers(*shape: int, dtype: torch.dtype, seed: int, size: float = 1e4) -> torch.Tensor:
+    """Normal, with one row and one column of large magnitude, as activations of trained models have them."""
+    values = normal(*shape, dtype=dtype, seed=seed)
+    values[..., shape[-2] // 3, :] *= size
+    values[..., :, shape[-1] // 2] *= size**0.5
+    return values
+
+
+def integers(*shape: int, dtype: torch.dtype, seed: int, density: float) -> torch.Tensor:
+    """Sparse values of -1, 0 and 1: sums of thousands of their products are exact in bf16, in any order."""
+    kind = torch.rand(shape, generator=generator(seed), device=device())
+    return ((kind < density).to(dtype) - (kind < density / 2).to(dtype) * 2).to(dtype)
+
+
+def counting(*shape: int, dtype: torch.dtype, modulus: int, step: int = 7) -> torch.Tensor:
+    """Element i holds (step * i) mod modulus: a value out of place shows as a wrong value."""
+    count = int(torch.Size(shape).numel())
+    index = torch.arange(count, device=device(), dtype=torch.int64)
+    return ((index * step) % modulus).reshape(shape).to(dtype)
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, every element NaN: an output that a kernel does not write stays visible."""
+    return tensor.fill_(float("nan"))
+
+
+def guarded(
+    *shape: int, dtype: torch.dtype, guard: int = 64, offset: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A NaN-filled view, and the buffer around it: `guard` elements on each side, `offset` more before."""
+    count = int(torch.Size(shape).numel())
+    whole = torch.full((count + 2 * guard + offset,), float("nan"), device=device(), dtype=dtype)
+    start = guard + offset
+    return whole[start : start + count].view(shape), whole
+
+
+def guards_touched(view: torch.Tensor, whole: torch.Tensor) -> int:
+    """How many elements around `view` no longer hold the NaN they were filled with."""
+    start = view.storage_offset() - whole.storage_offset()
+    outside = torch.cat((whole[:start], whole[start + view.numel() :]))
+    return int((~outside.isnan()).sum())
