@@ -1,0 +1,36 @@
+"""The fixtures of the acceptance suites; what each one means is written in harness/fixtures.py.
+
+Checks are marked `gpus(n, perf=…)` and `tier(…)`, and ask for `on_device`, `launch` and `record_metric`.
+"""
+
+from harness.check import invalid
+from harness.fixtures import (
+    _leased_when_marked,
+    acceptance,
+    check,
+    device_model,
+    device_row,
+    devices,
+    host,
+    launch,
+    lease,
+    on_device,
+    record_metric,
+    vendor,
+)
+
+__all__ = [
+    "_leased_when_marked",
+    "acceptance",
+    "check",
+    "device_model",
+    "device_row",
+    "devices",
+    "host",
+    "invalid",
+    "launch",
+    "lease",
+    "on_device",
+    "record_metric",
+    "vendor",
+]

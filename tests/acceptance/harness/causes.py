@@ -1,0 +1,43 @@
+"""What a failed figure most likely means. In: a metric's name. Out: causes in words, and the next command to type.
+
+The pictures of faults are those of nccl-tests issues and of both vendors' acceptance guides (docs/checks).
+"""
+
+from collections.abc import Mapping
+
+COLLECTIVE = (
+    "peer access off, falling back to host memory (NCCL_DEBUG=INFO says SHM instead of P2P)",
+    "PCIe ACS or IOMMU translation between the devices",
+    "one link down: see test_devices.py::test_every_pair_is_linked and the P2P matrix",
+    "a throttled or power-capped device, which slows every ring",
+    "a stray NCCL_* or RCCL_* variable or nccl.conf: see `environment` in result.json",
+)
+CAUSES: Mapping[str, tuple[str, ...]] = {
+    "gemm_tflops": ("throttling or a lowered power cap", "another BLAS backend than expected", "another job"),
+    "copy_gb_per_s": ("throttling", "ECC repair in progress", "another job on the device"),
+    "attention": ("another attention backend than expected", "throttling", "another job on the device"),
+    "all_": COLLECTIVE,
+    "reduce_scatter": COLLECTIVE,
+    "p2p": COLLECTIVE,
+    "h2d": ("PCIe link narrower or slower than the slot", "wrong NUMA node", "memory not pinned"),
+    "d2h": ("PCIe link narrower or slower than the slot", "wrong NUMA node", "memory not pinned"),
+    "train": (
+        "a slower attention backend",
+        "a graph break",
+        "collectives or the GEMM low as well",
+        "throttling",
+    ),
+}
+
+
+def likely(metric: str) -> tuple[str, ...]:
+    """Causes to look at first."""
+    for prefix, causes in CAUSES.items():
+        if metric.startswith(prefix):
+            return causes
+    return ()
+
+
+def next_command(check: str, vendor: str) -> str:
+    """How to repeat one check with everything shown."""
+    return f"pytest 'tests/acceptance/{check}' --gpu-vendor {vendor} -x -vv"

@@ -1,0 +1,172 @@
+"""What one check measured and saw. In: calls of the fixtures. Out: metrics with their verdicts, and evidence."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+from vendors import Sample, VendorName, is_known
+
+from harness import thresholds
+
+NO_BOUND_ON_CPU = "none: the cpu vendor proves the flow and the numerics, never the speed of a GPU"
+MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
+
+
+class InvalidRun(pytest.fail.Exception):
+    """The machine was throttled, shared or unfit: the check says nothing of the image."""
+
+
+def invalid(reason: str) -> None:
+    """End the check as `invalid`: neither passed nor failed."""
+    raise InvalidRun(reason, pytrace=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One figure and what its bound said of it."""
+
+    name: str
+    value: float | None
+    unit: str
+    repeats: tuple[float | None, ...]
+    conditions: Mapping[str, Any]
+    direction: Literal["min", "max"] | None = None
+    bound: float | None = None
+    ceiling: float | None = None
+    source: str | None = None
+    verdict: MetricVerdict = "recorded"
+
+
+@dataclass
+class Check:
+    """The state of the check that is running."""
+
+    vendor: VendorName
+    model: str
+    devices: tuple[str, ...] = ()
+    count: int = 1
+    metrics: list[Metric] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+    def record(
+        self,
+        name: str,
+        value: float,
+        *,
+        unit: str,
+        repeats: Sequence[float] = (),
+        conditions: Mapping[str, Any] | None = None,
+        gate: bool = False,
+    ) -> None:
+        """Keep a figure; with `gate` a missing, unfinished or violated bound fails the check at its end."""
+        given = {"devices": self.count, **(conditions or {})}
+        entry = self._threshold(name, unit, given)
+        verdict = self._verdict(name, value, unit, given, entry, gate=gate)
+        self.metrics.append(
+            Metric(
+                name=name,
+                value=finite(value),
+                unit=unit,
+                repeats=tuple(finite(repeat) for repeat in repeats),
+                conditions=given,
+                direction=entry.direction if entry else None,
+                bound=entry.bound if entry else None,
+                ceiling=entry.ceiling if entry else None,
+                source=self._source(entry, gate=gate),
+                verdict=verdict,
+            )
+        )
+
+    def conclude(self) -> None:
+        """Raise what the check's own assertions did not: an unfit machine first, then violated bounds."""
+        if self.unfit:
+            invalid("; ".join(dict.fromkeys(self.unfit)))
+        if self.violations:
+            pytest.fail("\n".join(self.violations), pytrace=False)
+
+    def telemetry(self) -> dict[str, Any]:
+        """The samples taken beside a performance check, in figures."""
+        clocks = [float(sample.clock_mhz) for sample in self.samples if is_known(sample.clock_mhz)]
+        watts = [float(sample.power_w) for sample in self.samples if is_known(sample.power_w)]
+        reasons = sorted({reason for sample in self.samples for reason in (*sample.unfit, *sample.normal)})
+        return {
+            "samples": len(self.samples),
+            "clock_mhz_median": statistics.median(clocks) if clocks else None,
+            "clock_mhz_min": min(clocks, default=None),
+            "power_w_median": statistics.median(watts) if watts else None,
+            "power_w_max": max(watts, default=None),
+            "throttle": reasons,
+        }
+
+    def _threshold(self, name: str, unit: str, conditions: Mapping[str, Any]) -> thresholds.Threshold | None:
+        entries = thresholds.load(thresholds.path_of(self.vendor, self.model))
+        entry = thresholds.find(entries, name, conditions)
+        if entry is not None and entry.unit != unit:
+            raise ValueError(f"{name} is recorded in {unit!r} and its threshold is in {entry.unit!r}")
+        return entry
+
+    def _verdict(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        conditions: Mapping[str, Any],
+        entry: thresholds.Threshold | None,
+        *,
+        gate: bool,
+    ) -> MetricVerdict:
+        where = f"{self.model} x{self.count}"
+        if not math.isfinite(value):
+            self.violations.append(f"{name} is {value} {unit} on {where}: not a number, never a pass")
+            return "fail"
+        if entry is not None and (not gate or entry.accepts(value)):
+            return "pass" if entry.accepts(value) and gate else "recorded"
+        if entry is not None:
+            self.violations.append(_violation(name, value, conditions, entry, where))
+            return "fail"
+        if not gate or self.vendor == "cpu":
+            return "recorded"
+        self.violations.append(_no_threshold(name, value, unit, conditions, self.vendor, self.model))
+        return "no_threshold"
+
+    def _source(self, entry: thresholds.Threshold | None, *, gate: bool) -> str | None:
+        if entry is not None:
+            return f"{entry.file}: {entry.source}"
+        return NO_BOUND_ON_CPU if gate and self.vendor == "cpu" else None
+
+
+def finite(value: float) -> float | None:
+    """The value for JSON: null where it is not a number."""
+    return value if math.isfinite(value) else None
+
+
+def _violation(
+    name: str, value: float, conditions: Mapping[str, Any], entry: thresholds.Threshold, where: str
+) -> str:
+    sign = "<" if entry.direction == "min" else ">"
+    share = f"{value / entry.ceiling:.0%} of the ceiling {entry.ceiling:g}"
+    return (
+        f"{name} {value:.4g} {entry.unit} {sign} {entry.bound:g} {entry.unit} on {where} ({share})\n"
+        f"  with {_words(conditions)}\n  bound from {entry.file}: {entry.source}"
+    )
+
+
+def _no_threshold(
+    name: str, value: float, unit: str, conditions: Mapping[str, Any], vendor: VendorName, model: str
+) -> str:
+    path = thresholds.path_of(vendor, model)
+    return (
+        f"{name} {value:.4g} {unit} has no bound for {_words(conditions)} on {model}: add an entry to "
+        f"{path.relative_to(thresholds.FOLDER.parent)} (stackcheck baseline proposes one)"
+    )
+
+
+def _words(conditions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in conditions.items())

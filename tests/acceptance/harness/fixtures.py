@@ -1,0 +1,296 @@
+"""The fixtures that checks use. In: the session. Out: leased devices, calls into children, and kept figures."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import vendors
+from vendors import Absence, Device, Host
+
+from harness import launch as launcher
+from harness import leases, models
+from harness.check import Check
+from harness.monitor import Sampler
+from harness.session import CHECK, AcceptanceSession, device_names
+from harness.worker import WorkloadError
+
+CLEAN_SLACK_BYTES = 2 << 30  # a context of another rank of ours; Primus draws the same line
+CLEAN_WAIT_S = 30.0
+
+
+class RecordMetric(Protocol):
+    """Keep a figure of the check."""
+
+    def __call__(
+        self,
+        name: str,
+        value: float,
+        *,
+        unit: str,
+        repeats: Sequence[float] = (),
+        conditions: Mapping[str, Any] | None = None,
+        gate: bool = False,
+    ) -> None: ...
+
+
+class OnDevice(Protocol):
+    """Run a function of tests/acceptance/workloads in the process that owns the leased devices."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        timeout_s: float = 120,
+        env: Mapping[str, str] | None = None,
+        **kwargs: object,
+    ) -> Any: ...
+
+
+class Launch(Protocol):
+    """Run a program under torchrun and return the JSON line of rank 0."""
+
+    def __call__(
+        self,
+        program: str | Path,
+        *args: object,
+        nproc: int,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]: ...
+
+
+@pytest.fixture(scope="session")
+def acceptance(pytestconfig: pytest.Config) -> AcceptanceSession:
+    """The run: its options, its monitor and its worker."""
+    plugin = pytestconfig.pluginmanager.get_plugin("stackcheck-acceptance")
+    assert isinstance(plugin, AcceptanceSession)
+    return plugin
+
+
+@pytest.fixture(scope="session")
+def vendor(acceptance: AcceptanceSession) -> vendors.Vendor:
+    """The vendor's module."""
+    return vendors.module(acceptance.vendor)
+
+
+@pytest.fixture(scope="session")
+def host(acceptance: AcceptanceSession) -> Host:
+    """The machine as it was before the first check."""
+    assert acceptance.host is not None
+    return acceptance.host
+
+
+@pytest.fixture(scope="session")
+def devices(acceptance: AcceptanceSession) -> tuple[Device, ...]:
+    """The physical devices that this run may use."""
+    return acceptance.devices
+
+
+@pytest.fixture(scope="session")
+def device_model(acceptance: AcceptanceSession) -> str:
+    """The product: "H200", "MI300X", "CPU"."""
+    return acceptance.model
+
+
+@pytest.fixture(scope="session")
+def device_row(acceptance: AcceptanceSession) -> Mapping[str, Any]:
+    """The product's row of devices.json: peaks, memory, links."""
+    try:
+        return models.identify(acceptance.vendor, acceptance.devices[0])
+    except models.UnknownDeviceError as error:
+        return pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def check(request: pytest.FixtureRequest) -> Check:
+    """The state of the running check."""
+    return request.node.stash[CHECK]
+
+
+@pytest.fixture(autouse=True)
+def _leased_when_marked(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpus"):
+        request.getfixturevalue("lease")
+
+
+@pytest.fixture
+def lease(
+    request: pytest.FixtureRequest, acceptance: AcceptanceSession, check: Check
+) -> Iterator[leases.Lease]:
+    """The devices of this check, with the machine's state read before and after."""
+    mark = request.node.get_closest_marker("gpus")
+    count = mark.args[0] if mark else 1
+    options = mark.kwargs if mark else {}
+    alone = bool(options.get("perf") or options.get("exclusive"))
+    if acceptance.vendor == "cpu":
+        wanted = 1  # n gloo ranks share the one machine
+    elif (wanted := count) > len(acceptance.devices):
+        pytest.skip(f"needs {count} devices, {len(acceptance.devices)} visible")
+    with leases.hold(acceptance.lease_dir, acceptance.devices, wanted, alone=alone) as held:
+        check.devices, check.count = device_names(held.devices), count
+        check.before = evidence(acceptance.monitor.read(), held.devices)
+        with _sampled(acceptance, held, check, perf=bool(options.get("perf"))):
+            yield held
+        check.after = evidence(acceptance.monitor.read(), held.devices)
+        problems = newly_unfit(check.before, check.after)
+        if problems:
+            check.unfit.extend(problems)
+            check.conclude()
+
+
+@pytest.fixture
+def record_metric(check: Check) -> RecordMetric:
+    """Put a figure into result.json; with `gate=True` its bound judges the check."""
+    return check.record
+
+
+@pytest.fixture
+def on_device(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.Lease) -> OnDevice:
+    """Run `workloads` functions on the leased devices."""
+
+    def call(
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        timeout_s: float = 120,
+        env: Mapping[str, str] | None = None,
+        **kwargs: object,
+    ) -> Any:
+        name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+        environment = {**vendor.child_environment(lease.devices), **(env or {})}
+        with _failing(acceptance, lease):
+            return acceptance.worker.call(name, kwargs, environment=environment, timeout_s=timeout_s)
+
+    return call
+
+
+@pytest.fixture
+def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.Lease) -> Launch:
+    """Run torchrun programs on the leased devices."""
+
+    def run(
+        program: str | Path,
+        *args: object,
+        nproc: int,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        with _failing(acceptance, lease):
+            return launcher.launch(
+                program,
+                [str(argument) for argument in args],
+                nproc=nproc,
+                environment={**vendor.child_environment(lease.devices), **(env or {})},
+                timeout_s=timeout_s,
+                folder=acceptance.result_dir / "children",
+            )
+
+    return run
+
+
+def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
+    """What says whether these devices are fit: throttling, memory errors, processes. Keys are device indices."""
+    leased = {device.index for device in devices}
+    return {str(device.index): _state(device) for device in host.devices if device.index in leased}
+
+
+def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What got worse between two readings of the same devices, in words."""
+    found = []
+    for index, late in after.items():
+        early = before.get(index, late)
+        found += [f"device {index} throttled: {reason}" for reason in late["unfit"]]
+        found += [
+            f"device {index} throttled during the check: {name} grew from {early['accumulators'].get(name)} to {value}"
+            for name, value in late["accumulators"].items()
+            if _grew(early["accumulators"].get(name), value)
+        ]
+        if _grew(early["uncorrectable"], late["uncorrectable"]):
+            found.append(f"device {index} counted uncorrectable memory errors during the check")
+    return found
+
+
+def _state(device: Device) -> dict[str, Any]:
+    processes = device.processes
+    return {
+        "unfit": list(device.throttle.unfit),
+        "normal": list(device.throttle.normal),
+        "throttle_reading": _plain(device.throttle.reading),
+        "accumulators": {name: _plain(value) for name, value in device.throttle.accumulators.items()},
+        **{name: _plain(value) for name, value in asdict(device.ecc).items()},
+        "temperature_c": _plain(device.temperature_c),
+        "clock_mhz": _plain(device.clock_mhz),
+        "power_w": _plain(device.power.draw_w),
+        "memory_used_bytes": _plain(device.memory_used_bytes),
+        "processes": str(processes)
+        if isinstance(processes, Absence)
+        else [process.pid for process in processes],
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Absence) else value
+
+
+def _grew(early: object, late: object) -> bool:
+    numbers = isinstance(early, int | float) and isinstance(late, int | float)
+    return numbers and late > early  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def _sampled(
+    acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool
+) -> Iterator[None]:
+    if not perf or acceptance.vendor == "cpu":
+        yield
+        return
+    sampler = Sampler(acceptance.monitor, [device.index for device in held.devices]).start()
+    try:
+        yield
+    finally:
+        check.samples = list(sampler.finish())
+        check.unfit += sorted(
+            {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.unfit}
+        )
+
+
+@contextlib.contextmanager
+def _failing(acceptance: AcceptanceSession, lease: leases.Lease) -> Iterator[None]:
+    problem = ""
+    try:
+        yield
+    except WorkloadError as error:
+        problem = "\n".join(filter(None, (str(error), _left_behind(acceptance, lease))))
+    if problem:  # raised outside the handler, so that the report shows one failure and not a chain
+        pytest.fail(problem, pytrace=False)
+
+
+def _left_behind(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
+    """Words for memory that a killed child left on a leased device; empty when it is clean."""
+    if acceptance.vendor == "cpu":
+        return ""
+    assert acceptance.host is not None
+    start = {device.index: device.memory_used_bytes for device in acceptance.host.devices}
+    deadline = time.monotonic() + CLEAN_WAIT_S
+    while dirty := _dirty(acceptance.monitor.read(), lease, start):
+        if time.monotonic() > deadline:
+            return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them before another run"
+        time.sleep(1)
+    return ""
+
+
+def _dirty(host: Host, lease: leases.Lease, start: Mapping[int, Any]) -> list[int]:
+    leased = {device.index for device in lease.devices}
+    return [
+        device.index
+        for device in host.devices
+        if device.index in leased
+        and isinstance(device.memory_used_bytes, int)
+        and isinstance(start.get(device.index), int)
+        and device.memory_used_bytes > start[device.index] + CLEAN_SLACK_BYTES
+    ]

@@ -1,0 +1,78 @@
+"""Multi-process workloads. In: a program for torchrun. Out: the JSON line of rank 0, or a failure with its causes."""
+
+import json
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import processes
+from harness.worker import WorkloadError
+
+WORKLOADS = processes.ACCEPTANCE / "workloads"
+TRAINERS = processes.ACCEPTANCE.parent.parent / "trainers"
+RANK = Path(__file__).with_name("rank.py")
+
+
+def launch(
+    program: str | Path,
+    arguments: Sequence[str],
+    *,
+    nproc: int,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    folder: Path,
+) -> dict[str, Any]:
+    """Run a program under torchrun. Raises `WorkloadError` on a hang, a failed rank, or no JSON line."""
+    token = uuid.uuid4().hex
+    home = folder / f"launch-{Path(program).stem}-{token[:8]}"
+    home.mkdir(parents=True)
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc), str(RANK))
+    process = processes.start(
+        processes.python(*run, str(find(program)), *arguments),
+        env=processes.environment({**_recorder(home), **environment}, token, home),
+        stdout=home / "stdout.txt",
+        stderr=home / "stderr.txt",
+    )
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        stacks = processes.keep_stacks(home)
+        raise WorkloadError(
+            f"{program} on {nproc} ranks did not end in {timeout_s:g} s; stacks and flight recorder in {home}\n{stacks}"
+        ) from None
+    finally:
+        processes.kill(token, process)
+    if code:
+        last = processes.tail(home / "stderr.txt", 40)
+        raise WorkloadError(f"{program} {processes.end_of(code)}; output in {home}\n{last}")
+    return last_record(home / "stdout.txt", program)
+
+
+def find(program: str | Path) -> Path:
+    """The file of a program: absolute, of workloads/, or of trainers/."""
+    for path in (Path(program), WORKLOADS / program, TRAINERS / program):
+        if path.is_absolute() and path.is_file():
+            return path
+    raise WorkloadError(f"no program {program}: looked in {WORKLOADS} and {TRAINERS}")
+
+
+def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
+    """The last {...} line of a program's output."""
+    for line in reversed(stdout.read_text(errors="replace").splitlines()):
+        if line.startswith("{") and line.endswith("}"):
+            record: dict[str, Any] = json.loads(line)
+            return record
+    raise WorkloadError(
+        f"{program} ended without its JSON line; output in {stdout.parent}\n{processes.tail(stdout)}"
+    )
+
+
+def _recorder(home: Path) -> dict[str, str]:
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(home / "flight-recorder-"),
+        "OMP_NUM_THREADS": "1",
+    }

@@ -1,0 +1,104 @@
+"""Who may use which device: file locks, one per physical device. In: a wish. Out: a held `Lease`.
+
+The directory may be shared between containers: locks are flocks, so a killed holder leaves nothing behind. A
+turnstile makes waiting fair: whoever waits holds it, so that eight devices are not starved by checks that want one.
+Correctness holds the machine's lock shared and performance holds it alone.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vendors import Device
+
+POLL_S = 0.05
+WAIT_S = 2 * 3600.0  # a soak check of another worker may hold a device this long
+
+
+class LeaseError(Exception):
+    """The lock directory cannot be used, or a device was not freed in time."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Devices that are ours until the context ends, in index order."""
+
+    devices: tuple[Device, ...]
+    alone: bool
+
+
+def default_folder() -> Path:
+    """Where locks live when nobody says: one place per machine and user."""
+    return Path(tempfile.gettempdir()) / f"stackcheck-leases-{os.getuid()}"
+
+
+def device_key(device: Device) -> str:
+    """The lock's name: UUID and bus address, which survive renumbering and both kinds of visibility."""
+    return hashlib.sha256(f"{device.uuid} {device.bdf}".encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def hold(
+    folder: Path, devices: Sequence[Device], count: int, *, alone: bool, wait_s: float = WAIT_S
+) -> Iterator[Lease]:
+    """Hold `count` of the devices. Raises `LeaseError` after `wait_s`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_s
+    with contextlib.ExitStack() as held:
+        with _locked(folder / "turnstile.lock", fcntl.LOCK_EX, deadline):
+            how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+            held.enter_context(_locked(folder / "machine.lock", how, deadline))
+            chosen = _take(held, folder, devices, count, deadline)
+        yield Lease(devices=chosen, alone=alone)
+
+
+def _take(
+    held: contextlib.ExitStack, folder: Path, devices: Sequence[Device], count: int, deadline: float
+) -> tuple[Device, ...]:
+    taken: dict[int, Device] = {}
+    while len(taken) < count:
+        for device in devices:
+            if len(taken) == count or device.index in taken:
+                continue
+            descriptor = _try_lock(folder / f"device-{device_key(device)}.lock", fcntl.LOCK_EX)
+            if descriptor is not None:
+                held.callback(os.close, descriptor)
+                taken[device.index] = device
+        if len(taken) < count:
+            _wait(deadline, f"{count} of {len(devices)} devices in {folder}")
+    return tuple(taken[index] for index in sorted(taken))
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int, deadline: float) -> Iterator[None]:
+    while (descriptor := _try_lock(path, how)) is None:
+        _wait(deadline, str(path))
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(path: Path, how: int) -> int | None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise LeaseError(f"{path}: {error.strerror}; name a writable folder with --lease-dir") from error
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _wait(deadline: float, what: str) -> None:
+    if time.monotonic() > deadline:
+        raise LeaseError(f"{what} was not free in time: another run holds it (see `fuser` on the lock file)")
+    time.sleep(POLL_S)

@@ -1,0 +1,141 @@
+"""The machine as the vendor's library sees it, read in a child with a timeout. In: a vendor. Out: `vendors.Host`.
+
+A wedged driver hangs inside the library, so the library never runs in this process. The child lives on between
+readings; after a timeout it is killed and the next reading starts another.
+"""
+
+import os
+import pickle
+import select
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from vendors import Host, Sample, VendorAbsentError, VendorName
+
+from harness import processes
+
+TIMEOUT_S = 60.0  # as AMD's own command line waits for its library
+
+
+class MonitorError(Exception):
+    """The library did not answer, or failed in a way that is not about absence."""
+
+
+class Monitor:
+    """One child; calls are serialised, as libraries of both vendors promise nothing about threads."""
+
+    def __init__(self, vendor: VendorName, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.vendor = vendor
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = self._answers = -1
+        self._token = uuid.uuid4().hex
+        self._folder = Path(tempfile.mkdtemp(prefix="stackcheck-monitor-"))
+
+    def read(self) -> Host:
+        """The whole host. Raises `VendorAbsentError` or `MonitorError`."""
+        host: Host = self._call("read")  # type: ignore[assignment]
+        return host
+
+    def sample(self, indices: Sequence[int]) -> tuple[Sample, ...]:
+        """What moves under load."""
+        samples: tuple[Sample, ...] = self._call("sample", tuple(indices))  # type: ignore[assignment]
+        return samples
+
+    def stop(self) -> None:
+        """End the child."""
+        if self._process is not None:
+            os.close(self._requests)
+            os.close(self._answers)
+            processes.kill(self._token, self._process)
+            self._process = None
+
+    def _call(self, *request: object) -> object:
+        with self._lock:
+            if self._process is None:
+                self._start()
+            try:
+                os.write(self._requests, pickle.dumps(request))
+                answer = self._read(time.monotonic() + self.timeout_s)
+            except (BrokenPipeError, EOFError):
+                last = processes.tail(self._folder / "stderr.txt")
+                self.stop()
+                raise MonitorError(f"the {self.vendor} library ended its process:\n{last}") from None
+            except TimeoutError:
+                self.stop()
+                raise MonitorError(
+                    f"the {self.vendor} library did not answer in {self.timeout_s:g} s: the driver is wedged; "
+                    "look at dmesg, then reset the device or reboot"
+                ) from None
+        if isinstance(answer, VendorAbsentError):
+            raise answer
+        if isinstance(answer, RuntimeError):
+            raise MonitorError(str(answer))
+        return answer
+
+    def _read(self, deadline: float) -> object:
+        buffered = b""
+        while True:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            chunk = os.read(self._answers, 1 << 20)
+            if not chunk:
+                raise EOFError
+            buffered += chunk
+            if not buffered.endswith(b"."):  # a pickle ends with its STOP opcode
+                continue
+            try:
+                return pickle.loads(buffered)
+            except (pickle.UnpicklingError, EOFError):  # a dot in the middle of one
+                continue
+
+    def _start(self) -> None:
+        child_reads, self._requests = os.pipe()
+        self._answers, child_writes = os.pipe()
+        self._process = processes.start(
+            processes.python("-m", "vendors.child", self.vendor, str(child_reads), str(child_writes)),
+            env=processes.environment({}, self._token, self._folder),
+            stdout=self._folder / "stdout.txt",
+            stderr=self._folder / "stderr.txt",
+            pass_fds=(child_reads, child_writes),
+        )
+        os.close(child_reads)
+        os.close(child_writes)
+
+
+class Sampler:
+    """Samples devices ten times a second from `start` to `finish`, beside a performance check."""
+
+    PERIOD_S = 0.1
+
+    def __init__(self, monitor: Monitor, indices: Sequence[int]) -> None:
+        self.monitor = monitor
+        self.indices = tuple(indices)
+        self.samples: list[Sample] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> "Sampler":
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def finish(self) -> tuple[Sample, ...]:
+        """End and return what was seen."""
+        self._done.set()
+        self._thread.join(self.monitor.timeout_s)
+        return tuple(self.samples)
+
+    def _run(self) -> None:
+        while not self._done.wait(self.PERIOD_S):
+            try:
+                self.samples.extend(self.monitor.sample(self.indices))
+            except (MonitorError, VendorAbsentError):
+                return  # the reading after the check says what happened; there is no figure to add here

@@ -1,0 +1,116 @@
+"""Child processes that can always be ended, with every Python stack kept. In: a command. Out: its end.
+
+torchrun gives each rank a session of its own, so a process group is not enough: every child carries a token
+in its environment, and whoever carries it is ours to signal and to kill.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ACCEPTANCE = Path(__file__).resolve().parent.parent
+TOKEN = "STACKCHECK_CHILD"
+STACKS = "STACKCHECK_STACKS"
+STACK_SIGNAL = signal.SIGUSR1
+
+
+def environment(extra: Mapping[str, str], token: str, stacks: Path) -> dict[str, str]:
+    """The environment of a child: ours, `extra`, the suites on its path, and where its stacks go."""
+    path = os.pathsep.join(filter(None, (str(ACCEPTANCE), os.environ.get("PYTHONPATH"))))
+    ours = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return {**inherited, **ours, **extra, TOKEN: token, STACKS: str(stacks)}
+
+
+def start(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own, its output going to files."""
+    with stdout.open("ab") as out, stderr.open("ab") as err:
+        return subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+
+
+def carrying(token: str) -> list[int]:
+    """The pids of living processes that carry this token."""
+    wanted = f"{TOKEN}={token}".encode()
+    return [pid for pid in _pids() if wanted in _environ(pid)]
+
+
+def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
+    """Ask every process that said so for its Python stacks, and return them as text."""
+    asked = [path for path in sorted(stacks.glob("*.pid")) if _signal(int(path.read_text()), STACK_SIGNAL)]
+    (stacks / "dump").touch()  # harness.rank writes the collective flight recorder when it sees this
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and not all(_stack_file(path).stat().st_size for path in asked):
+        time.sleep(0.05)
+    time.sleep(0.3)  # a stack is written frame by frame
+    return "\n".join(f"--- {path.stem}\n{_stack_file(path).read_text()}" for path in asked)
+
+
+def kill(token: str, child: subprocess.Popen[bytes] | None = None, *, wait_s: float = 10.0) -> list[int]:
+    """Kill whoever carries the token, and return who would not die (a process stuck in the driver)."""
+    deadline = time.monotonic() + wait_s
+    while (alive := carrying(token)) and time.monotonic() < deadline:
+        for pid in alive:
+            _signal(pid, signal.SIGKILL)
+        if child is not None:
+            child.poll()
+        time.sleep(0.05)
+    if child is not None and not alive:
+        child.wait(wait_s)
+    return alive
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a child's output."""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+
+def end_of(code: int) -> str:
+    """How a process ended, in words."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
+def python(*arguments: str) -> list[str]:
+    """A command of this interpreter."""
+    return [sys.executable, *arguments]
+
+
+def _stack_file(pid_file: Path) -> Path:
+    return pid_file.with_suffix(".stack.txt")
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # gone, a zombie, or another user's: not ours
+        return []
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

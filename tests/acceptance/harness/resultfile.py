@@ -1,0 +1,200 @@
+"""The writer of result.json, schema 1. In: check records as they end. Out: one file, whole at every moment.
+
+`state` is "running" from before the first check, so that a run that dies says so; "crashed" when pytest itself was
+interrupted; "finished" only at an ordinary end.
+"""
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vendors import Absence, Host, VendorName
+
+from harness import models
+
+TESTS = Path(__file__).resolve().parent.parent.parent
+WRITE_PERIOD_S = 1.0
+ENVIRONMENT = (
+    *("NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_", "MIOPEN_"),
+    *("NVIDIA_", "AMD_", "MSCCL", "TRITON_", "FLASH_ATTENTION_", "OMP_", "UCX_", "GLOO_"),
+)
+PACKAGES = (
+    "torch",
+    "triton",
+    "pytorch-triton-rocm",
+    "flash-attn",
+    "torchao",
+    "transformer-engine",
+    "numpy",
+    "pytest",
+)
+
+
+class ResultFile:
+    """The file of one run."""
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {**head, "checks": []}
+        self._written = 0.0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.write()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Append a check's record; the file follows within a second."""
+        self.content["checks"].append(dict(record))
+        if time.monotonic() - self._written > WRITE_PERIOD_S:
+            self.write()
+
+    def finish(self, *, crashed: bool, selection: Mapping[str, Any]) -> None:
+        """The last word."""
+        self.content |= {"state": "crashed" if crashed else "finished", "finished": now()}
+        self.content["selection"] |= selection
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file in one step."""
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.content, indent=1, allow_nan=False), encoding="utf-8")
+        partial.replace(self.path)
+        self._written = time.monotonic()
+
+
+def now() -> str:
+    """The time, as RFC 3339 in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def head(
+    *,
+    vendor: VendorName,
+    tier: str,
+    run_id: str,
+    told: Mapping[str, Any],
+    host: Host | None,
+    arguments: list[str],
+) -> dict[str, Any]:
+    """Everything but the checks; what run.json told wins over what this process can find out."""
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "state": "running",
+        "started": now(),
+        "finished": None,
+        "tier": tier,
+        "stack_id": told.get("stack_id"),
+        "image": told.get("image"),
+        "inputs": told.get("inputs") or inputs(),
+        "host": told.get("host") or describe(vendor, host),
+        "software": software(),
+        "environment": {
+            name: os.environ[name] for name in sorted(os.environ) if name.startswith(ENVIRONMENT)
+        },
+        "selection": {"arguments": arguments, "collected": 0, "deselected": 0},
+    }
+
+
+def software() -> dict[str, str]:
+    """Versions of what matters, by package metadata: importing torch here would take a second."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def inputs() -> dict[str, str | None]:
+    """Digests of suites, trainers and thresholds, as the tool computes them for a frozen copy."""
+    suites = [TESTS / "conftest.py", TESTS / "pytest.ini", *_files(TESTS / "acceptance")]
+    bounds = TESTS / "acceptance" / "thresholds"
+    return {
+        "suites": _digest(path for path in suites if not path.is_relative_to(bounds)),
+        "trainers": _digest(_files(TESTS.parent / "trainers")),
+        "thresholds": _digest(_files(bounds)),
+        "matrix": None,
+    }
+
+
+def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
+    """The `host` object, for a run that nobody described from outside."""
+    devices = host.devices if host else ()
+    partitions = sorted(
+        {"/".join(map(str, device.partition.values())) for device in devices if device.partition}
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "vendor": vendor,
+        "devices": [_device(vendor, device) for device in devices],
+        "driver": str(host.driver) if host and not isinstance(host.driver, Absence) else None,
+        "kernel": platform.release(),
+        "partition": ", ".join(partitions) or None,
+        "nvls": nvls(vendor),
+        "cpu": f"{_cpu_model()} x {os.cpu_count()}",
+        "memory_bytes": memory,
+    }
+
+
+def nvls(vendor: VendorName) -> str:
+    """The multicast state of the switch fabric, as far as the environment says."""
+    if vendor != "nvidia":
+        return "unavailable"
+    return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "on"
+
+
+def model_of(vendor: VendorName, device: Any) -> str:
+    """The device model, or words that say that it is unknown."""
+    try:
+        return str(models.identify(vendor, device)["model"])
+    except models.UnknownDeviceError:
+        return f"unknown (PCI {device.pci_id})"
+
+
+def anonymous(uuid: str) -> str:
+    """A stable name for a device that does not reveal its UUID."""
+    return hashlib.sha256(uuid.encode()).hexdigest()[:16]
+
+
+def _device(vendor: VendorName, device: Any) -> dict[str, Any]:
+    cap, vbios = device.power.cap_w, device.firmware.get("vbios")
+    return {
+        "model": model_of(vendor, device),
+        "arch": device.arch,
+        "id": anonymous(device.uuid),
+        "memory_bytes": device.memory_bytes,
+        "power_cap_w": None if isinstance(cap, Absence) else float(cap),
+        "firmware": None if vbios is None or isinstance(vbios, Absence) else str(vbios),
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and _counts(path.relative_to(folder))]
+
+
+def _counts(path: Path) -> bool:
+    hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+    return not hidden and path.suffix != ".pyc"
+
+
+def _digest(files: Any) -> str:
+    root = TESTS.parent
+    lines = sorted(
+        f"{path.relative_to(root).as_posix()} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in files
+    )
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

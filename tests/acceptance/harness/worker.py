@@ -1,0 +1,136 @@
+"""The parent's half of `on_device`. In: a function's name and JSON arguments. Out: its JSON result, or a failure.
+
+The worker lives as long as the same devices are leased, because importing torch and making a device context
+costs seconds. It is replaced after a crash or a timeout.
+"""
+
+import json
+import os
+import select
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import processes
+
+
+class WorkloadError(Exception):
+    """The workload raised, crashed or hung; the message holds what is known of it."""
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    requests: int
+    answers: int
+    token: str
+    folder: Path
+    buffered: bytes = b""
+
+
+class Worker:
+    """One child at a time; `call` starts it when it is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._child: _Child | None = None
+        self._environment: Mapping[str, str] = {}
+
+    def call(
+        self,
+        function: str,
+        kwargs: Mapping[str, object],
+        *,
+        environment: Mapping[str, str],
+        timeout_s: float,
+    ) -> Any:
+        """Run `module:name` in the child. Raises `WorkloadError`."""
+        child = self._child_for(environment)
+        request = json.dumps({"function": function, "kwargs": dict(kwargs)}).encode() + b"\n"
+        try:
+            os.write(child.requests, request)
+            answer = _read_line(child, time.monotonic() + timeout_s)
+        except TimeoutError:
+            raise WorkloadError(self._hang(child, function, timeout_s)) from None
+        except (BrokenPipeError, EOFError):
+            raise WorkloadError(self._crash(child, function)) from None
+        if not answer["ok"]:
+            raise WorkloadError(f"{function} raised in the worker:\n{answer['error']}")
+        return answer["result"]
+
+    def stop(self) -> None:
+        """End the child: its pipe closes, and it is killed if that is not enough."""
+        if (child := self._child) is None:
+            return
+        self._child = None
+        os.close(child.requests)
+        try:
+            child.process.wait(5)
+        except subprocess.TimeoutExpired:
+            processes.kill(child.token, child.process)
+        os.close(child.answers)
+
+    def _child_for(self, environment: Mapping[str, str]) -> _Child:
+        if self._child is not None and self._environment != environment:
+            self.stop()
+        if self._child is None:
+            self._environment = dict(environment)
+            self._child = _start(self.folder, environment)
+        return self._child
+
+    def _hang(self, child: _Child, function: str, timeout_s: float) -> str:
+        found = processes.keep_stacks(child.folder)
+        left = self._discard(child)
+        stuck = f"\npids {left} would not die: the driver holds them" if left else ""
+        return f"{function} did not answer in {timeout_s:g} s; stacks in {child.folder}{stuck}\n{found}"
+
+    def _crash(self, child: _Child, function: str) -> str:
+        self._discard(child)
+        end = processes.end_of(child.process.returncode)
+        last = processes.tail(child.folder / "stderr.txt")
+        stack = processes.tail(child.folder / "worker.stack.txt", 40)
+        return f"the worker {end} in {function}; output in {child.folder}\n{last}\n{stack}"
+
+    def _discard(self, child: _Child) -> list[int]:
+        self._child = None
+        os.close(child.requests)
+        os.close(child.answers)
+        time.sleep(0.1)  # a crash has its own exit code; do not hide it behind our signal
+        child.process.poll()
+        return processes.kill(child.token, child.process)
+
+
+def _start(folder: Path, environment: Mapping[str, str]) -> _Child:
+    token = uuid.uuid4().hex
+    home = folder / f"worker-{token[:8]}"
+    home.mkdir(parents=True)
+    child_reads, requests = os.pipe()
+    answers, child_writes = os.pipe()
+    process = processes.start(
+        processes.python("-m", "harness.worker_main", str(child_reads), str(child_writes)),
+        env=processes.environment(environment, token, home),
+        stdout=home / "stdout.txt",
+        stderr=home / "stderr.txt",
+        pass_fds=(child_reads, child_writes),
+    )
+    os.close(child_reads)
+    os.close(child_writes)
+    return _Child(process=process, requests=requests, answers=answers, token=token, folder=home)
+
+
+def _read_line(child: _Child, deadline: float) -> dict[str, Any]:
+    while b"\n" not in child.buffered:
+        ready, _, _ = select.select([child.answers], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        chunk = os.read(child.answers, 1 << 20)
+        if not chunk:
+            raise EOFError
+        child.buffered += chunk
+    line, _, child.buffered = child.buffered.partition(b"\n")
+    answer: dict[str, Any] = json.loads(line)
+    return answer

@@ -1,0 +1,48 @@
+"""The long-lived child that owns the leased devices: one JSON request a line in, one JSON answer a line out.
+
+A request is {"function": "module:name", "kwargs": {...}}; an answer {"ok": true, "result": ...} or
+{"ok": false, "error": "traceback"}. Descriptors come as arguments, so that prints of libraries cannot mix in.
+"""
+
+import gc
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from harness import stacks
+
+
+def main() -> None:
+    requests, answers = (int(argument) for argument in sys.argv[1:3])
+    stacks.offer("worker")
+    with os.fdopen(requests) as source, os.fdopen(answers, "w") as sink:
+        for line in source:
+            sink.write(json.dumps(_answer(json.loads(line))) + "\n")
+            sink.flush()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    module, _, name = request["function"].partition(":")
+    try:
+        result = getattr(importlib.import_module(module), name)(**request["kwargs"])
+        json.dumps(result)
+    # A process boundary: whatever went wrong in the workload is the check's failure, with its traceback.
+    except Exception:  # noqa: BLE001
+        return {"ok": False, "error": traceback.format_exc()}
+    finally:
+        _release_memory()
+    return {"ok": True, "result": result}
+
+
+def _release_memory() -> None:
+    torch = sys.modules.get("torch")
+    gc.collect()
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The `cpu` vendor: no GPU. One device that stands for the machine, so that the same checks run everywhere.
+
+In: /proc and /dev/shm. Out: a `Host` whose one device has the machine's cores as compute units. It proves the flow
+and the numerics, never a GPU: it has no bandwidth links, no ECC and no power figures to judge.
+"""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vendors import Absence, Device, Host, Requirement, Sample, VendorName
+from vendors.container import shared_memory
+
+NAME: VendorName = "cpu"
+VISIBILITY = ""
+PEER_LINK = ""
+REFERENCE_PARTITION: Mapping[str, str] = {}
+SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little
+
+
+def read() -> Host:
+    """The machine as one device."""
+    return Host(
+        vendor=NAME,
+        library="/proc",
+        driver=Absence.NOT_AVAILABLE,
+        devices=(
+            Device(
+                index=0,
+                uuid=f"cpu-{platform.node()}",
+                bdf="",
+                name=platform.processor() or platform.machine(),
+                arch=platform.machine(),
+                compute_units=len(os.sched_getaffinity(0)),
+                memory_bytes=_memory_bytes("MemTotal"),
+                memory_used_bytes=_memory_bytes("MemTotal") - _memory_bytes("MemAvailable"),
+            ),
+        ),
+    )
+
+
+def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
+    """Nothing of a CPU is judged while it works."""
+    nothing = Absence.NOT_AVAILABLE
+    return tuple(
+        Sample(index=index, clock_mhz=nothing, power_w=nothing, temperature_c=nothing, unfit=(), normal=())
+        for index in indices
+    )
+
+
+def child_environment(devices: Sequence[Device]) -> dict[str, str]:
+    """Hide every GPU of the machine, so that a CPU figure is one."""
+    del devices
+    return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
+def requirements() -> tuple[Requirement, ...]:
+    """Shared memory for gloo and DataLoader workers."""
+    return (shared_memory(SHARED_MEMORY_BYTES),)
+
+
+def torch_runtime() -> str | None:
+    """No runtime: a CPU build has neither CUDA nor HIP."""
+    return None
+
+
+def driver_problem(host: Host, runtime_version: str) -> str | None:
+    """There is no driver to disagree with."""
+    del host, runtime_version
+    return None
+
+
+def _memory_bytes(field: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"/proc/meminfo has no {field}")
