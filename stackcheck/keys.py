@@ -1,0 +1,146 @@
+"""Signing keys: an ECDSA P-256 key pair on disk, made on first use and kept out of every checkout.
+
+In: a path, or none for the user's own. Out: the private or public key. Both files are PEM (PKCS8 and SPKI),
+which `cosign import-key-pair` and `cosign verify-attestation --key` read as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from stackcheck.errors import CertificateError, ConfigurationError
+
+KEY_NAME = "stackcheck.key"
+
+
+def default_path() -> Path:
+    """Where this user's signing key is: $XDG_CONFIG_HOME/stackcheck, or ~/.config/stackcheck."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "stackcheck" / KEY_NAME
+
+
+def public_path(path: Path) -> Path:
+    """The file of the public key beside a private one."""
+    return path.with_suffix(".pub")
+
+
+def load_or_create(path: Path | None = None) -> ec.EllipticCurvePrivateKey:
+    """The signing key; made with mode 0600, with its public key beside it, when the file is not there.
+
+    Raises:
+        ConfigurationError: The file cannot be made, is readable by others, or holds no P-256 key.
+    """
+    path = path or default_path()
+    if not path.exists():
+        _create(path)
+    return load(path)
+
+
+def load(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The signing key in a file.
+
+    Raises:
+        ConfigurationError: As for `load_or_create`, or there is no such file.
+    """
+    body = _read(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ConfigurationError(
+            "the signing key can be read by others",
+            where=str(path),
+            got=f"mode {stat.S_IMODE(path.stat().st_mode):04o}",
+            expected="mode 0600",
+            next_step=f"chmod 600 {path}, or make a new key if others may have read it",
+        )
+    try:
+        key = serialization.load_pem_private_key(body, password=None)
+    except (ValueError, TypeError) as error:  # TypeError: the key is encrypted
+        raise _no_key(path, str(error)) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise _no_key(path, type(key).__name__)
+    return key
+
+
+def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
+    """The public key to verify with: of a public or a private PEM file; by default this user's own.
+
+    Raises:
+        CertificateError: There is no key, so nothing can be verified.
+        ConfigurationError: The file holds no P-256 key.
+    """
+    path = path or public_path(default_path())
+    if not path.exists():
+        raise CertificateError(
+            "there is no public key to verify with",
+            where=str(path),
+            next_step="name the publisher's key: --key stackcheck.pub, or make your own: stackcheck key",
+        )
+    body = _read(path)
+    if b"PRIVATE KEY" in body:
+        return load(path).public_key()
+    try:
+        key = serialization.load_pem_public_key(body)
+    except ValueError as error:
+        raise _no_key(path, str(error)) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise _no_key(path, type(key).__name__)
+    return key
+
+
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """The public key as PEM (SPKI)."""
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def hint(key: ec.EllipticCurvePublicKey) -> str:
+    """The name a sigstore bundle gives a key: base64 of the SHA-256 of its SPKI DER."""
+    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(hashlib.sha256(spki).digest()).decode()
+
+
+def _create(path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 0600 from its first byte
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                os.link(file.name, path)  # never overwrites: another process may have been first
+            except FileExistsError:
+                return
+        public_path(path).write_bytes(public_pem(key.public_key()))
+    except OSError as error:
+        raise ConfigurationError(
+            "the signing key could not be made",
+            where=str(path),
+            got=error.strerror,
+            next_step="name another place: --key PATH",
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError("the key cannot be read", where=str(path), got=error.strerror) from error
+
+
+def _no_key(path: Path, got: str) -> ConfigurationError:
+    return ConfigurationError(
+        "the file holds no key that can be used",
+        where=str(path),
+        got=got,
+        expected="an ECDSA P-256 key in PEM, not encrypted",
+    )

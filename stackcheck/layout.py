@@ -1,0 +1,243 @@
+"""An OCI image layout on disk as a store: the embedded default, `dist/`.
+
+In: a folder. Out: blobs, manifests and tags in it, as OCI's image-layout.md has them, so that skopeo, crane
+and oras open it. Every file appears whole or not at all (temporary file, fsync, rename); index.json, the only
+file that changes, is written under a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.oci import (
+    CHUNK_BYTES,
+    MANIFEST_LIMIT_BYTES,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    IntegrityError,
+    Manifest,
+    MissingError,
+    RegistryError,
+    checked,
+    descriptor,
+    is_digest,
+    json_object,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from stackcheck.registry import Store
+
+REF_NAME = "org.opencontainers.image.ref.name"
+LAYOUT_FILE = {"imageLayoutVersion": "1.0.0"}
+
+
+class OciLayout:
+    """A folder with `oci-layout`, `index.json` and `blobs/sha256/`; made on the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.target = f"oci:{root}"
+
+    def blob_path(self, digest: str) -> Path:
+        """The file of a blob; `RegistryError` for what is no digest, so that no name leaves the folder."""
+        if not is_digest(digest):
+            raise RegistryError("this is not a digest", where=self.target, got=digest)
+        return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the blob is there."""
+        return self.blob_path(digest).is_file()
+
+    def read_blob(self, digest: str) -> Iterator[bytes]:
+        """The blob's bytes, checked after the last one."""
+        return checked(self._chunks(digest), digest, str(self.blob_path(digest)))
+
+    def write_blob(self, blob: Descriptor, chunks: Callable[[], Iterable[bytes]]) -> None:
+        """Store a blob; a file that is not what its digest names never appears."""
+        path = self.blob_path(blob.digest)
+        _write_atomically(path, checked(chunks(), blob.digest, str(path), blob.size))
+
+    def mount_blob(self, digest: str, source: Store) -> bool:  # noqa: ARG002  # the protocol's signature
+        """Two layouts share no bytes: a hard link would let a change in one reach the other."""
+        return False
+
+    def read_manifest(self, name: str) -> Manifest:
+        """The manifest of a tag or digest."""
+        if is_digest(name):
+            entry = next((item for item in self._entries() if item.digest == name), None)
+            body = self._manifest_body(name)
+            known = entry.media_type if entry else OCI_MANIFEST
+            return Manifest(media_type=json_object(body, name).get("mediaType") or known, body=body)
+        entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
+        if entry is None:
+            known = ", ".join(self._names()[:8])
+            raise MissingError("there is no such tag", where=self.target, got=name, expected=known or "a tag")
+        manifest = Manifest(media_type=entry.media_type, body=self._manifest_body(entry.digest))
+        _agree(entry, manifest, str(self.root / "index.json"))
+        return manifest
+
+    def write_manifest(self, manifest: Manifest, name: str) -> bool:
+        """Store a manifest under a tag (which moves) or its digest; a layout lists no referrers itself."""
+        self.write_blob(manifest.as_descriptor(), lambda: (manifest.body,))
+        if is_digest(name):
+            if not any(entry.digest == manifest.digest for entry in self._entries()):
+                self._write_entries([*self._entries(), manifest.as_descriptor()])
+            return False
+        kept = [entry for entry in self._entries() if entry.annotations.get(REF_NAME) != name]
+        kept = [entry for entry in kept if entry.digest != manifest.digest or entry.annotations]
+        self._write_entries([*kept, manifest.as_descriptor(annotations={REF_NAME: name})])
+        return False
+
+    def referrers(self, digest: str) -> None:  # noqa: ARG002  # the protocol's signature
+        """A layout keeps no list of its own; the fallback tag does."""
+        return
+
+    def tags(self) -> tuple[str, ...]:
+        """Every tag, in the order of index.json."""
+        return tuple(self._names())
+
+    def delete_tag(self, tag: str) -> bool:
+        """Take a tag away; its manifest stays reachable by digest."""
+        entries = self._entries()
+        gone = [entry for entry in entries if entry.annotations.get(REF_NAME) == tag]
+        kept = [entry for entry in entries if entry not in gone]
+        held = {entry.digest for entry in kept}
+        untagged = [Descriptor(media_type=e.media_type, digest=e.digest, size=e.size) for e in gone]
+        self._write_entries([*kept, *(entry for entry in untagged if entry.digest not in held)])
+        return True
+
+    def delete_manifest(self, digest: str) -> bool:
+        """Take a manifest and its tags away; other blobs stay."""
+        self._write_entries([entry for entry in self._entries() if entry.digest != digest])
+        self.blob_path(digest).unlink(missing_ok=True)
+        return True
+
+    @contextlib.contextmanager
+    def writing(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Hold the layout's lock file, which the kernel frees even when the process dies."""
+        self._create()
+        with (self.root / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(f"waiting for another writer of {self.target} (lock file {self.root / '.lock'})")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def only_manifest(self) -> Manifest:
+        """The manifest of a layout that holds one image.
+
+        Raises:
+            RegistryError: The layout holds none, or several.
+        """
+        digests = {entry.digest for entry in self._entries()}
+        if len(digests) != 1:
+            raise RegistryError(
+                "the layout does not hold exactly one image",
+                where=self.target,
+                got=f"{len(digests)} manifests",
+            )
+        return self.read_manifest(digests.pop())
+
+    def _create(self) -> None:
+        try:
+            (self.root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(
+                "the layout cannot be made",
+                where=str(self.root),
+                got=error.strerror,
+                next_step="name a folder that can be written",
+            ) from error
+        if not (self.root / "oci-layout").exists():
+            _write_atomically(self.root / "oci-layout", (json.dumps(LAYOUT_FILE).encode(),))
+        if not (self.root / "index.json").exists():
+            self._write_entries([])
+
+    def _chunks(self, digest: str) -> Iterator[bytes]:
+        try:
+            with self.blob_path(digest).open("rb") as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    yield chunk
+        except OSError as error:
+            raise MissingError(
+                "a blob cannot be read", where=str(self.blob_path(digest)), got=error.strerror
+            ) from error
+
+    def _manifest_body(self, digest: str) -> bytes:
+        if self.has_blob(digest) and self.blob_path(digest).stat().st_size > MANIFEST_LIMIT_BYTES:
+            raise IntegrityError("a manifest is too large to be one", where=str(self.blob_path(digest)))
+        return b"".join(self.read_blob(digest))
+
+    def _names(self) -> list[str]:
+        return [entry.annotations[REF_NAME] for entry in self._entries() if REF_NAME in entry.annotations]
+
+    def _entries(self) -> list[Descriptor]:
+        path = self.root / "index.json"
+        try:
+            body = path.read_bytes()
+        except OSError as error:
+            raise MissingError(
+                "there is no OCI image layout", where=str(self.root), got=f"index.json: {error.strerror}"
+            ) from error
+        found = json_object(body, str(path)).get("manifests")
+        if not isinstance(found, list):
+            raise RegistryError("index.json lists no manifests", where=str(path))
+        return [descriptor(item, str(path)) for item in found]
+
+    def _write_entries(self, entries: list[Descriptor]) -> None:
+        document: dict[str, Any] = {
+            "schemaVersion": 2,
+            "mediaType": OCI_INDEX,
+            "manifests": [entry.as_json() for entry in entries],
+        }
+        _write_atomically(self.root / "index.json", (json.dumps(document, indent=1).encode() + b"\n",))
+
+
+def _agree(entry: Descriptor, manifest: Manifest, where: str) -> None:
+    stated = manifest.document.get("mediaType", entry.media_type)
+    if entry.size != len(manifest.body) or entry.media_type != stated:
+        raise IntegrityError(
+            "the index does not describe the manifest that it names",
+            where=where,
+            got=f"{entry.media_type}, {entry.size} bytes",
+            expected=f"{stated}, {len(manifest.body)} bytes",
+        )
+
+
+def _write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file so that after a crash or a full disk it is either there and whole, or as it was before."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tmp-", delete=False) as file:
+            try:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+                os.fchmod(file.fileno(), 0o644)
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself has to survive a power cut
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise RegistryError(
+            "a file of the layout could not be written",
+            where=str(path),
+            got=error.strerror,
+            next_step="make room or mend the permissions, then run the same command again",
+        ) from error

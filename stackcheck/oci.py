@@ -1,0 +1,158 @@
+"""The documents of OCI: descriptors and manifests, their media types, and their digests.
+
+In: bytes from a store, which may be anybody's. Out: checked values, or an error that says what is wrong.
+Source: https://github.com/opencontainers/image-spec and distribution-spec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.errors import PublishError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+IMAGE_MANIFESTS = frozenset({OCI_MANIFEST, DOCKER_MANIFEST})
+
+MANIFEST_LIMIT_BYTES = 4 * 2**20  # what registries accept at most
+SMALL_BLOB_LIMIT_BYTES = 32 * 2**20  # configs and attestations; layers are streamed
+CHUNK_BYTES = 2**20
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class RegistryError(PublishError):
+    """A store refused, did not answer, or answered nonsense."""
+
+
+class MissingError(RegistryError):
+    """The store has no such tag, manifest or blob."""
+
+
+class IntegrityError(RegistryError):
+    """The bytes are not the ones that the digest names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """A pointer of OCI: media type, digest and size of some bytes, and what is said about them."""
+
+    media_type: str
+    digest: str
+    size: int
+    annotations: dict[str, str] = field(default_factory=dict)
+    artifact_type: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The descriptor as OCI spells it."""
+        document: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+        if self.artifact_type:
+            document["artifactType"] = self.artifact_type
+        if self.annotations:
+            document["annotations"] = self.annotations
+        return document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A manifest's bytes and what they were stored as."""
+
+    media_type: str
+    body: bytes
+
+    @property
+    def digest(self) -> str:
+        """The digest of the bytes."""
+        return sha256(self.body)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The bytes as JSON.
+
+        Raises:
+            RegistryError: They are not a JSON object.
+        """
+        return json_object(self.body, self.digest)
+
+    def descriptors(self, key: str) -> tuple[Descriptor, ...]:
+        """The descriptors of one member: `layers`, `manifests`, or the single `config` or `subject`."""
+        found = self.document.get(key) or []
+        items = found if isinstance(found, list) else [found]
+        return tuple(descriptor(item, self.digest) for item in items)
+
+    def as_descriptor(self, **changes: Any) -> Descriptor:
+        """The descriptor of this manifest."""
+        return Descriptor(media_type=self.media_type, digest=self.digest, size=len(self.body), **changes)
+
+
+def is_digest(text: str) -> bool:
+    """Whether a name is a digest and not a tag."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def sha256(body: bytes) -> str:
+    """The digest of some bytes, as OCI spells it."""
+    return "sha256:" + hashlib.sha256(body).hexdigest()
+
+
+def compact_json(document: object) -> bytes:
+    """JSON with sorted keys and no spaces: the same document always has the same digest."""
+    return json.dumps(document, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+
+
+def json_object(body: bytes, where: str) -> dict[str, Any]:
+    """The bytes as a JSON object; raises `RegistryError` when they are none."""
+    try:
+        document: object = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RegistryError("a document of the store is not JSON", where=where, got=str(error)) from error
+    if not isinstance(document, dict):
+        raise RegistryError("a document of the store is not a JSON object", where=where)
+    return dict(document)
+
+
+def descriptor(document: object, where: str) -> Descriptor:
+    """Read a descriptor; raises `RegistryError` when a field is missing or malformed."""
+    match document:
+        case {"mediaType": str(media_type), "digest": str(digest), "size": int(size), **rest} if is_digest(
+            digest
+        ):
+            annotations, artifact_type = rest.get("annotations") or {}, rest.get("artifactType")
+        case _:
+            raise RegistryError("a descriptor is malformed", where=where, got=json.dumps(document)[:200])
+    if not isinstance(annotations, dict):
+        raise RegistryError("the annotations of a descriptor are malformed", where=where)
+    return Descriptor(
+        media_type=media_type,
+        digest=digest,
+        size=size,
+        annotations={str(key): str(value) for key, value in annotations.items()},
+        artifact_type=str(artifact_type) if artifact_type else None,
+    )
+
+
+def checked(chunks: Iterable[bytes], digest: str, where: str, size: int | None = None) -> Iterator[bytes]:
+    """Pass bytes on and raise `IntegrityError` after the last if they are not what the digest names."""
+    sha = hashlib.sha256()
+    count = 0
+    for chunk in chunks:
+        sha.update(chunk)
+        count += len(chunk)
+        yield chunk
+    got = "sha256:" + sha.hexdigest()
+    if got != digest or size not in {None, count}:
+        raise IntegrityError(
+            "the stored bytes are not the ones that were certified",
+            where=where,
+            got=f"{got}, {count} bytes",
+            expected=digest + (f", {size} bytes" if size is not None else ""),
+        )

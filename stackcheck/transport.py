@@ -1,0 +1,203 @@
+"""HTTP to one registry: timeouts, a few retries, and the answer to its authentication challenge.
+
+In: method and URL. Out: a response whose status the caller asked for, or a `RegistryError` that says what the
+registry did. Challenges follow https://distribution.github.io/distribution/spec/auth/token/.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import requests
+
+from stackcheck import __version__, credentials
+from stackcheck.oci import MissingError, RegistryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TIMEOUT_S = (10.0, 60.0)  # to connect, and between two bytes of an answer
+RETRY_DELAYS_S = (0.5, 2.0)
+RETRIED = frozenset({429, 500, 502, 503, 504})
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+
+
+class _Authorization(requests.auth.AuthBase):
+    """A header that requests neither overwrites from ~/.netrc nor sends on to another host."""
+
+    def __init__(self, value: str | None) -> None:
+        self.value = value
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self.value:
+            request.headers["Authorization"] = self.value
+        return request
+
+
+class Transport:
+    """A session with one registry host."""
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        plain_http: bool = False,
+        timeout_s: tuple[float, float] = TIMEOUT_S,
+        retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
+    ) -> None:
+        self.host = host
+        api_host = "registry-1.docker.io" if host == "docker.io" else host
+        self.base = f"{'http' if plain_http or is_loopback(host) else 'https'}://{api_host}"
+        self._timeout_s = timeout_s
+        self._retry_delays_s = retry_delays_s
+        self._authorization: str | None = None
+        self._session = requests.Session()
+        self._session.headers["User-Agent"] = f"stackcheck/{__version__}"
+        self._session.trust_env = not is_loopback(host)  # a proxy cannot reach this host's loopback
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        expected: tuple[int, ...],
+        headers: Mapping[str, str] | None = None,
+        body: Callable[[], Any] | None = None,
+        stream: bool = False,
+    ) -> requests.Response:
+        """One exchange, tried again when the registry is busy or asks who we are.
+
+        Args:
+            method: HTTP method.
+            url: Absolute address.
+            expected: The statuses that the caller knows what to do with.
+            headers: Request headers.
+            body: Makes the request's body anew for every try.
+            stream: Leave the answer's body unread.
+
+        Raises:
+            MissingError: 404, and the caller did not expect it.
+            RegistryError: No answer, or another status.
+        """
+        challenged = False
+        delays = iter((*self._retry_delays_s, None))
+        while True:
+            response = self._send(method, url, headers, body, stream=stream)
+            if response.status_code in expected:
+                return response
+            if response.status_code == requests.codes.unauthorized and not challenged:
+                challenged = True
+                self._answer_challenge(response)
+                continue
+            delay = next(delays) if response.status_code in RETRIED else None
+            if delay is None:
+                raise self._refused(method, url, response)
+            response.close()
+            time.sleep(delay)
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None,
+        body: Callable[[], Any] | None,
+        *,
+        stream: bool,
+    ) -> requests.Response:
+        own = urlsplit(url).netloc == urlsplit(self.base).netloc
+        try:
+            return self._session.request(
+                method,
+                url,
+                headers={"Accept-Encoding": "identity", **(headers or {})},
+                data=body() if body else None,
+                auth=_Authorization(self._authorization if own else None),
+                timeout=self._timeout_s,
+                stream=stream,
+                allow_redirects=method in {"GET", "HEAD"},
+            )
+        except requests.RequestException as error:
+            raise self.unreachable(error) from error
+
+    def unreachable(self, error: Exception) -> RegistryError:
+        """The error for a registry that does not answer, or stops in the middle of an answer."""
+        hangs = isinstance(error, requests.Timeout) or "timed out" in str(error)
+        return RegistryError(
+            "the registry does not answer" if hangs else "the registry cannot be reached",
+            where=self.base,
+            got=f"no answer within {self._timeout_s[1]:g} s" if hangs else _innermost(error),
+            next_step=f"see whether {self.base}/v2/ answers, then run the same command again",
+        )
+
+    def _answer_challenge(self, response: requests.Response) -> None:
+        scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
+        known = credentials.find(self.host)
+        if scheme.lower() == "basic" and known:
+            self._authorization = requests.auth._basic_auth_str(known.username, known.password)  # noqa: SLF001
+        elif scheme.lower() == "bearer":
+            self._authorization = f"Bearer {self._token(dict(_CHALLENGE.findall(rest)), known)}"
+        else:
+            raise self._refused(response.request.method or "", response.url, response)
+
+    def _token(self, challenge: Mapping[str, str], known: credentials.Credentials | None) -> str:
+        realm = challenge.get("realm", "")
+        parts = urlsplit(realm)
+        if parts.scheme != "https" and not is_loopback(parts.netloc):
+            raise RegistryError(
+                "the registry sends us for a token over plain http", where=self.base, got=realm
+            )
+        fields = {key: challenge[key] for key in ("service", "scope") if key in challenge}
+        try:
+            if known and known.identity_token:
+                form = {"grant_type": "refresh_token", "refresh_token": known.identity_token, **fields}
+                form["client_id"] = "stackcheck"
+                answer = self._session.post(realm, data=form, timeout=self._timeout_s)
+            else:
+                auth = (known.username, known.password) if known else _Authorization(None)
+                answer = self._session.get(realm, params=fields, auth=auth, timeout=self._timeout_s)
+            answer.raise_for_status()
+            document = answer.json()
+            return str(document.get("token") or document["access_token"])
+        except (requests.RequestException, ValueError, KeyError, AttributeError) as error:
+            raise RegistryError(
+                "the registry's token service gave no token",
+                where=realm,
+                got=_innermost(error),
+                next_step=f"docker login {self.host}",
+            ) from error
+
+    def _refused(self, method: str, url: str, response: requests.Response) -> RegistryError:
+        text = "" if method == "HEAD" else response.content[:300].decode(errors="replace").strip()
+        got = f"{response.status_code} {response.reason} {text}".strip()
+        where = f"{method} {urlsplit(url)._replace(query='').geturl()}"
+        if response.status_code == requests.codes.not_found:
+            return MissingError("the registry does not have it", where=where, got=got)
+        if response.status_code in {401, 403}:
+            return RegistryError(
+                "the registry refuses us", where=where, got=got, next_step=f"docker login {self.host}"
+            )
+        return RegistryError(
+            "the registry failed", where=where, got=got, next_step="run the same command again"
+        )
+
+
+def is_loopback(netloc: str) -> bool:
+    """Whether a host (with or without a port) is this machine itself."""
+    host = urlsplit(f"//{netloc}").hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _innermost(error: BaseException) -> str:
+    """The cause in its own words, without the layers of libraries around it."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return f"{type(error).__name__}: {error}"[:300]
