@@ -1,0 +1,282 @@
+"""images/compat.yaml -> rules, and the judgement of a combination by them.
+
+In: the file; a combination, axis -> value. Out: `Rule`s; a `Judgement` with every rule that speaks about the
+combination and whether it holds. A rule says: when these values, require those, because, source. A row of a table
+is a rule; what a table does not list is *unknown*, a third answer that is not a yes. Pure but for `load`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from stackcheck import yamlfile
+from stackcheck.errors import ConfigurationError
+from stackcheck.versions import is_pattern, is_version, matches, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+Axis = Literal[
+    "vendor", "rocm", "cuda", "torch", "python", "os", "arch", "flash_attn", "flash_attn_from", "triton",
+    "triton_package", "torchvision", "torchaudio", "rccl", "nccl", "collective", "wheels", "driver", "cxx11abi",
+    "layout",
+]  # fmt: skip
+Answer = Literal["allowed", "refused", "unknown"]
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=60)], ...],
+    BeforeValidator(_as_list),
+    Field(min_length=1, max_length=200),
+]
+Condition = Mapping[Axis, Patterns]
+Sentence = Annotated[str, Field(min_length=1, max_length=600)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Rule(_Strict):
+    id: str = Field(pattern=r"^R[0-9]+[A-Za-z0-9.-]*$", max_length=80)
+    when: Condition = Field(min_length=1)
+    require: Condition = Field(min_length=1)
+    because: Sentence
+    source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    unknown: bool = False
+
+
+class _Row(_Strict):
+    require: Patterns
+    because: Sentence | None = None
+    source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+
+
+def _as_row(value: object) -> object:
+    return {"require": value} if isinstance(value, str | list) else value
+
+
+class _Table(_Strict):
+    id: str = Field(pattern=r"^R[0-9]+[A-Za-z0-9.-]*$", max_length=80)
+    when: Condition = Field(default_factory=dict)
+    key: Axis
+    value: Axis
+    because: Sentence
+    source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    closed: bool = True
+    rows: Mapping[str, Annotated[_Row, BeforeValidator(_as_row)]] = Field(min_length=1, max_length=1000)
+
+
+class _File(_Strict):
+    schema_: Literal["1"] = Field(alias="schema")
+    sources: Mapping[str, Sentence]
+    versions: Mapping[Axis, Patterns]
+    rules: tuple[_Rule, ...] = Field(default=(), max_length=5000)
+    tables: tuple[_Table, ...] = Field(default=(), max_length=500)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Rule:
+    """One compatibility fact.
+
+    Attributes:
+        when: Axis -> patterns, any of which must match, on every axis, for the rule to speak.
+        require: Axis -> patterns, any of which must match, on every axis that the combination names.
+        unknown: What breaks the rule is not known to fail; nobody has said that it works.
+    """
+
+    id: str
+    when: Mapping[str, tuple[str, ...]]
+    require: Mapping[str, tuple[str, ...]]
+    because: str
+    source: str
+    unknown: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis that the rule looks at."""
+        return tuple(sorted({*self.when, *self.require}))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A rule that speaks about a combination, and whether it holds."""
+
+    rule: Rule
+    holds: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the rules say of one combination."""
+
+    combination: Mapping[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def broken(self) -> tuple[Rule, ...]:
+        """The rules that do not hold, refusals first."""
+        rules = [finding.rule for finding in self.findings if not finding.holds]
+        return tuple(sorted(rules, key=lambda rule: rule.unknown))
+
+    @property
+    def answer(self) -> Answer:
+        """Refused if one rule refuses; else unknown if nobody has said that it works; else allowed."""
+        broken = self.broken
+        if not broken:
+            return "allowed"
+        return "unknown" if broken[0].unknown else "refused"
+
+
+class Rules(tuple[Rule, ...]):
+    """The rules of a file, with the versions it knows and the answers found so far.
+
+    Most combinations of a matrix share most of their values, so each group of rules that looks at the same axes
+    remembers its findings for the values it has seen.
+    """
+
+    versions: Mapping[str, tuple[str, ...]]
+    _groups: tuple[
+        tuple[tuple[str, ...], tuple[Rule, ...], dict[tuple[str | None, ...], tuple[Finding, ...]]], ...
+    ]
+
+    def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Rules:
+        """The rules in file order, grouped by the axes that they look at."""
+        self = super().__new__(cls, rules)
+        grouped: dict[tuple[str, ...], list[Rule]] = {}
+        for rule in self:
+            grouped.setdefault(rule.axes, []).append(rule)
+        self.versions = versions
+        self._groups = tuple((axes, tuple(members), {}) for axes, members in grouped.items())
+        return self
+
+    def judge(self, combination: Mapping[str, str]) -> Judgement:
+        """What every rule says of a combination with one value an axis."""
+        findings: list[Finding] = []
+        for axes, rules, seen in self._groups:
+            values = tuple([combination.get(axis) for axis in axes])
+            found = seen.get(values)
+            if found is None:
+                found = seen[values] = tuple(_findings(rules, combination))
+            findings += found
+        return Judgement(combination=combination, findings=tuple(findings))
+
+    def derive(self, combination: Mapping[str, str], axis: str) -> str | None:
+        """The value that the rules ask for on an axis that the combination leaves open, if they name one."""
+        for rule in self:
+            patterns = rule.require.get(axis)
+            if (
+                patterns
+                and not rule.unknown
+                and _fit(rule.when, combination)
+                and _names_one(axis, patterns[0])
+            ):
+                return patterns[0]
+        return None
+
+    def newest(self, axis: str, value: str) -> str:
+        """The newest known version that a short one means: `7.2` is 7.2.4."""
+        fitting = [known for known in self.versions.get(axis, ()) if matches(axis, value, known)]
+        return max(fitting, key=numbers, default=value)
+
+
+def _names_one(axis: str, pattern: str) -> bool:
+    return is_version(pattern) or (axis in {"triton_package", "collective"} and "*" not in pattern)
+
+
+def _fit(condition: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
+    """Whether every axis of a condition is named and fits."""
+    for axis, patterns in condition.items():
+        value = combination.get(axis)
+        if value is None or not any(matches(axis, pattern, value) for pattern in patterns):
+            return False
+    return True
+
+
+def _findings(rules: Sequence[Rule], combination: Mapping[str, str]) -> Iterator[Finding]:
+    for rule in rules:
+        if not _fit(rule.when, combination):
+            continue
+        asked = {axis: patterns for axis, patterns in rule.require.items() if axis in combination}
+        if asked:
+            yield Finding(rule=rule, holds=_fit(asked, combination))
+
+
+def load(path: Path) -> Rules:
+    """Read compat.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
+    return parse(yamlfile.read(path), path.name)
+
+
+def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
+    """The rules in a mapping that was read from YAML."""
+    try:
+        file = _File.model_validate(value)
+    except ValidationError as error:
+        raise yamlfile.problems(error, name) from error
+    rules = [Rule(**_sourced(rule, file, f"{name}: rules[{index}]")) for index, rule in enumerate(file.rules)]
+    for index, table in enumerate(file.tables):
+        rules += _rows(table, file, f"{name}: tables[{index}]")
+    problems = [*_problems(rules, name)]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return Rules(rules, dict(file.versions))
+
+
+def _sourced(rule: _Rule, file: _File, place: str) -> dict[str, Any]:
+    return {**dict(rule), "source": _source(rule.source, file, place)}
+
+
+def _source(keys: Sequence[str], file: _File, place: str) -> str:
+    """`KEY: what it is`, for every key."""
+    for key in keys:
+        if key not in file.sources:
+            raise ConfigurationError(f"{place}.source: {key[:80]!r} is not under `sources`")
+    return "; ".join(f"[{key}] {file.sources[key]}" for key in keys)
+
+
+def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
+    """One rule a row, and for a closed table one that says what is not listed."""
+    for key, row in table.rows.items():
+        because = (row.because or table.because).replace("{key}", key)
+        yield Rule(
+            id=f"{table.id}[{key}]",
+            when={**table.when, table.key: (key,)},
+            require={table.value: row.require},
+            because=because.replace("{values}", ", ".join(row.require)),
+            source=_source(row.source or table.source, file, f"{place}.rows.{key}"),
+        )
+    if table.closed:
+        yield Rule(
+            id=f"{table.id}[unlisted]",
+            when={**table.when, table.value: ("*",)},
+            require={table.key: tuple(table.rows)},
+            because=f"no source read so far says which {table.value} goes with this {table.key}",
+            source=_source(table.source, file, place),
+            unknown=True,
+        )
+
+
+def _problems(rules: Sequence[Rule], name: str) -> Iterator[str]:
+    """Ids that stand twice, and text that is no pattern for its axis."""
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.id in seen:
+            yield f"{name}: {rule.id}: the id stands twice"
+        seen.add(rule.id)
+        for axis, patterns in (*rule.when.items(), *rule.require.items()):
+            for pattern in patterns:
+                if not is_pattern(axis, pattern):
+                    yield f"{name}: {rule.id}: {axis}: {pattern!r} is no version and no comparison"

@@ -1,0 +1,284 @@
+"""matrix.yaml -> Matrix -> cells: the hand-written list of stacks, read strictly and expanded.
+
+In: the file. Out: a `Matrix` of frozen models, and `expand`'s `Cell`s: one a combination of the axes, with the
+exclusions taken out and the overrides put in. Whether a cell may exist is judged later (compat.py).
+Every value is held to a narrow pattern, because many of them end up in a Dockerfile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+
+from stackcheck import yamlfile
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Vendor = Literal["amd", "nvidia", "cpu"]
+Runtime = Literal["rocm", "cuda", "cpu"]
+Wheels = Literal["upstream", "amd", "index"]
+
+# A matrix of more cells than this is a mistake, and would run for minutes.
+MAX_CELLS = 20_000
+
+# Rust's regex: `$` is the very end, so that no newline can follow a value into a Dockerfile.
+Version = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+){0,4}((a|b|rc|\.post)[0-9]+)?$", max_length=40)
+]
+Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)]
+Reference = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9._-]+$", max_length=200)
+]
+Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=80)]
+Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:;,/=+ -]*$", max_length=200)]
+Check = Annotated[str, StringConstraints(pattern=r"^test_[a-z_0-9]+\.py::test_[a-z_0-9*]+$", max_length=120)]
+
+
+def _as_list(value: object) -> object:
+    """An axis with one value may be written without brackets."""
+    return [value] if isinstance(value, str) else value
+
+
+_T = TypeVar("_T")
+Axis = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=1000)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TestTarget(_Strict):
+    """A machine on which an image of a stack must be tested: the test matrix, apart from the build matrix."""
+
+    __test__ = False  # pytest would collect the name
+
+    device: Token
+    count: int = Field(ge=1, le=1024)
+    driver: Version | None = None
+
+
+class Settings(_Strict):
+    """What a block may set and an override may change: all but the axes."""
+
+    archs: Axis[Token] | None = None
+    builder: Reference | None = None
+    wheel_tag: Token | None = None
+    packages: Mapping[Token, Version] | None = None
+    env: Mapping[Variable, Text] | None = None
+    tested_on: tuple[TestTarget, ...] | None = None
+    size_budget_gb: float | None = Field(default=None, gt=0, le=1000)
+    experimental: bool | None = None
+
+
+class Block(Settings):
+    """One entry of `stacks` or `include`: axes that expand as a product, and their settings."""
+
+    runtime: Runtime
+    version: Axis[Version] | None = None
+    torch: Axis[Version] | None = None
+    python: Axis[Version]
+    os: Axis[Token]
+    wheels: Axis[Wheels] | None = None
+    flash_attn: Axis[Version] | None = None
+    id: Token | None = None
+
+
+class Override(_Strict):
+    """Settings for every stack whose id matches a pattern."""
+
+    select: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+*?-]+$", max_length=200)]
+    set: Settings
+
+
+class Exclude(_Strict):
+    """Combinations left out of the product by choice, with the reason."""
+
+    when: Mapping[Literal["runtime", "version", "torch", "python", "os", "wheels", "flash_attn"], Token]
+    because: str = Field(min_length=1, max_length=500)
+
+
+class System(_Strict):
+    """An operating system: bootstrapped from its distribution's packages, or a registry image by tag."""
+
+    bootstrap: Token | None = None
+    image: Reference | None = None
+    packages: tuple[Token, ...] = ()
+
+
+class RuntimeDefaults(_Strict):
+    """What all stacks of a runtime share."""
+
+    vendor: Vendor
+    packages: Mapping[Token, Version] = Field(default_factory=dict)
+    env: Mapping[Variable, Text] = Field(default_factory=dict)
+    tested_on: tuple[TestTarget, ...] = ()
+
+
+class Matrix(_Strict):
+    """The whole file."""
+
+    schema_: Literal["1"] = Field(alias="schema")
+    publish: Target
+    packages: Mapping[Token, Version]
+    required: Mapping[Vendor, Annotated[tuple[Check, ...], Field(min_length=1)]]
+    runtimes: Mapping[Runtime, RuntimeDefaults]
+    systems: Mapping[Token, System]
+    stacks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=1000)]
+    include: tuple[Block, ...] = ()
+    exclude: tuple[Exclude, ...] = ()
+    overrides: tuple[Override, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination of a block's axes, not yet judged.
+
+    Attributes:
+        place: Where it stands in the file, for messages: `stacks[3]`.
+        block: The entry it comes from; its settings hold.
+    """
+
+    place: str
+    block: Block
+    runtime: Runtime
+    version: str | None
+    torch: str | None
+    python: str
+    os: str
+    wheels: str
+    flash_attn: str | None
+
+    @property
+    def id(self) -> str:
+        """The stack id: what differs, in a fixed order."""
+        if self.block.id:
+            return self.block.id
+        return "-".join(
+            part
+            for part in (
+                f"{self.runtime}{self.version or ''}",
+                self.torch and f"torch{self.torch}",
+                self.flash_attn and f"fa{self.flash_attn}",
+                f"py{self.python}",
+                self.os,
+                "amd" if self.wheels == "amd" else None,
+            )
+            if part
+        )
+
+
+def load(path: Path) -> Matrix:
+    """Read matrix.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
+    return parse(yamlfile.read(path), path.name)
+
+
+def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
+    """The matrix in a mapping that was read from YAML."""
+    try:
+        matrix = Matrix.model_validate(value)
+    except ValidationError as error:
+        raise yamlfile.problems(error, name) from error
+    lines = [*_broken_references(matrix)]
+    if lines:
+        raise ConfigurationError("\n".join(f"{name}: {line}" for line in lines))
+    return matrix
+
+
+def _broken_references(matrix: Matrix) -> Iterator[str]:
+    """Names that point at nothing, and blocks that lack what their runtime needs."""
+    for name, system in matrix.systems.items():
+        if (system.bootstrap is None) == (system.image is None):
+            yield f"systems.{name}: exactly one of `bootstrap` and `image` is needed"
+    for section, blocks in (("stacks", matrix.stacks), ("include", matrix.include)):
+        for index, block in enumerate(blocks):
+            place = f"{section}[{index}]"
+            if block.runtime not in matrix.runtimes:
+                yield f"{place}.runtime: {block.runtime} is not under `runtimes`"
+            elif matrix.runtimes[block.runtime].vendor not in matrix.required:
+                yield f"{place}.runtime: no required checks for {matrix.runtimes[block.runtime].vendor}"
+            if (block.runtime == "cpu") != (block.version is None):
+                yield f"{place}.version: needed for rocm and cuda, and for them alone"
+            if (block.torch is None) != (block.wheels is None):
+                yield f"{place}.wheels: say where torch comes from, where there is a torch"
+            for system_name in block.os:
+                if system_name not in matrix.systems:
+                    yield f"{place}.os: {system_name} is not under `systems`"
+
+
+def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
+    """Every cell: the products of `stacks` less `exclude`, then `include`, each id once.
+
+    Raises:
+        ConfigurationError: Two cells have one id, or there are more than `MAX_CELLS`.
+    """
+    kept = [cell for cell in _cells("stacks", matrix.stacks) if not _excluded(cell, matrix)]
+    kept += _cells("include", matrix.include)
+    places: dict[str, str] = {}
+    problems = []
+    for cell in kept:
+        if cell.id in places:
+            problems.append(f"{name}: {cell.place}: {cell.id} stands already at {places[cell.id]}")
+        places[cell.id] = cell.place
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return tuple(kept)
+
+
+def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
+    count = 0
+    for index, block in enumerate(blocks):
+        axes = (
+            block.version or (None,),
+            block.torch or (None,),
+            block.python,
+            block.os,
+            block.wheels or ("none",),
+            block.flash_attn or (None,),
+        )
+        for version, torch, python, os, wheels, flash_attn in itertools.product(*axes):
+            count += 1
+            if count > MAX_CELLS:
+                raise ConfigurationError(f"matrix.yaml: {section}: more than {MAX_CELLS} combinations")
+            yield Cell(
+                place=f"{section}[{index}]",
+                block=block,
+                runtime=block.runtime,
+                version=version,
+                torch=torch,
+                python=python,
+                os=os,
+                wheels=wheels,
+                flash_attn=flash_attn,
+            )
+
+
+def _excluded(cell: Cell, matrix: Matrix) -> bool:
+    return any(
+        all(getattr(cell, axis) == value for axis, value in exclude.when.items())
+        for exclude in matrix.exclude
+    )
+
+
+def settings_of(cell: Cell, matrix: Matrix) -> Settings:
+    """The block's settings with the overrides that select this cell; a later override wins."""
+    changed = {
+        key: value
+        for override in matrix.overrides
+        if fnmatchcase(cell.id, override.select)
+        for key, value in override.set
+        if value is not None
+    }
+    return cell.block.model_copy(update=changed) if changed else cell.block

@@ -1,0 +1,152 @@
+"""Stack -> the files of its folder: Dockerfile and stack.json, and the check that committed ones have not drifted.
+
+In: stacks and the templates of images/. Out: file name -> text. Pure but for `write` and `check`. A template holds
+no version logic: every choice that depends on a version is made here or, better, by a rule of compat.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from stackcheck.resolve import TORCH_INDEX, wheel_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from stackcheck.resolve import Base, Stack
+
+# Files of a stack that `lock` writes; `render` neither makes nor removes them.
+LOCKED = frozenset({"requirements.lock", "pins.json"})
+
+
+@lru_cache(maxsize=8)
+def _environment(images: Path) -> jinja2.Environment:
+    return jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; values are held to narrow patterns
+        loader=jinja2.FileSystemLoader(images),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
+
+
+def render(stack: Stack, images: Path) -> Mapping[str, str]:
+    """The generated files of a stack, file name -> text; `images` holds the templates."""
+    template = f"{stack.runtime}.Dockerfile.j2"
+    dockerfile = (
+        _environment(images)
+        .get_template(template)
+        .render(
+            stack=stack,
+            template=f"images/{template}",
+            image_name=image_name,
+            torch_index=f"{TORCH_INDEX}/{wheel_tag(stack)}" if wheel_tag(stack) else None,
+            flash_wheel_stage=stack.flash_attn is not None,
+            constraints=constraints(stack),
+            labels=labels(stack),
+            env=environment(stack),
+        )
+    )
+    return {"Dockerfile": dockerfile, "stack.json": json.dumps(declaration(stack), indent=2) + "\n"}
+
+
+def image_name(base: Base) -> str:
+    """What FROM takes; without a digest only where the stack is not locked, and then it is not built."""
+    return f"{base.reference}@{base.digest}" if base.digest else str(base.reference)
+
+
+def declaration(stack: Stack) -> Mapping[str, Any]:
+    """What the image says of itself (stack.json); the image suite holds it against what is installed and loaded."""
+    flash = stack.flash_attn
+    return {
+        "schema": 1,
+        "stack_id": stack.id,
+        "vendor": stack.vendor,
+        "runtime": stack.runtime,
+        "runtime_version": stack.runtime_version,
+        "python": stack.python,
+        "os": stack.os,
+        "archs": list(stack.archs),
+        "wheels": stack.wheels,
+        "packages": dict(requirement.split("==", 1) for requirement in stack.requirements),
+        "triton": stack.triton and {"name": stack.triton.name, "version": stack.triton.version},
+        "collective": stack.collective
+        and {"name": stack.collective.name, "version": stack.collective.version},
+        "flash_attn": flash and {"version": flash.version, "form": flash.form},
+        "env": dict(stack.env),
+    }
+
+
+def constraints(stack: Stack) -> tuple[str, ...]:
+    """What no later `pip install` may replace: torch, Triton, and NCCL where it is a package of its own."""
+    pins = [requirement for requirement in stack.requirements if requirement.startswith("torch==")]
+    if stack.triton:
+        pins.append(f"{stack.triton.name}=={stack.triton.version}")
+    if stack.collective and stack.collective.name == "nccl" and stack.runtime_version:
+        major = stack.runtime_version.split(".", maxsplit=1)[0]
+        pins.append(f"nvidia-nccl-cu{major}=={stack.collective.version}")
+    return tuple(pins)
+
+
+def labels(stack: Stack) -> Mapping[str, str]:
+    """OCI labels of the image."""
+    version = f"{stack.runtime} {stack.runtime_version or ''}".strip()
+    return {
+        "org.opencontainers.image.title": stack.id,
+        "org.opencontainers.image.description": f"PyTorch {stack.torch or 'absent'}, {version}, {stack.os}",
+        "org.opencontainers.image.ref.name": stack.id,
+        "stackcheck.stack": stack.id,
+        "stackcheck.vendor": stack.vendor,
+        "stackcheck.experimental": str(stack.experimental).lower(),
+    }
+
+
+def environment(stack: Stack) -> Mapping[str, str]:
+    """ENV of the image: the stack's own, the interpreter on PATH, and the constraints for pip and uv."""
+    return {
+        "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PIP_CONSTRAINT": "/opt/stackcheck/constraints.txt",
+        "UV_CONSTRAINT": "/opt/stackcheck/constraints.txt",
+        **stack.env,
+    }
+
+
+def write(stacks: Iterable[Stack], images: Path) -> tuple[Path, ...]:
+    """Write the files that differ; the paths written."""
+    written = []
+    for stack in stacks:
+        folder = images / stack.id
+        folder.mkdir(exist_ok=True)
+        for name, text in render(stack, images).items():
+            path = folder / name
+            if _text(path) != text:
+                path.write_text(text, encoding="utf-8")
+                written.append(path)
+    return tuple(written)
+
+
+def check(stacks: Iterable[Stack], images: Path) -> tuple[str, ...]:
+    """One line a committed file that is not what `render` writes, or that no stack asks for."""
+    wanted = {f"{stack.id}/{name}": text for stack in stacks for name, text in render(stack, images).items()}
+    drifted = [
+        f"images/{name}: {'is missing' if not (images / name).exists() else 'differs from its template'}"
+        for name, text in wanted.items()
+        if _text(images / name) != text
+    ]
+    folders = {name.split("/", maxsplit=1)[0] for name in wanted}
+    left = [
+        f"images/{path.parent.name}: no stack of the matrix has this id"
+        for path in sorted(images.glob("*/stack.json"))
+        if path.parent.name not in folders
+    ]
+    return (*drifted, *left)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None

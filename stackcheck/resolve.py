@@ -1,0 +1,281 @@
+"""Matrix + rules (+ pins) -> stacks: every cell judged, and what the rules decide filled in.
+
+In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s, the noun that the rest of the
+tool works on. Triton, the collective library and FlashAttention's form are not chosen by hand: the rules name them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Literal
+
+from stackcheck import compat, matrix
+from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.matrix import Cell, Matrix, Runtime, Settings, TestTarget, Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.compat import Judgement, Rules
+
+COLLECTIVES: Mapping[Vendor, str | None] = {"amd": "rccl", "nvidia": "nccl", "cpu": None}
+# The vendor's management binding: a nvidia-ml-py is `pynvml`; amdsmi is built for one ROCm release.
+TORCH_INDEX = "https://download.pytorch.org/whl"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package and its exact version."""
+
+    name: str
+    version: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlashAttention:
+    """FlashAttention's version, and whether an official wheel fits (`wheel`) or it is compiled (`source`)."""
+
+    version: str
+    form: Literal["wheel", "source"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Base:
+    """What an image, or a stage that compiles, starts from.
+
+    Attributes:
+        kind: `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages.
+        reference: The image's name and tag, where there is one.
+        digest: `sha256:…`; None while it is not known here.
+        suite: The distribution's release, for a bootstrap.
+        packages: Distribution packages to install.
+    """
+
+    kind: Literal["registry", "bootstrap"]
+    reference: str | None = None
+    digest: str | None = None
+    suite: str | None = None
+    packages: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One resolved cell of the matrix: everything that decides an image and its proof.
+
+    Attributes:
+        wheels: Where torch comes from: `upstream`, `amd` or `index`; `none` without torch.
+        requirements: Direct pip requirements, each at one version.
+        missing: What the lock lacks, one reason each; empty when the image can be built.
+    """
+
+    id: str
+    vendor: Vendor
+    runtime: Runtime
+    runtime_version: str | None
+    torch: str | None
+    python: str
+    os: str
+    wheels: str
+    archs: tuple[str, ...]
+    triton: Package | None
+    collective: Package | None
+    flash_attn: FlashAttention | None
+    base: Base
+    builder: Base | None
+    requirements: tuple[str, ...]
+    env: Mapping[str, str]
+    required_checks: tuple[str, ...]
+    tested_on: tuple[TestTarget, ...]
+    size_budget_bytes: int
+    experimental: bool
+    missing: tuple[str, ...]
+
+
+def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
+    """The stacks of a checkout, those that the selectors name.
+
+    Raises:
+        ConfigurationError: matrix.yaml or compat.yaml is wrong, or a cell breaks a rule.
+        NothingSelectedError: No stack matches.
+    """
+    found = matrix.load(root / "matrix.yaml")
+    stacks = resolve(found, compat.load(root / "images" / "compat.yaml"), pins=read_pins(root))
+    return select(stacks, selectors)
+
+
+def read_pins(root: Path) -> dict[str, dict[str, Any]]:
+    """Stack id -> what `lock` wrote for it."""
+    pins = {}
+    for path in sorted((root / "images").glob("*/pins.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError("pins cannot be read", where=str(path), got=str(error)) from error
+        if not isinstance(value, dict) or value.get("schema") != 1:
+            raise ConfigurationError("pins of another kind", where=str(path), expected='"schema": 1')
+        pins[path.parent.name] = value
+    return pins
+
+
+def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ...]:
+    """The stacks whose id matches one of the fnmatch patterns; all of them without a pattern."""
+    if not selectors:
+        return tuple(stacks)
+    chosen = tuple(stack for stack in stacks if any(fnmatchcase(stack.id, pattern) for pattern in selectors))
+    if not chosen:
+        raise NothingSelectedError("no stack matches", got=" ".join(selectors), next_step="stackcheck list")
+    return chosen
+
+
+def resolve(
+    found: Matrix, rules: Rules, *, pins: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Stack, ...]:
+    """Every stack of a matrix.
+
+    Raises:
+        ConfigurationError: One line a cell that breaks a rule, or that no rule knows and is not experimental.
+    """
+    stacks, problems = [], []
+    for cell in matrix.expand(found):
+        settings = matrix.settings_of(cell, found)
+        refusals = [*_refusals(cell, settings, found, rules)]
+        problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
+        if not refusals:
+            stacks.append(_stack(cell, settings, found, rules, (pins or {}).get(cell.id)))
+    if problems:
+        raise ConfigurationError("\n".join(problems), next_step="stackcheck explain STACK")
+    return tuple(stacks)
+
+
+def judge_cell(cell: Cell, settings: Settings, vendor: Vendor, rules: Rules) -> tuple[Judgement, ...]:
+    """A judgement for each architecture that the image is built for, and each driver it must be tested on."""
+    base = combination(cell, vendor, rules)
+    archs = settings.archs or (None,)
+    judged = [rules.judge({**base, "arch": arch} if arch else base) for arch in archs]
+    drivers = {target.driver for target in settings.tested_on or () if target.driver}
+    return (*judged, *(rules.judge({**base, "driver": driver}) for driver in sorted(drivers)))
+
+
+def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
+    """The cell as axis -> value, with what the rules decide filled in."""
+    values = {
+        "vendor": vendor,
+        cell.runtime: cell.version,
+        "torch": cell.torch,
+        "python": cell.python,
+        "os": cell.os,
+        "wheels": cell.wheels if cell.torch else None,
+        "flash_attn": cell.flash_attn,
+    }
+    known = {axis: value for axis, value in values.items() if value is not None}
+    return complete(known, rules)
+
+
+def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
+    """A combination with Triton, the collective library and FlashAttention's form as the rules ask for them."""
+    values = dict(known)
+    collective = {"amd": "rccl", "nvidia": "nccl"}.get(values.get("vendor", ""))
+    wanted = ["triton", "triton_package", *([collective] if collective else []), "cxx11abi", "layout"]
+    for axis in wanted:
+        if axis not in values and "torch" in values and (value := rules.derive(values, axis)):
+            values[axis] = value
+    if "flash_attn" in values and "flash_attn_from" not in values:
+        wheel = {**values, "flash_attn_from": "wheel"}
+        fits = not any("flash_attn_from" in rule.require for rule in rules.judge(wheel).broken)
+        values["flash_attn_from"] = "wheel" if fits else "source"
+    return values
+
+
+def _refusals(cell: Cell, settings: Settings, found: Matrix, rules: Rules) -> Iterator[str]:
+    vendor = found.runtimes[cell.runtime].vendor
+    seen = set()
+    for judgement in judge_cell(cell, settings, vendor, rules):
+        for rule in judgement.broken:
+            if rule.id not in seen and not (rule.unknown and settings.experimental):
+                seen.add(rule.id)
+                yield f"{cell.id} breaks {rule.id}: {rule.because} ({rule.source})"
+
+
+def _stack(
+    cell: Cell, settings: Settings, found: Matrix, rules: Rules, pins: Mapping[str, Any] | None
+) -> Stack:
+    defaults = found.runtimes[cell.runtime]
+    values = combination(cell, defaults.vendor, rules)
+    collective = COLLECTIVES[defaults.vendor]
+    flash = cell.flash_attn and FlashAttention(
+        version=cell.flash_attn, form="wheel" if values["flash_attn_from"] == "wheel" else "source"
+    )
+    return Stack(
+        id=cell.id,
+        vendor=defaults.vendor,
+        runtime=cell.runtime,
+        runtime_version=cell.version,
+        torch=cell.torch,
+        python=cell.python,
+        os=cell.os,
+        wheels=cell.wheels,
+        archs=settings.archs or (),
+        triton=_package(values.get("triton_package", "triton"), values.get("triton")),
+        collective=_package(collective, values.get(collective or "")),
+        flash_attn=flash or None,
+        base=_base(cell, found, pins),
+        builder=_builder(settings, pins),
+        requirements=_requirements(cell, settings, found),
+        env=_env(cell, settings, found),
+        required_checks=found.required[defaults.vendor],
+        tested_on=settings.tested_on if settings.tested_on is not None else defaults.tested_on,
+        size_budget_bytes=int((settings.size_budget_gb or 20) * 1e9),
+        experimental=bool(settings.experimental),
+        missing=tuple(pins["missing"]) if pins else (f"{cell.id} was never locked",),
+    )
+
+
+def _package(name: str | None, version: str | None) -> Package | None:
+    return Package(name=name, version=version) if name and version else None
+
+
+def _base(cell: Cell, found: Matrix, pins: Mapping[str, Any] | None) -> Base:
+    system = found.systems[cell.os]
+    if system.bootstrap:
+        return Base(kind="bootstrap", suite=system.bootstrap, packages=system.packages)
+    digest = (pins or {}).get("bases", {}).get(system.image)
+    return Base(kind="registry", reference=system.image, digest=digest, packages=system.packages)
+
+
+def _builder(settings: Settings, pins: Mapping[str, Any] | None) -> Base | None:
+    if settings.builder is None:
+        return None
+    digest = (pins or {}).get("bases", {}).get(settings.builder)
+    return Base(kind="registry", reference=settings.builder, digest=digest)
+
+
+def _requirements(cell: Cell, settings: Settings, found: Matrix) -> tuple[str, ...]:
+    packages = {**found.packages, **found.runtimes[cell.runtime].packages, **(settings.packages or {})}
+    direct = [f"{name}=={version}" for name, version in sorted(packages.items())]
+    return (f"torch=={cell.torch}{_local(cell, settings)}", *direct) if cell.torch else tuple(direct)
+
+
+def _local(cell: Cell, settings: Settings) -> str:
+    """The local part of the wheel's version, which names what it was built for: `+cpu`, `+cu128`, `+rocm7.2`."""
+    if cell.wheels != "upstream":
+        return ""
+    if settings.wheel_tag:
+        return f"+{settings.wheel_tag}"
+    short = ".".join((cell.version or "").split(".")[:2])
+    return {"cpu": "+cpu", "cuda": f"+cu{short.replace('.', '')}", "rocm": f"+rocm{short}"}[cell.runtime]
+
+
+def wheel_tag(stack: Stack) -> str | None:
+    """The folder of PyTorch's own index that holds this stack's torch: `cpu`, `cu128`, `rocm7.2`."""
+    found = re.search(r"\+(\S+)$", stack.requirements[0])
+    return found[1] if found and stack.wheels == "upstream" else None
+
+
+def _env(cell: Cell, settings: Settings, found: Matrix) -> Mapping[str, str]:
+    # enroot's hook for PyTorch sets MASTER_ADDR and friends only where PYTORCH_VERSION is set.
+    named = {"PYTORCH_VERSION": cell.torch} if cell.torch else {}
+    return {**named, **found.runtimes[cell.runtime].env, **(settings.env or {})}
