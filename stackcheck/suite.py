@@ -1,0 +1,203 @@
+"""Run the acceptance suites inside an image, with no more rights than they need.
+
+In: an image, a host, a tier. Out: `build/<name>/run/` with result.json, junit.xml, the container's log and
+run.json (what the suites were told), and the parsed `RunResult`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import uuid
+from typing import TYPE_CHECKING, Any, Literal
+
+from stackcheck import inputs, results, vendors
+from stackcheck.engine import Mount, RunSpec
+from stackcheck.errors import ChecksFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from stackcheck.engine import Engine
+
+Tier = Literal["smoke", "standard", "soak"]
+
+# Longer than the slowest healthy run of a tier; the suites' own watchdogs fire much earlier.
+TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 24 * 3600}
+# NCCL, RCCL and DataLoader workers share buffers through /dev/shm; 64 MiB, Docker's default, is too little.
+SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
+CONTAINER_USER = 1000
+# The root file system is read-only; /tmp is the container's own tmpfs.
+CONTAINER_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}  # noqa: S108
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The image that a run is about, as the engine and the registry know it."""
+
+    name: str
+    reference: str
+    config_digest: str
+    manifest_digest: str | None
+    stack_id: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that decides a run; equal keys mean that a result still holds."""
+
+    subject: Subject
+    host: vendors.Host
+    tier: Tier
+    inputs: inputs.Inputs
+    selection: tuple[str, ...] = ()
+
+    def key(self) -> dict[str, object]:
+        """What a later run has to match for this one's result to stand."""
+        return {
+            "image": self.subject.config_digest,
+            "host": self.host.digest(),
+            "tier": self.tier,
+            "selection": list(self.selection),
+            **self.inputs.as_json(),
+        }
+
+
+def plan(
+    subject: Subject,
+    *,
+    vendor: vendors.Vendor,
+    tier: Tier,
+    root: Path,
+    out: Path,
+    selection: tuple[str, ...] = (),
+) -> Plan:
+    """Freeze the suites and look at the host."""
+    frozen = inputs.freeze(root, out / "suite")
+    return Plan(subject=subject, host=vendors.host(vendor), tier=tier, inputs=frozen, selection=selection)
+
+
+def earlier_result(plan: Plan, out: Path) -> results.RunResult | None:
+    """The result of an earlier run of the same plan; None when anything differs or the file is not whole."""
+    key = out / "key.json"
+    if not key.exists() or json.loads(key.read_text(encoding="utf-8")) != plan.key():
+        return None
+    try:
+        result = results.load(out / "run" / "result.json")
+    except ChecksFailedError:
+        return None  # not whole: run again, which says more than the old file could
+    return result if result.state == "finished" else None
+
+
+def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None]) -> results.RunResult:
+    """Run the suites of a plan in its image and read what they wrote.
+
+    Raises:
+        ChecksFailedError: The container ended without a result that can be read.
+    """
+    folder = _fresh_folder(out)
+    run_id = _tell(plan, out / "run.json")
+    needs = vendors.module(plan.host.vendor).container_needs()
+    report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
+    spec = _container(plan, needs, out, folder)
+    with (folder / "container.log").open("w", encoding="utf-8") as log:
+        code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, report)))
+    result = _read(folder, code, run_id)
+    (out / "key.json").write_text(json.dumps(plan.key(), indent=2), encoding="utf-8")
+    return result
+
+
+def _fresh_folder(out: Path) -> Path:
+    (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result does not hold
+    folder = out / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if os.geteuid() == 0:
+        os.chown(folder, CONTAINER_USER, CONTAINER_USER)
+    return folder
+
+
+def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Path) -> RunSpec:
+    told = out / "run.json"
+    user = CONTAINER_USER if os.geteuid() == 0 else os.geteuid()
+    return RunSpec(
+        image=plan.subject.reference,
+        command=_command(plan),
+        user=f"{user}:{user}",
+        env={**dict(vendors.site_environment()), **dict(needs.env), **CONTAINER_ENV},
+        mounts=(
+            Mount(source=out / "suite" / "tests", target="/stackcheck/tests", read_only=True),
+            Mount(source=out / "suite" / "trainers", target="/stackcheck/trainers", read_only=True),
+            Mount(source=told, target="/stackcheck/run.json", read_only=True),
+            Mount(source=folder, target="/stackcheck/out", read_only=False),
+            *(Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds),
+        ),
+        devices=needs.devices,
+        group_add=needs.groups,
+        shm_size_bytes=SHM_SIZE_BYTES[plan.host.vendor],
+        workdir="/tmp",  # noqa: S108  # the container's own tmpfs
+        timeout_s=TIMEOUT_S[plan.tier],
+    )
+
+
+def _command(plan: Plan) -> tuple[str, ...]:
+    return (
+        *("python3", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
+        *("--gpu-vendor", plan.host.vendor, "--tier", plan.tier),
+        *("--run-file", "/stackcheck/run.json", "--result-dir", "/stackcheck/out"),
+        *plan.selection,
+    )
+
+
+def _tell(plan: Plan, path: Path) -> str:
+    """Write what the suites are told, and return the id of this run."""
+    run_id = uuid.uuid4().hex
+    path.write_text(json.dumps(_run_file(plan, run_id), indent=2), encoding="utf-8")
+    path.chmod(0o644)
+    return run_id
+
+
+def _run_file(plan: Plan, run_id: str) -> dict[str, Any]:
+    subject = plan.subject
+    return {
+        "run_id": run_id,
+        "tier": plan.tier,
+        "stack_id": subject.stack_id,
+        "image": {
+            "reference": subject.reference,
+            "config_digest": subject.config_digest,
+            "manifest_digest": subject.manifest_digest,
+        },
+        "inputs": plan.inputs.as_json(),
+        "host": plan.host.as_json(),
+    }
+
+
+def _tee(first: Callable[[str], object], second: Callable[[str], None]) -> Callable[[str], None]:
+    def both(line: str) -> None:
+        first(line + "\n")
+        second(line)
+
+    return both
+
+
+def _read(folder: Path, code: int, run_id: str) -> results.RunResult:
+    path = folder / "result.json"
+    if not path.exists():
+        tail = (folder / "container.log").read_text(encoding="utf-8").splitlines()[-15:]
+        raise ChecksFailedError(
+            "the suites ended without a result",
+            where=str(path),
+            got=f"exit code {code}; the log ends with:\n    " + "\n    ".join(tail),
+            expected="result.json, written from the first check on",
+            next_step=f"read {folder / 'container.log'}",
+        )
+    result = results.load(path)
+    if result.run_id != run_id:
+        raise ChecksFailedError(
+            "the suites left the result of another run", where=str(path), got=result.run_id, expected=run_id
+        )
+    return result

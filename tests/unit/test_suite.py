@@ -1,0 +1,111 @@
+"""A run mounts what was digested, asks for no more than it needs, and believes only its own result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import result_files
+
+from stackcheck import suite
+from stackcheck.errors import ChecksFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stackcheck.engine import RunSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = result_files.CONFIG_DIGEST
+
+
+class FakeEngine:
+    """Stands in for a container: writes what `answer` makes of run.json, and keeps the RunSpec."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], str | None]) -> None:
+        self._answer = answer
+        self.specs: list[RunSpec] = []
+
+    def run(self, spec: RunSpec) -> int:
+        self.specs.append(spec)
+        paths = {mount.target: mount.source for mount in spec.mounts}
+        told = json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8"))
+        text = self._answer(told)
+        if text is not None:
+            (paths["/stackcheck/out"] / "result.json").write_text(text, encoding="utf-8")
+        assert spec.on_line is not None
+        spec.on_line("last words")
+        return 0 if text else 137
+
+
+def healthy(told: dict[str, Any]) -> str:
+    return json.dumps(result_files.result(result_files.check("test_a.py::test_a"), run_id=told["run_id"]))
+
+
+def make_plan(out: Path, **changes: Any) -> suite.Plan:
+    subject = suite.Subject(
+        name="some", reference="some:tag", config_digest=CONFIG, manifest_digest=None, stack_id=None
+    )
+    return suite.plan(subject, **({"vendor": "cpu", "tier": "smoke", "root": ROOT, "out": out} | changes))
+
+
+def run(plan: suite.Plan, out: Path, answer: Callable[[dict[str, Any]], str | None] = healthy) -> FakeEngine:
+    engine = FakeEngine(answer)
+    suite.run(plan, engine, out=out, report=lambda _line: None)  # type: ignore[arg-type]
+    return engine
+
+
+def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    assert (spec.read_only, spec.network, spec.cap_drop) == (True, "none", ("ALL",))
+    assert spec.security_opt == ("no-new-privileges",)
+    assert spec.user not in {None, "0", "0:0", "root"}
+    assert [mount.target for mount in spec.mounts if not mount.read_only] == ["/stackcheck/out"]
+
+
+def test_suites_and_trainers_are_mounted_beside_each_other(tmp_path: Path) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    targets = {mount.target: mount.source for mount in spec.mounts}
+    assert (targets["/stackcheck/tests"] / "pytest.ini").exists()
+    assert targets["/stackcheck/trainers"].is_dir()
+
+
+def test_an_unchanged_plan_may_keep_its_result(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    assert suite.earlier_result(plan, tmp_path) is None
+    run(plan, tmp_path)
+    assert suite.earlier_result(make_plan(tmp_path), tmp_path) is not None
+
+
+def test_another_tier_may_not_keep_the_result(tmp_path: Path) -> None:
+    run(make_plan(tmp_path), tmp_path)
+    assert suite.earlier_result(make_plan(tmp_path, tier="standard"), tmp_path) is None
+
+
+def test_a_run_that_dies_takes_the_earlier_result_along(tmp_path: Path) -> None:
+    run(make_plan(tmp_path), tmp_path)
+    with pytest.raises(ChecksFailedError):
+        run(make_plan(tmp_path), tmp_path, answer=lambda _told: None)
+    assert suite.earlier_result(make_plan(tmp_path), tmp_path) is None
+
+
+def test_a_container_without_a_result_fails_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(ChecksFailedError, match="without a result") as caught:
+        run(make_plan(tmp_path), tmp_path, answer=lambda _told: None)
+    assert "last words" in str(caught.value)
+
+
+def test_the_result_of_another_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ChecksFailedError, match="another run"):
+        run(make_plan(tmp_path), tmp_path, answer=lambda _told: healthy({"run_id": "deadbeef"}))
+
+
+def test_a_result_that_never_finished_is_not_kept(tmp_path: Path) -> None:
+    def dying(told: dict[str, Any]) -> str:
+        return json.dumps(result_files.result(run_id=told["run_id"], state="running", finished=None))
+
+    plan = make_plan(tmp_path)
+    run(plan, tmp_path, answer=dying)
+    assert suite.earlier_result(plan, tmp_path) is None
