@@ -1,0 +1,98 @@
+"""From a preset to weights on the device, the same on every layout. In: Preset, Options. Out: a model.
+
+Weights are drawn per parameter from (seed, name), so they do not depend on how many ranks there are, which
+layers a
+rank holds, or in which order it builds them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+STD = 0.02
+
+
+def skeleton(family: Any, config: Any, **arguments: Any) -> nn.Module:
+    """The model without memory: every weight is on the meta device."""
+    with torch.device("meta"):
+        return family.Model(config, **arguments)
+
+
+def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What is sharded and compiled as one: each block, then what else holds weights, by name."""
+    for name, block in model.blocks.items():
+        yield f"blocks.{name}", block
+    for name, child in model.named_children():
+        if name != "blocks" and any(True for _ in child.parameters()) and not shares_weights(model):
+            yield name, child
+
+
+def shares_weights(model: nn.Module) -> bool:
+    """Whether two modules hold one weight (a tied embedding): they must then stay in one unit, the root."""
+    return len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.named_parameters()))
+
+
+def draw(name: str, shape: torch.Size, layers: int, seed: int, device: torch.device) -> Tensor:
+    """The initial float32 value of a parameter: ones for norms, zeros for biases, else normal.
+
+    Projections that add to the residual stream are scaled by 1/sqrt(2·layers) (GPT-2).
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(shape, device=device)
+    if len(shape) == 1:
+        return torch.ones(shape, device=device)
+    random = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+    residual = name.endswith((".o.weight", ".down.weight"))
+    return torch.randn(shape, device=device, generator=random) * (
+        STD / math.sqrt(2 * layers) if residual else STD
+    )
+
+
+def materialise(model: nn.Module, module: nn.Module, prefix: str, seed: int, device: torch.device) -> None:
+    """Give every meta weight of `module` (named from `prefix`) its initial value; tied weights stay tied."""
+    done: dict[int, nn.Parameter] = {}
+    for path, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if not parameter.is_meta:
+            continue
+        owner, _, leaf = path.rpartition(".")
+        if id(parameter) not in done:
+            name = f"{prefix}.{path}" if prefix else path
+            done[id(parameter)] = nn.Parameter(draw(name, parameter.shape, model.config.layers, seed, device))
+        setattr(module.get_submodule(owner), leaf, done[id(parameter)])
+
+
+def recompute(model: nn.Module) -> None:
+    """Drop each block's activations in forward and make them again in backward."""
+
+    def keep(block: nn.Module, *arguments: object) -> Tensor:
+        return checkpoint(block, *arguments, use_reentrant=False)
+
+    model.keep = keep
+
+
+def fp8(model: nn.Module, recipe: str) -> None:
+    """Swap the blocks' linear layers for torchao's FP8 ones: tensorwise with FP8 all-gather, or row-wise."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise RuntimeError(
+            "--precision fp8 needs torchao; pip install torchao, or use --precision bf16"
+        ) from error
+    if recipe == "fp8-rowwise":
+        config = Float8LinearConfig.from_recipe_name("rowwise")
+    else:
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: "blocks" in name and "router" not in name
+    )

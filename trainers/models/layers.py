@@ -1,0 +1,136 @@
+"""What the families share: rotary positions, attention, a loss that never holds all logits.
+
+In: activations [batch, sequence, width]. Out: the same shape, or a scalar loss in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines of rotary positions, [sequence, head_dim / 2] in float32 (arXiv 2104.09864)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def table(cls, seq_len: int, head_dim: int, theta: float, device: torch.device) -> Rotary:
+        """Angles position · theta^(-2i/head_dim), i the index of a pair of coordinates."""
+        exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+        angle = torch.arange(seq_len, device=device, dtype=torch.float32)[:, None] * theta**-exponent
+        return cls(angle.cos(), angle.sin())
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotate x [batch, heads, sequence, head_dim]; halves are pairs, as in transformers."""
+        first, second = x.float().chunk(2, -1)
+        turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
+        return torch.cat(turned, -1).to(x.dtype)
+
+
+def alibi_slopes(heads: int, bias_max: int = 8) -> Tensor:
+    """Slope of each head's linear distance penalty (arXiv 2108.12409; order of heads as in LLM Foundry)."""
+    power = 2 ** math.ceil(math.log2(heads))
+    slopes = 1.0 / torch.pow(2, torch.arange(1, power + 1) * bias_max / power)
+    if power != heads:
+        slopes = torch.cat([slopes[1::2], slopes[::2]])[:heads]
+    return slopes
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Tensor | None = None) -> Tensor:
+    """Scaled dot-product attention over [batch, heads, sequence, head_dim]; fewer key heads are shared."""
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias, is_causal=causal and bias is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal attention to the last `window` positions, itself included, without a sequence² mask.
+
+    Queries go in blocks of `window`; each sees its own block and the one before through one small mask
+    [window, 2·window], so work and memory grow with sequence · window.
+    """
+    batch, heads, length, dim = q.shape
+    if length <= window:
+        return attention(q, k, v)
+    q, k, v = (F.pad(x, (0, 0, 0, -length % window)).unflatten(2, (-1, window)) for x in (q, k, v))
+    k, v = (torch.cat((F.pad(x, (0, 0, 0, 0, 1, 0))[:, :, :-1], x), 3) for x in (k, v))
+    blocks = q.shape[2]
+    row = torch.arange(window, device=q.device)[:, None]
+    column = torch.arange(2 * window, device=q.device)[None]
+    band = (column > row) & (column <= row + window)
+    first = (torch.arange(blocks, device=q.device) > 0)[:, None, None] | (column >= window)[None]
+    mask = (band[None] & first).repeat(batch, 1, 1)[:, None]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out = attention(q, k, v, causal=False, bias=mask)
+    return out.unflatten(0, (batch, blocks)).transpose(1, 2).reshape(batch, heads, -1, dim)[:, :, :length]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Cross entropy of x·weightᵀ; the gradient is made in forward, chunk by chunk, while logits exist."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+        count, loss = x.shape[0], x.new_zeros((), dtype=torch.float32)
+        dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
+        for rows, target, out in zip(x.chunk(chunks), labels.chunk(chunks), dx.chunk(chunks), strict=True):
+            part, dlogits = _loss_and_gradient(rows @ weight.t(), target, count)
+            loss += part
+            torch.mm(dlogits, weight, out=out)
+            dweight += dlogits.t() @ rows
+        ctx.save_for_backward(dx, dweight.to(weight.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweight = ctx.saved_tensors
+        return dx * grad, dweight * grad, None, None
+
+
+def _loss_and_gradient(logits: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Sum of cross entropies divided by `count`, and its gradient in the logits' type."""
+    exact = logits.float()
+    log_sum = torch.logsumexp(exact, -1, keepdim=True)
+    loss = (log_sum - exact.gather(1, labels[:, None])).sum() / count
+    hot = torch.arange(logits.shape[1], device=logits.device)[None] == labels[:, None]
+    return loss, ((torch.exp(exact - log_sum) - hot.float()) / count).to(logits.dtype)
+
+
+class LossHead(nn.Module):
+    """Final norm, projection to the vocabulary and mean cross entropy.
+
+    `chunks` splits the rows before the projection: 8192 x 128256 logits are 4.2 GB in float32, thrice
+    (pytorch/torchtitan#996). One chunk is plain autograd.
+    """
+
+    def __init__(self, norm: nn.Module, out: nn.Module, chunks: int) -> None:
+        super().__init__()
+        self.norm, self.out, self.chunks = norm, out, chunks
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[batch, sequence, vocabulary] in the model's type."""
+        return self.out(self.norm(x))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy over every position, float32."""
+        rows, labels = self.norm(x).flatten(0, 1), labels.flatten()
+        if self.chunks == 1:
+            return F.cross_entropy(self.out(rows).float(), labels)
+        return _ChunkedLoss.apply(rows, self.out.weight, labels, self.chunks)
+
+
+def run_blocks(blocks: nn.ModuleDict, x: Tensor, *context: object, keep: Callable | None = None) -> Tensor:
+    """Pass x through every block; `keep` wraps a call that recomputes its activations in backward."""
+    for block in blocks.values():
+        x = keep(block, x, *context) if keep else block(x, *context)
+    return x

@@ -1,0 +1,116 @@
+"""The one JSON record of a run: what ran, what it measured, and whether the numbers are sound.
+
+In: the pieces of a finished run. Out: a dict of finite numbers, strings and nulls. `problems` is empty in a
+sound run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import metrics
+import plan as plans
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from train import Run
+
+SCHEMA = 1
+
+
+def make(run: Run) -> dict[str, Any]:
+    """The record; a collective, every rank gets the same one."""
+    options, plan, world, job = run.options, run.plan, run.world, run.job
+    losses, norms = shared_losses(run), _values(run.norms)
+    weights = metrics.digest(job.weights()) if options.digest else None
+    mine = {"losses": losses, "gradient_norms": norms, "digest": weights, "memory": metrics.memory(world)}
+    ranks: list[Any] = [None] * world.size
+    dist.all_gather_object(ranks, mine)
+    timed = performance(run)
+    problems = unsound(losses, norms, timed)
+    return {
+        "schema": SCHEMA,
+        "model": options.model,
+        "size": options.size,
+        "options": {
+            k: v if isinstance(v, int | float | str | None) else str(v) for k, v in vars(options).items()
+        },
+        "plan": plans.facts(plan),
+        "world_size": world.size,
+        "device": dataclasses.asdict(plan.peak),
+        "first_step": run.first_step,
+        "last_step": run.first_step + len(run.losses),
+        "resumed": run.first_step > 0,
+        "stopped": run.stopped,
+        "first_step_s": run.first_step_s,
+        "losses": [_finite(value) for value in losses],
+        "gradient_norms": [_finite(value) for value in norms],
+        "ranks_agree": all(_same(other, mine) for other in ranks),
+        "digest": weights,
+        "performance": timed,
+        "memory": max((r["memory"] for r in ranks), key=lambda m: m["allocated_gib"]) if world.gpu else None,
+        "checkpoint_s": run.store.seconds if run.store else [],
+        "software": metrics.software(),
+        "environment": metrics.environment(),
+        "extra": run.extra,
+        "problems": problems,
+    }
+
+
+def shared_losses(run: Run) -> list[float]:
+    """The mean loss of each step over the data ranks."""
+    empty = torch.zeros(0, device=run.world.device)
+    stacked = (torch.stack(run.losses) if run.losses else empty).double()
+    every = [torch.empty_like(stacked) for _ in range(run.world.size)]
+    dist.all_gather(every, stacked)
+    return torch.stack(every).mean(0).tolist()
+
+
+def _values(scalars: list[torch.Tensor]) -> list[float]:
+    return torch.stack(scalars).double().tolist() if scalars else []
+
+
+def _same(other: dict[str, Any], mine: dict[str, Any]) -> bool:
+    keys = ("losses", "gradient_norms", "digest")
+    return all(repr(other[key]) == repr(mine[key]) for key in keys)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def performance(run: Run) -> dict[str, Any] | None:
+    """Speed under every convention, and against the datasheet; None when no step was timed."""
+    options, plan, step_s = run.options, run.plan, run.clock.seconds()
+    if not step_s:
+        return None
+    result = metrics.speed(step_s, plan.global_batch * plan.units_per_sample, run.world.size, plan.unit)
+    rate = result[f"{plan.unit}_per_s_per_gpu"]
+    for name, work in dataclasses.asdict(plan.flops).items():
+        result[f"tflops_{name}"] = rate * work / 1e12
+    ceiling = plan.peak.fp8 if options.precision.startswith("fp8") else plan.peak.bf16
+    for name in ("noncausal", "causal"):
+        result[f"mfu_{name}_percent"] = 100 * result[f"tflops_{name}"] / ceiling if ceiling else None
+    result["data_wait_percent"] = 100 * sum(run.data_wait_s) / max(sum(step_s), 1e-9)
+    result["unit"] = plan.unit
+    if options.price_per_hour:
+        result |= metrics.cost(rate, options.price_per_hour)
+    return result
+
+
+def unsound(losses: list[float], norms: list[float], timed: dict[str, Any] | None) -> list[str]:
+    """Reasons why the record must not count as a result."""
+    found = []
+    if not losses:
+        found.append("no step was run")
+    if not all(map(math.isfinite, losses)):
+        found.append("a loss is not finite")
+    if not all(map(math.isfinite, norms)):
+        found.append("a gradient norm is not finite")
+    shares = [timed[key] for key in ("mfu_noncausal_percent", "mfu_causal_percent")] if timed else []
+    if any(share is not None and share > 100 for share in shares):
+        found.append(f"more than 100 % of the device's peak: {shares}")
+    return found

@@ -1,0 +1,107 @@
+"""The process and its place: device, process group, stop signal. In: Options and torchrun's environment."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gc
+import os
+import signal
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from options import Options
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among `size`, its device, and whether SIGTERM has come."""
+
+    rank: int
+    size: int
+    device: torch.device
+    stop: Stop = field(repr=False)
+
+    @property
+    def gpu(self) -> bool:
+        """Whether steps are timed by device events (ROCm's device is called cuda too)."""
+        return self.device.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.gpu:
+            torch.cuda.synchronize(self.device)
+
+
+class Stop:
+    """Remembers SIGTERM. Ranks hear it at different times, so they decide together, between steps."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, _signal: int, _frame: object) -> None:
+        self.heard = True
+
+    def agreed(self) -> bool:
+        """Whether any rank was told to stop; every rank gets the same answer (a collective, on the CPU)."""
+        flag = torch.tensor([int(self.heard)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+
+@contextmanager
+def started(options: Options) -> Iterator[World]:
+    """Open the process group that torchrun describes (or one process without torchrun), close it at the
+    end.
+    """
+    stop = Stop()
+    alone = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+    for name, value in alone.items():
+        os.environ.setdefault(name, value)
+    device = _device(options)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    _open_group(device)
+    torch.manual_seed(options.seed)
+    torch.use_deterministic_algorithms(options.deterministic)
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), device, stop)
+        dist.barrier()
+    finally:
+        gc.collect()  # groups end while their peers still live, not with the interpreter
+        dist.destroy_process_group()
+
+
+def _device(options: Options) -> torch.device:
+    kind = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
+
+
+def _open_group(device: torch.device) -> None:
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == int(os.environ["WORLD_SIZE"]):
+        # One node talks over the loopback: a container without a network cannot resolve its own name, and
+        # torchrun
+        # hands that name out as the master's address, --standalone or not.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+    # gloo serves the CPU beside the GPU's library: the stop flag and checkpoints must not wait for the
+    # device.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        timeout=dt.timedelta(minutes=10),
+        device_id=device if device.type == "cuda" else None,
+    )
