@@ -18,7 +18,9 @@ from stackcheck.errors import EngineError
 APT = Path("/etc/apt")
 # Files that this tool writes itself, so that they never count as the host's own.
 OWN_PREFIX = "stackcheck-"
-_ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)$")
+_ONE_LINE = re.compile(
+    r"^deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)$"
+)
 _OPTION = re.compile(r"^(Acquire::(?:https?::(?:Proxy|CaInfo)|[Cc]heck-[Vv]alid-[Uu]ntil|Check-Date))\b.*$")
 
 

@@ -32,7 +32,13 @@ SUITES = frozenset({"bookworm", "trixie", "forky"})
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
 
 # Manual pages and translations, as the slim variants of the official images leave out; copyright files stay.
-EXCLUDED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/lintian/*")
+EXCLUDED = (
+    "/usr/share/man/*",
+    "/usr/share/locale/*",
+    "/usr/share/doc/*",
+    "/usr/share/info/*",
+    "/usr/share/lintian/*",
+)
 INCLUDED = ("/usr/share/locale/locale.alias", "/usr/share/doc/*/copyright")
 
 # Runs last, in the host's shell with the root as "$1": what would differ between hosts or days goes.
@@ -43,7 +49,6 @@ rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/var/lib/apt/lists "$1"/var/cach
 mkdir -p "$1"/var/lib/apt/lists/partial "$1"/var/cache/apt/archives/partial
 rm -f "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/etc/machine-id "$1"/var/lib/dbus/machine-id
 find "$1"/var/log -type f -delete
-find "$1"/usr -name __pycache__ -prune -exec rm -rf {} +
 echo localhost > "$1"/etc/hostname
 : > "$1"/etc/resolv.conf
 """.strip()

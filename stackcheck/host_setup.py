@@ -80,18 +80,24 @@ def ensure_engine(report: Callable[[str], None]) -> None:
             where=os.environ["DOCKER_HOST"],
             next_step="start it, or unset DOCKER_HOST to use the local one",
         )
-    recipe = recipe_for_host()
     if os.geteuid() != 0:
-        raise EngineError(
-            "there is no container engine that this user can reach",
-            got="no daemon answers, and only root may install or start one",
-            expected="a Docker daemon with buildx",
-            next_step="\n    ".join(["type", *recipe.commands()]),
-        )
+        raise missing_engine("no daemon answers, and only root may install or start one")
+    recipe = recipe_for_host()
     if not (shutil.which("dockerd") and has_buildx()):
         install(recipe, report)
     if not socket_answers():
         start_daemon(report)
+
+
+def missing_engine(found: str) -> EngineError:
+    """The error for a host without an engine, with the commands that mend it."""
+    return EngineError(
+        "there is no container engine that this user can reach",
+        where=os.environ.get("DOCKER_HOST"),
+        got=found,
+        expected="a Docker daemon with buildx",
+        next_step="\n    ".join(["type", *recipe_for_host().commands()]),
+    )
 
 
 def has_buildx() -> bool:
@@ -111,7 +117,9 @@ def recipe_for_host() -> Recipe:
     release = apt.host_release()
     name, codename = release.get("ID", "unknown"), release.get("VERSION_CODENAME", "")
     if name == "debian" and codename == DEBIAN_12:
-        return Recipe(packages=("docker.io", "docker-cli", "docker-buildx"), second_suite=DEBIAN_12_TAKES_FROM)
+        return Recipe(
+            packages=("docker.io", "docker-cli", "docker-buildx"), second_suite=DEBIAN_12_TAKES_FROM
+        )
     if name == "debian":
         return Recipe(packages=("docker.io", "docker-cli", "docker-buildx"))
     if name == "ubuntu":
@@ -172,7 +180,12 @@ def apt_install(packages: Sequence[str]) -> None:
     ):
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, check=False, env=environment, timeout=INSTALL_TIMEOUT_S
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment,
+                timeout=INSTALL_TIMEOUT_S,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EngineError("apt-get did not finish", got=str(error), where=" ".join(command)) from error
@@ -192,7 +205,8 @@ def start_daemon(report: Callable[[str], None]) -> None:
     Raises:
         EngineError: It did not answer in time; the message has the log's last lines.
     """
-    if Path("/run/systemd/system").is_dir():
+    by_hand = not Path("/run/systemd/system").is_dir()
+    if not by_hand:
         report("starting the docker service")
         subprocess.run(["systemctl", "start", "docker"], check=False, timeout=START_TIMEOUT_S)
     else:
@@ -200,7 +214,7 @@ def start_daemon(report: Callable[[str], None]) -> None:
         _spawn_daemon()
     deadline = time.monotonic() + START_TIMEOUT_S
     while not socket_answers(timeout_s=2.0):
-        if time.monotonic() > deadline or daemon_pid() is None:
+        if time.monotonic() > deadline or (by_hand and daemon_pid() is None):
             raise EngineError(
                 "dockerd did not start",
                 where=str(LOG_FILE),
@@ -214,7 +228,7 @@ def _spawn_daemon() -> None:
     with LOG_FILE.open("ab") as log:
         # A session of its own: Ctrl-C in the terminal that started it must not end it.
         process = subprocess.Popen(
-            ["dockerd", "--pidfile", "/var/run/docker.pid"],
+            ["dockerd"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

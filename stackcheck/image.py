@@ -1,0 +1,181 @@
+"""What an image is: its digests, its layers with their sizes, and the layout that holds it.
+
+In: an OCI image layout. Out: `Image`, and `image.json` from which it comes back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stackcheck import archive
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer.
+
+    Attributes:
+        digest: Of the blob as stored.
+        size_bytes: Unpacked where it is gzip or plain; as stored for other compressions.
+        created_by: The Dockerfile's step.
+    """
+
+    digest: str
+    size_bytes: int
+    created_by: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image in the engine and, with exactly the same manifest, in a layout.
+
+    Attributes:
+        stack_id: The stack it was built from; None for an image from elsewhere.
+        reference: What `docker run` takes.
+        config_digest: Ties a test run to what is published.
+        manifest_digest: The one manifest in `layout`.
+        size_bytes: Unpacked.
+        reused: Whether it was there already.
+        seconds: Time to build and load it.
+        key: Hash of everything that decided it.
+        inputs: URI -> digest of what went in.
+        built: When, RFC 3339.
+    """
+
+    stack_id: str | None
+    reference: str
+    config_digest: str
+    manifest_digest: str
+    layout: Path
+    size_bytes: int
+    layers: tuple[Layer, ...]
+    reused: bool
+    seconds: float
+    key: str = ""
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    built: str = ""
+
+
+class _LayerFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    digest: str
+    size_bytes: int
+    created_by: str
+
+
+class _ImageFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    schema_version: int
+    stack_id: str | None
+    reference: str
+    config_digest: str
+    manifest_digest: str
+    size_bytes: int
+    layers: list[_LayerFile]
+    seconds: float
+    key: str
+    inputs: dict[str, str]
+    built: str
+
+
+def describe(
+    layout: Path, *, stack_id: str | None, reference: str, seconds: float, key: str, inputs: Mapping[str, str]
+) -> Image:
+    """Read an image's facts from its layout; layers are unpacked once to be measured."""
+    digest = archive.manifest_digest(layout)
+    manifest = archive.read_json(layout, digest)
+    config = archive.read_json(layout, manifest["config"]["digest"])
+    steps = [step for step in config.get("history", ()) if not step.get("empty_layer")]
+    layers = tuple(
+        Layer(
+            digest=entry["digest"],
+            size_bytes=_unpacked_size(layout, entry),
+            created_by=steps[number].get("created_by", "") if number < len(steps) else "",
+        )
+        for number, entry in enumerate(manifest["layers"])
+    )
+    return Image(
+        stack_id=stack_id,
+        reference=reference,
+        config_digest=manifest["config"]["digest"],
+        manifest_digest=digest,
+        layout=layout,
+        size_bytes=sum(layer.size_bytes for layer in layers),
+        layers=layers,
+        reused=False,
+        seconds=seconds,
+        key=key,
+        inputs=dict(inputs),
+        built=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def save_image(image: Image, path: Path) -> None:
+    """Write `image.json`, whole or not at all; the layout lies beside it."""
+    document = {"schema_version": 1, **dataclasses.asdict(image)}
+    del document["layout"], document["reused"]
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def load_image(path: Path) -> Image:
+    """Read `image.json`; the layout is the folder `oci` beside it.
+
+    Raises:
+        ConfigurationError: The file is not there, or is not one of ours.
+    """
+    try:
+        read = _ImageFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            "no image has been built here",
+            where=str(path),
+            got=error.strerror,
+            next_step=f"stackcheck build {path.parent.name}",
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigurationError(
+            "image.json is damaged or of another version",
+            where=str(path),
+            got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            next_step=f"remove it, then: stackcheck build {path.parent.name}",
+        ) from error
+    values: dict[str, Any] = {name: getattr(read, name) for name in _ImageFile.model_fields}
+    del values["schema_version"]
+    values["layers"] = tuple(Layer(**layer.model_dump()) for layer in read.layers)
+    return Image(**values, layout=path.parent / "oci", reused=True)
+
+
+def size_report(image: Image) -> tuple[str, ...]:
+    """One line a layer, the largest first: where the bytes go."""
+    layers = sorted(image.layers, key=lambda layer: -layer.size_bytes)
+    return tuple(
+        f"{layer.size_bytes / 1e6:9.1f} MB  {' '.join(layer.created_by.split())[:80]}" for layer in layers
+    )
+
+
+def _unpacked_size(layout: Path, entry: Mapping[str, Any]) -> int:
+    path = archive.blob(layout, entry["digest"])
+    if not str(entry["mediaType"]).endswith("gzip"):
+        return path.stat().st_size
+    total, unzip = 0, zlib.decompressobj(wbits=31)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            total += len(unzip.decompress(chunk))
+            while unzip.eof and unzip.unused_data:  # parallel compressors write several members
+                rest, unzip = unzip.unused_data, zlib.decompressobj(wbits=31)
+                total += len(unzip.decompress(rest))
+    return total
