@@ -190,16 +190,18 @@ class AcceptanceSession:
         checks = self.results.content["checks"]
         skipped = sum(check["outcome"] == "skipped" for check in checks)
         budget = self.config.getoption("skip_budget")
-        if (
-            self.config.getoption("keyword")
-            or self.config.getoption("collectonly")
-            or skipped <= budget * len(checks)
-        ):
+        if not self._is_whole_suite() or skipped <= budget * len(checks):
             return
         reason = f"{skipped} of {len(checks)} checks were skipped; the budget is {budget:.0%} (--skip-budget)"
         record = {**_new_record("session::skip_budget"), "outcome": "failed", "reason": reason}
         self.results.add(record)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _is_whole_suite(self) -> bool:
+        """A budget of skips means something only where nobody chose among the checks."""
+        option = self.config.getoption
+        chosen = option("keyword") or option("markexpr") or option("collectonly") or option("deselect")
+        return not chosen and all(Path(name).is_dir() for name in self.config.args)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.results is not None:
