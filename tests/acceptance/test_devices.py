@@ -19,7 +19,6 @@ from harness.monitor import Monitor
 from harness.session import AcceptanceSession
 from harness.worker import Worker
 from vendors import Absence, Device, Host, Reading
-from workloads import devices as work
 
 TOUCHED_BYTES = 2 << 30  # more than a driver reserves for itself: somebody has memory on the device
 MEMORY_SHARE = 0.98  # of the nominal size; ECC and the driver keep the rest
@@ -119,7 +118,9 @@ def test_pcie_link_is_full(
     _only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
     readings = _while_busy(
         acceptance.monitor,
-        lambda: on_device(work.busy_links, seconds=LOAD_S, env=vendor.child_environment(devices)),
+        lambda: on_device(
+            "workloads.devices:busy_links", seconds=LOAD_S, env=vendor.child_environment(devices)
+        ),
     )
     for device in devices:
         links = [_of(host, device).pcie for host in readings]
@@ -152,7 +153,7 @@ def test_peer_access_is_granted(host: Host) -> None:
 def test_peer_copies_arrive(vendor: vendors.Vendor, devices: tuple[Device, ...], on_device: OnDevice) -> None:
     """A pattern copied over every ordered pair arrives bit by bit, through peer access and not the host."""
     _only_with(len(devices) > 1, "one device has no pair")
-    copies = on_device(work.peer_copies, timeout_s=300, env=vendor.child_environment(devices))
+    copies = on_device("workloads.devices:peer_copies", timeout_s=300, env=vendor.child_environment(devices))
     assert len(copies) == len(devices) * (len(devices) - 1)
     wrong = [copy for copy in copies if copy["wrong_elements"] or not copy["access"]]
     assert not wrong, wrong

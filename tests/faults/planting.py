@@ -1,0 +1,143 @@
+"""Plant a fault from outside, run the real suite in a process of its own, and see which check catches it.
+
+A fault is data. To add one, put a `Fault` into a table and hand the table to `pytest.mark.parametrize`:
+
+    FAULTS = (
+        Fault("one GPU is missing", "test_devices.py::test_device_count", vendor="nvidia",
+              nvml={"devices": 3}, says="3"),
+        Fault("a zeroed tile", "test_kernels.py::test_gemm",
+              patches={"workloads.gemm:product": "lambda *a, **k: original(*a, **k) * 0"}),
+    )
+
+    @pytest.mark.parametrize("fault", FAULTS, ids=str)
+    def test_planted_fault_is_caught(fault, plant):
+        plant(fault)
+
+    def test_healthy(plant):
+        plant(Fault("nothing", "test_kernels.py::test_gemm", outcome="passed"))
+
+`check` is a file, a function or one instance of it: every instance that ran must end as `outcome` (for "failed" at
+least one), and one reason must hold `says`. What can be planted: `env` variables; `files`, put first on the import
+path of pytest and of every child it starts; `patches` of "module:name" by a Python expression in which `original` is
+the real function; `nvml`, the state that stubs/pynvml.py shows; and `arguments` for pytest.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FAULTS = Path(__file__).resolve().parent
+TESTS = FAULTS.parent
+STUBS = FAULTS / "stubs"
+TIMEOUT_S = 300
+
+# The suites need torch, which the tool does not: its own tests may run beside a Python that has both.
+SUITE_PYTHON = os.environ.get("STACKCHECK_SUITE_PYTHON", sys.executable)
+
+# Executed by every Python process that starts with the planted folder first on its path.
+HOOK = '''
+import importlib.abc, importlib.util, json, os, sys
+PATCHES = json.loads(os.environ["STACKCHECK_PATCHES"])
+
+class Patcher(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if not any(key.split(":")[0] == name for key in PATCHES):
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        execute = spec.loader.exec_module
+        def patched(module):
+            execute(module)
+            for key, source in PATCHES.items():
+                owner, _, attribute = key.partition(":")
+                if owner == name:
+                    holder, *rest = [module, *attribute.split(".")]
+                    for part in rest[:-1]:
+                        holder = getattr(holder, part)
+                    names = {**vars(module), "original": getattr(holder, rest[-1])}
+                    replacement = eval(source, names)
+                    for detail in ("__module__", "__name__", "__qualname__"):
+                        if hasattr(names["original"], detail):
+                            setattr(replacement, detail, getattr(names["original"], detail))
+                    setattr(holder, rest[-1], replacement)
+        spec.loader.exec_module = patched
+        return spec
+
+sys.meta_path.insert(0, Patcher())
+'''
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault and the check that has to catch it."""
+
+    name: str
+    check: str
+    outcome: str = "failed"
+    says: str = ""
+    vendor: str = "cpu"
+    tier: str = "standard"
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    patches: Mapping[str, str] = field(default_factory=dict)
+    nvml: Mapping[str, Any] | None = None
+    arguments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} -> {self.check.rpartition('::')[2]}".replace(" ", "-")
+
+
+def run(fault: Fault, folder: Path) -> dict[str, Any]:
+    """The result.json of a run with the fault planted."""
+    planted = folder / "planted"
+    planted.mkdir()
+    for name, text in fault.files.items():
+        (planted / name).write_text(text, encoding="utf-8")
+    if fault.patches:
+        (planted / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+    path = [str(planted), *([str(STUBS)] if fault.nvml is not None else [])]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "STACKCHECK_PATCHES": json.dumps(dict(fault.patches)),
+        "STACKCHECK_FAKE_NVML": json.dumps(dict(fault.nvml or {})),
+        **fault.env,
+    }
+    out = folder / "out"
+    command = (
+        *(SUITE_PYTHON, "-m", "pytest", str(TESTS / "acceptance" / fault.check), "--gpu-vendor", fault.vendor),
+        *("--tier", fault.tier, "--result-dir", str(out), "--lease-dir", str(folder / "leases")),
+        *("-p", "no:cacheprovider", *fault.arguments),
+    )
+    ended = subprocess.run(
+        command,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=folder,
+    )
+    assert (out / "result.json").exists(), ended.stdout + ended.stderr
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return {**result, "output": ended.stdout + ended.stderr, "exit": ended.returncode}
+
+
+def judge(fault: Fault, result: Mapping[str, Any]) -> None:
+    """Assert that the check ended as the fault demands."""
+    checks = [check for check in result["checks"] if check["id"].split("[")[0].startswith(fault.check.split("[")[0])]
+    outcomes = [check["outcome"] for check in checks]
+    assert checks, result["output"]
+    if fault.outcome == "failed":
+        assert "failed" in outcomes, f"{fault.name} was not caught: {outcomes}\n{result['output']}"
+    else:
+        assert set(outcomes) == {fault.outcome}, result["output"]
+    reasons = "\n".join(check["reason"] or "" for check in checks)
+    assert fault.says in reasons, f"{fault.says!r} is not in {reasons!r}"

@@ -1,0 +1,160 @@
+"""A stand-in for nvidia-ml-py: four healthy H200s, changed by the JSON in STACKCHECK_FAKE_NVML.
+
+Keys: devices (count); init ("hang", "driver_not_loaded"); any field below for every device; and "one": the same for
+device 0 only. A value "N/A" is answered as such; "not_supported" and "no_permission" are raised as NVML's errors.
+"""
+
+import json
+import os
+import time
+from ctypes import Structure, c_uint
+from types import SimpleNamespace
+
+NVML_SUCCESS = 0
+NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 2, 3, 4
+NVML_ERROR_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_FUNCTION_NOT_FOUND = 6, 9, 13
+NVML_ERROR_GPU_IS_LOST = 15
+NVML_CLOCK_SM = 1
+NVML_TEMPERATURE_GPU = 0
+NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
+NVML_VOLATILE_ECC = 0
+NVML_P2P_CAPS_INDEX_NVLINK = 2
+NVML_P2P_STATUS_OK = 0
+NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY = 0, 1
+NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+
+STATE = json.loads(os.environ.get("STACKCHECK_FAKE_NVML") or "{}")
+HEALTHY = {
+    "capability": [9, 0], "name": "NVIDIA H200", "pci_device_id": 0x233510DE, "cores": 16896,
+    "memory": 143771 << 20, "used": 600 << 20, "vbios": "96.00.AA", "inforom": "G520", "gsp": "580.159.04",
+    "mig": 0, "pcie_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
+    "remapped": [0, 0, 0, 0], "reasons": 0, "cap": 700000, "default_cap": 700000, "power": 120000, "clock": 1980,
+    "temperature": 35, "processes": [], "recovery": 0, "fabric_state": 3, "fabric_status": 0, "links": 18,
+    "p2p_read": 0, "p2p_nvlink": 0,
+}  # fmt: skip
+ERRORS = {"not_supported": NVML_ERROR_NOT_SUPPORTED, "no_permission": NVML_ERROR_NO_PERMISSION, "lost": NVML_ERROR_GPU_IS_LOST}
+
+
+class NVMLError(Exception):
+    def __init__(self, value):
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class c_nvmlGpuFabricInfo_t(Structure):
+    _fields_ = (("state", c_uint), ("status", c_uint))
+
+
+def value(handle, key):
+    found = {**HEALTHY, **STATE, **(STATE.get("one", {}) if handle == 0 else {})}[key]
+    if isinstance(found, str) and found in ERRORS:
+        raise NVMLError(ERRORS[found])
+    return found
+
+
+def nvmlInit():
+    if STATE.get("init") == "hang":
+        time.sleep(3600)
+    if STATE.get("init") == "driver_not_loaded":
+        raise NVMLError(NVML_ERROR_DRIVER_NOT_LOADED)
+
+
+def nvmlDeviceGetCount():
+    return STATE.get("devices", 4)
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+
+def nvmlSystemGetDriverVersion():
+    return STATE.get("driver", "580.159.04")
+
+
+def nvmlSystemGetCudaDriverVersion_v2():
+    return 13000
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    return SimpleNamespace(total=value(handle, "memory"), used=value(handle, "used"), free=0)
+
+
+def nvmlDeviceGetPciInfo(handle):
+    return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0", pciDeviceId=value(handle, "pci_device_id"))
+
+
+def nvmlDeviceGetUUID(handle):
+    return f"GPU-00000000-0000-0000-0000-{handle:012d}"
+
+
+def nvmlDeviceGetMigMode(handle):
+    return [value(handle, "mig")] * 2
+
+
+def nvmlDeviceGetEccMode(handle):
+    return [value(handle, "ecc")] * 2
+
+
+def nvmlDeviceGetTotalEccErrors(handle, kind, _counter):
+    return value(handle, "uncorrected" if kind == NVML_MEMORY_ERROR_TYPE_UNCORRECTED else "corrected")
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in value(handle, "processes")]
+
+
+def nvmlSystemGetProcessName(_pid):
+    return "python3"
+
+
+def nvmlDeviceGetFieldValues(handle, _fields):
+    return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=value(handle, "recovery")))]
+
+
+def nvmlDeviceGetGpuFabricInfo(handle, reference):
+    reference._obj.state = value(handle, "fabric_state")
+    reference._obj.status = value(handle, "fabric_status")
+
+
+def nvmlDeviceGetP2PStatus(a, b, cap):
+    return max(value(handle, "p2p_nvlink" if cap == NVML_P2P_CAPS_INDEX_NVLINK else "p2p_read") for handle in (a, b))
+
+
+def nvmlDeviceGetNvLinkState(handle, link):
+    return int(link < value(handle, "links"))
+
+
+def nvmlDeviceGetNvLinkErrorCounter(_handle, _link, _kind):
+    return 0
+
+
+def nvmlDeviceGetClockInfo(handle, _kind):
+    return value(handle, "clock")
+
+
+def nvmlDeviceGetMaxClockInfo(_handle, _kind):
+    return 1980
+
+
+def nvmlDeviceGetTemperature(handle, _sensor):
+    return value(handle, "temperature")
+
+
+def _reader(key):
+    return lambda handle: value(handle, key)
+
+
+nvmlDeviceGetName = _reader("name")
+nvmlDeviceGetCudaComputeCapability = _reader("capability")
+nvmlDeviceGetNumGpuCores = _reader("cores")
+nvmlDeviceGetVbiosVersion = _reader("vbios")
+nvmlDeviceGetInforomImageVersion = _reader("inforom")
+nvmlDeviceGetGspFirmwareVersion = _reader("gsp")
+nvmlDeviceGetCurrPcieLinkGeneration = nvmlDeviceGetMaxPcieLinkGeneration = _reader("pcie_generation")
+nvmlDeviceGetCurrPcieLinkWidth = nvmlDeviceGetMaxPcieLinkWidth = _reader("pcie_width")
+nvmlDeviceGetPcieReplayCounter = _reader("replays")
+nvmlDeviceGetRemappedRows = _reader("remapped")
+nvmlDeviceGetCurrentClocksEventReasons = _reader("reasons")
+nvmlDeviceGetEnforcedPowerLimit = _reader("cap")
+nvmlDeviceGetPowerManagementDefaultLimit = _reader("default_cap")
+nvmlDeviceGetPowerUsage = _reader("power")

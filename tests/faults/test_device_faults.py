@@ -1,0 +1,105 @@
+"""Faults of devices, planted in the NVML library, and the healthy host that must pass."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from planting import STUBS, Fault
+
+D = "test_devices.py::"
+# torch as a healthy host of the stub would show it.
+SEEN = {
+    "workloads.devices:seen": (
+        "lambda: [{'index': i, 'arch': 'sm_90', 'compute_units': 132, 'memory_bytes': 143771 << 20,"
+        " 'bdf': f'0000:{27 + i:02x}:00.0', 'uuid': None} for i in range(4)]"
+    ),
+    "workloads.devices:busy_links": "lambda seconds: 1",
+    "workloads.devices:peer_copies": (
+        "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': 0}"
+        " for a in range(4) for b in range(4) if a != b]"
+    ),
+    "vendors.nvidia:torch_runtime": "lambda: '13.0'",
+    "vendors.nvidia:requirements": "lambda: ()",
+}
+
+
+def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
+    return Fault(name, D + check, vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN)
+
+
+FAULTS = (
+    nvidia("one GPU is missing", "test_device_count", devices=3),
+    nvidia("unknown product", "test_device_identity", "add a row", pci_device_id=0x999910DE, capability=[9, 9]),
+    nvidia("mixed products", "test_device_identity", one={"pci_device_id": 0x233010DE, "memory": 81559 << 20}),
+    nvidia("half of the multiprocessors", "test_device_identity", "compute units", one={"cores": 8448}),
+    nvidia("memory is short", "test_device_identity", "less than", one={"memory": 136000 << 20}),
+    nvidia("library lists another GPU", "test_torch_and_the_library_mean_the_same_devices", "is none of", devices=2),
+    nvidia("torch sees another arch", "test_torch_and_the_library_mean_the_same_devices", capability=[8, 0]),
+    nvidia("driver too old", "test_driver_serves_the_runtime", "older than 580", driver="570.26"),
+    nvidia("mixed firmware", "test_firmware_is_equal", "vbios", one={"vbios": "95.00"}),
+    nvidia("link x8", "test_pcie_link_is_full", "'width': 8", one={"pcie_width": 8}),
+    nvidia("PCIe generation 3", "test_pcie_link_is_full", "'generation': 3", pcie_generation=3),
+    nvidia("PCIe answers all ones", "test_pcie_link_is_full", "all ones", pcie_width=0xFFFFFFFF),
+    nvidia("a pair on PCIe", "test_every_pair_is_linked", "0-1: pcie", one={"p2p_nvlink": 1}),
+    nvidia("six lanes down", "test_every_pair_is_linked", "12 active", one={"links": 12}),
+    nvidia("peer access refused", "test_peer_access_is_granted", "0-1", one={"p2p_read": 3}),
+    nvidia("ECC off", "test_memory_is_healthy", "ECC is off", one={"ecc": 0}),
+    nvidia("uncorrectable errors", "test_memory_is_healthy", "uncorrectable", one={"uncorrected": 2}),
+    nvidia("rows wait for a reset", "test_memory_is_healthy", "pending", one={"remapped": [0, 1, 1, 0]}),
+    nvidia("remapping failed", "test_memory_is_healthy", "failed", one={"remapped": [0, 1, 0, 1]}),
+    nvidia("thermal slowdown", "test_nothing_throttles", "hardware thermal", one={"reasons": 0x40}),
+    nvidia("power cap lowered", "test_power_cap_is_the_default", "400", one={"cap": 400000}),
+    nvidia("MIG on", "test_partition_is_the_reference", "enabled", one={"mig": 1}),
+    nvidia("another job", "test_devices_are_ours_alone", "shared with", "invalid", one={"processes": [4321]}),
+    nvidia("touched memory", "test_devices_are_ours_alone", "in use", "invalid", one={"used": 9 << 30}),
+    nvidia("the driver asks for a reset", "test_no_device_asks_for_recovery", "reset", one={"recovery": 1}),
+    nvidia("fabric manager not up", "test_switch_fabric_is_up", "in progress", fabric_state=2),
+    nvidia("driver not loaded", "test_device_count", "no NVIDIA device is visible", init="driver_not_loaded"),
+    nvidia("no device", "test_device_count", "no NVIDIA device is visible", devices=0),
+    nvidia("no permission is a skip", "test_memory_is_healthy", "no permission", "skipped", ecc="no_permission"),
+    nvidia("N/A is a skip", "test_no_device_asks_for_recovery", "not supported", "skipped", recovery="not_supported"),
+    nvidia("a GPU was lost", "test_device_count", "no NVIDIA device is visible", one={"temperature": "lost"}),
+    Fault("a NUMA node of others", D + "test_numa_nodes_of_devices_are_ours", vendor="nvidia", nvml={}, says="node 7",
+          patches=SEEN | {"vendors.nvidia:_numa_node": "lambda bdf: 7"}),
+    Fault("a peer copy is wrong", D + "test_peer_copies_arrive", vendor="nvidia", nvml={}, says="wrong_elements",
+          patches=SEEN | {"workloads.devices:peer_copies":
+                          "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': int(a == 2)}"
+                          " for a in range(4) for b in range(4) if a != b]"}),
+    Fault("no permission on a node", D + "test_the_host_offers_what_devices_need", vendor="nvidia", nvml={}, says="--gpus all"),
+    Fault("tiny shared memory", D + "test_the_host_offers_what_devices_need", says="--shm-size",
+          patches={"vendors.cpu:SHARED_MEMORY_BYTES": "original << 20"}),
+    Fault("a CPU run shows a GPU", D + "test_device_count", patches={"workloads.devices:seen": "lambda: [{}]"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
+    plant(fault)
+
+
+def test_healthy_host_passes_every_device_check(plant) -> None:
+    fault = Fault("nothing", "test_devices.py", vendor="nvidia", nvml={}, outcome="passed", patches=SEEN)
+    with_numa = {**SEEN, "vendors.nvidia:_numa_node": "lambda bdf: 0"}
+    result = plant(Fault(**{**vars(fault), "patches": with_numa}))
+    assert len(result["host"]["devices"]) == 4
+    assert result["host"]["devices"][0]["model"] == "H200"
+
+
+def test_library_that_hangs_in_init_fails_the_run_in_time(plant) -> None:
+    patches = SEEN | {"harness.monitor:TIMEOUT_S": "3.0"}
+    fault = Fault("init hangs", D + "test_device_count", vendor="nvidia", nvml={"init": "hang"}, patches=patches)
+    result = plant(fault)
+    assert "did not answer in" in result["checks"][0]["reason"]
+
+
+def test_every_name_of_the_stub_is_one_of_nvidia_ml_py() -> None:
+    real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed beside the tool")
+    spec = importlib.util.spec_from_file_location("pynvml_stub", Path(STUBS / "pynvml.py"))
+    stub = importlib.util.module_from_spec(spec)
+    sys.modules["pynvml_stub"] = stub
+    spec.loader.exec_module(stub)
+    names = [name for name in vars(stub) if name.lower().startswith(("nvml", "c_nvml"))]
+    assert not [name for name in names if not hasattr(real, name)]
+    constants = [name for name in names if name.isupper()]
+    assert {name: getattr(stub, name) for name in constants} == {name: getattr(real, name) for name in constants}
