@@ -1,8 +1,8 @@
 """What is certified: three signed in-toto statements about one image digest.
 
 In: an image, a run, its verdict, and how the image was built. Out: test result, build provenance and
-verification summary in their signed envelopes. The verification summary (VSA) is the certificate: it alone says
-PASSED or FAILED, and a later FAILED one withdraws it.
+verification summary in their signed envelopes. The verification summary (VSA) is the certificate: it alone
+says PASSED or FAILED, and a later FAILED one withdraws it.
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stackcheck.durable import write_atomically
 from stackcheck.oci import (
     CHUNK_BYTES,
     MANIFEST_LIMIT_BYTES,
@@ -32,6 +30,7 @@ from stackcheck.oci import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Callable, Iterable, Iterator
 
     from stackcheck.registry import Store
@@ -64,7 +63,7 @@ class OciLayout:
     def write_blob(self, blob: Descriptor, chunks: Callable[[], Iterable[bytes]]) -> None:
         """Store a blob; a file that is not what its digest names never appears."""
         path = self.blob_path(blob.digest)
-        _write_atomically(path, checked(chunks(), blob.digest, str(path), blob.size))
+        write_atomically(path, checked(chunks(), blob.digest, str(path), blob.size))
 
     def mount_blob(self, digest: str, source: Store) -> bool:  # noqa: ARG002  # the protocol's signature
         """Two layouts share no bytes: a hard link would let a change in one reach the other."""
@@ -133,6 +132,24 @@ class OciLayout:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
+    def check_version(self) -> None:
+        """Raise `RegistryError` unless the folder says that it is a layout of the version that this reads."""
+        path = self.root / "oci-layout"
+        try:
+            found = json_object(path.read_bytes(), str(path))
+        except OSError as error:
+            raise MissingError("there is no OCI image layout", where=str(path), got=error.strerror) from error
+        if found != LAYOUT_FILE:
+            raise RegistryError(
+                "the layout is of another version", where=str(path), expected=str(LAYOUT_FILE)
+            )
+
+    def check_blob(self, blob: Descriptor) -> None:
+        """Raise `IntegrityError` unless the blob is what its descriptor says."""
+        path = self.blob_path(blob.digest)
+        for _ in checked(self._chunks(blob.digest), blob.digest, str(path), blob.size):
+            pass
+
     def only_manifest(self) -> Manifest:
         """The manifest of a layout that holds one image.
 
@@ -159,7 +176,7 @@ class OciLayout:
                 next_step="name a folder that can be written",
             ) from error
         if not (self.root / "oci-layout").exists():
-            _write_atomically(self.root / "oci-layout", (json.dumps(LAYOUT_FILE).encode(),))
+            write_atomically(self.root / "oci-layout", (json.dumps(LAYOUT_FILE).encode(),))
         if not (self.root / "index.json").exists():
             self._write_entries([])
 
@@ -200,7 +217,7 @@ class OciLayout:
             "mediaType": OCI_INDEX,
             "manifests": [entry.as_json() for entry in entries],
         }
-        _write_atomically(self.root / "index.json", (json.dumps(document, indent=1).encode() + b"\n",))
+        write_atomically(self.root / "index.json", (json.dumps(document, indent=1).encode() + b"\n",))
 
 
 def _agree(entry: Descriptor, manifest: Manifest, where: str) -> None:
@@ -212,32 +229,3 @@ def _agree(entry: Descriptor, manifest: Manifest, where: str) -> None:
             got=f"{entry.media_type}, {entry.size} bytes",
             expected=f"{stated}, {len(manifest.body)} bytes",
         )
-
-
-def _write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file so that after a crash or a full disk it is either there and whole, or as it was before."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tmp-", delete=False) as file:
-            try:
-                for chunk in chunks:
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-                os.fchmod(file.fileno(), 0o644)
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself has to survive a power cut
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise RegistryError(
-            "a file of the layout could not be written",
-            where=str(path),
-            got=error.strerror,
-            next_step="make room or mend the permissions, then run the same command again",
-        ) from error

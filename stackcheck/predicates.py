@@ -1,8 +1,8 @@
 """What the three statements say: predicates of test result, build provenance, verification summary. Pure.
 
 In: a run, its verdict, the build. Out: JSON values as https://github.com/in-toto/attestation (test-result
-v0.1), https://slsa.dev/spec/v1.2/verification_summary and https://slsa.dev/spec/v1.2/provenance have them. What
-those formats have no field for stands under a URI of ours, as they ask.
+v0.1), https://slsa.dev/spec/v1.2/verification_summary and https://slsa.dev/spec/v1.2/provenance have them.
+What those formats have no field for stands under a URI of ours, as they ask.
 """
 
 from __future__ import annotations

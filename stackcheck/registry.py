@@ -112,7 +112,7 @@ def parse_reference(text: str) -> Reference:
     target, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag or target in {"", "oci"}:
         target, tag = rest, ""
-    elif not _TAG.fullmatch(tag):
+    elif not is_tag(tag):
         raise _unreadable(text, f"{tag!r} is no tag")
     return Reference(target=_target(target, text), tag=tag or None, digest=digest or None)
 
@@ -132,6 +132,11 @@ def open_store(target: str, *, plain_http: bool = False) -> Store:
 
     host, _, repository = target.partition("/")
     return Repository(host, repository, plain_http=plain_http)
+
+
+def is_tag(text: str) -> bool:
+    """Whether a registry takes this as a tag."""
+    return _TAG.fullmatch(text) is not None
 
 
 def read_small_blob(store: Store, blob: Descriptor) -> bytes:

@@ -21,7 +21,7 @@ from stackcheck.errors import CertificateError
 from stackcheck.oci import compact_json, is_digest, sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -107,6 +107,12 @@ def time_verified(statement: Statement) -> dt.datetime:
 def status(statement: Statement) -> Literal["PASSED", "FAILED"]:
     """A VSA's verdict; anything that is not PASSED counts as FAILED."""
     return "PASSED" if statement.predicate["verificationResult"] == "PASSED" else "FAILED"
+
+
+def newest(statements: Iterable[Statement]) -> Statement | None:
+    """The VSA that counts: the latest, and at the same moment the FAILED one."""
+    summaries = [item for item in statements if item.predicate_type == VSA]
+    return max(summaries, key=lambda item: (time_verified(item), status(item) == "FAILED"), default=None)
 
 
 def facts(statement: Statement) -> dict[str, Any]:
