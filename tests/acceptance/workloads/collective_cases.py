@@ -11,6 +11,7 @@ from workloads.collective_data import Guarded, Payload
 from workloads.gates import Reading, checksum, exact
 from workloads.ranks import Ranks
 
+PIECE = 1 << 26
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -50,6 +51,20 @@ def all_reduce_normal(ranks: Ranks, payload: Payload) -> int:
     dist.all_reduce(tensor)
     assert bool(tensor.isfinite().all()), "all_reduce of normal data is not finite"
     return checksum(tensor)
+
+
+def all_reduce_large(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
+    """More elements than 32 bits count; filled and compared piece by piece to fit beside each other."""
+    tensor = torch.empty(payload.count, dtype=data.DTYPES[payload.dtype], device=ranks.device)
+    starts = range(0, payload.count, PIECE)
+    for start in starts:
+        piece = tensor[start : start + PIECE]
+        piece.copy_(data.values(payload, ranks, ranks.rank, len(piece), start))
+    dist.all_reduce(tensor)
+    for start in starts:
+        piece = tensor[start : start + PIECE]
+        expected = reduced(payload, ranks, "sum", count=len(piece), start=start)
+        yield exact(piece, expected, name=f"values from {start}")
 
 
 def all_gather(ranks: Ranks, payload: Payload) -> Iterable[Reading]:

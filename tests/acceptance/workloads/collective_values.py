@@ -60,7 +60,7 @@ def cases(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]]:
         yield from _of("all_to_all", collectives.all_to_all, ranks, payload)
         yield from _of("all_to_all", collectives.all_to_all_uneven, ranks, payload)
     yield from _rooted(ranks)
-    yield from _patterns(ranks)
+    yield from _patterns(ranks, tier)
 
 
 def _of(op: str, function: object, ranks: Ranks, payload: Payload) -> Iterator[tuple[str, str, CaseFunction]]:
@@ -77,7 +77,7 @@ def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
         yield "reduce", name, functools.partial(collectives.reduce, ranks, payload, root)
 
 
-def _patterns(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _patterns(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]]:
     for distance, dtype in itertools.product(range(1, ranks.size), ("fp32", "bf16")):
         payload = Payload(count=4099, dtype=dtype, offset=1, trial=distance)
         call = functools.partial(collectives.send_receive, ranks, payload, distance)
@@ -88,6 +88,12 @@ def _patterns(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
         yield "sub_groups", str(payload), functools.partial(collectives.sub_groups, ranks, payload, groups)
         yield "in_flight", str(payload), functools.partial(collectives.in_flight, ranks, payload)
         yield "keeps_input", str(payload), functools.partial(collectives.keeps_input, ranks, payload)
+    if tier != "smoke" and backend() == "nccl":
+        payload = Payload(count=2**31 + 4099, dtype="bf16")
+        large = functools.partial(collectives.all_reduce_large, ranks, payload)
+        yield "all_reduce", f"{payload}, beyond 32 bits", large
+    for dtype in FLOATS:
+        payload = Payload(count=4099, dtype=dtype)
         if backend() in HAS_AVERAGE and ranks.size & (ranks.size - 1) == 0:
             average = functools.partial(collectives.all_reduce_average, ranks, payload)
             yield "all_reduce", f"{payload} average", average

@@ -1,0 +1,26 @@
+"""Bus bandwidth from time, and the shape of its curve over sizes. Pure.
+
+The definitions are those of nccl-tests' doc/PERFORMANCE.md.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+LARGEST_DIP = 0.05  # ROCm/cvs cvs/lib/rccl_lib.py: bandwidth may not fall by more from one size to the next
+SHAPE_FROM_BYTES = 16 << 20  # below it the library changes algorithm and protocol, and steps are by design
+
+
+def busbw_gb_per_s(op: str, size_bytes: int, seconds: float, ranks: int) -> float:
+    """What the links carry, in 1e9 bytes/s; `size_bytes` is the total array."""
+    factor = 2 * (ranks - 1) / ranks if op == "all_reduce" else (ranks - 1) / ranks
+    return size_bytes / seconds * factor / 1e9
+
+
+def dips(curve: Mapping[int, float]) -> list[str]:
+    """Each place where a larger size is slower than the one before it by more than the allowed share."""
+    sizes = sorted(size for size in curve if size >= SHAPE_FROM_BYTES)
+    return [
+        f"{curve[large]:.1f} GB/s at {large} B after {curve[small]:.1f} GB/s at {small} B"
+        for small, large in itertools.pairwise(sizes)
+        if not curve[large] >= (1 - LARGEST_DIP) * curve[small]
+    ]

@@ -1,0 +1,52 @@
+"""Timing on a device: cold caches, events around each call, the median of each repeat.
+
+Comes in: a function that enqueues work. Goes out: seconds per call, one figure per repeat.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from workloads import device
+
+# Twice the largest last-level cache there is (MI300X has 256 MiB, and its size is not reported).
+WIPE_BYTES = 512 << 20
+SOAK_S = 1.0
+
+
+def repeats(function: Callable[[], object], *, count: int = 5, calls: int = 20) -> list[float]:
+    """Median seconds of `calls` cold calls, `count` times over, after a second of the same load."""
+    if device().type == "cpu":
+        function()
+        return [_on_host(function) for _ in range(count)]
+    wipe = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device())
+    soak(function)
+    return [_on_device(function, calls, wipe) for _ in range(count)]
+
+
+def soak(function: Callable[[], object], seconds: float = SOAK_S) -> None:
+    """Bring clocks and temperature to where a long job has them."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(10):
+            function()
+        torch.cuda.synchronize()
+
+
+def _on_device(function: Callable[[], object], calls: int, wipe: torch.Tensor) -> float:
+    events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(calls)]
+    for start, end in events:
+        wipe.zero_()  # also covers the host's time to launch what follows
+        start.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+
+
+def _on_host(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
