@@ -18,7 +18,7 @@ A fault is data. To add one, put a `Fault` into a table and hand the table to `p
 
 `check` is a file, a function or one instance of it: every instance that ran must end as `outcome` (for "failed" at
 least one), and one reason must hold `says`. What can be planted: `env` variables; `files`, put first on the import
-path of pytest and of every child it starts; `patches` of "module:name" by a Python expression in which `original` is
+path of pytest and of every child it starts, as are the folders in `paths`; `patches` of "module:name" by a Python expression in which `original` is
 the real function; `nvml`, the state that stubs/pynvml.py shows; and `arguments` for pytest.
 """
 
@@ -88,6 +88,7 @@ class Fault:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     patches: Mapping[str, str] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
     nvml: Mapping[str, Any] | None = None
     arguments: tuple[str, ...] = ()
 
@@ -103,7 +104,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
         (planted / name).write_text(text, encoding="utf-8")
     if fault.patches:
         (planted / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
-    path = [str(planted), *([str(STUBS)] if fault.nvml is not None else [])]
+    path = [str(planted), *fault.paths, *([str(STUBS)] if fault.nvml is not None else [])]
     variables = {
         "PYTHONPATH": os.pathsep.join(path),
         "STACKCHECK_PATCHES": json.dumps(dict(fault.patches)),
