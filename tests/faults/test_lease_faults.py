@@ -1,0 +1,81 @@
+"""Leases: two processes never hold one device, performance is alone, and a killed holder leaves nothing behind."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+from harness import leases
+from vendors import Device
+
+
+def device(index: int) -> Device:
+    return Device(
+        index=index, uuid=f"u{index}", bdf=f"0000:0{index}:00.0", name="", arch="", compute_units=1, memory_bytes=1
+    )
+
+
+EIGHT = tuple(device(index) for index in range(8))
+
+
+def take(folder, count, alone, seconds, log) -> None:
+    with leases.hold(folder, EIGHT, count, alone=alone) as lease:
+        started = time.monotonic()
+        time.sleep(seconds)
+        log.put(([device.index for device in lease.devices], alone, started, time.monotonic()))
+
+
+def held_by_many(folder, wishes) -> list[tuple]:
+    context = multiprocessing.get_context("fork")
+    log = context.Queue()
+    processes = [context.Process(target=take, args=(folder, *wish, 0.1, log)) for wish in wishes]
+    for process in processes:
+        process.start()
+    records = [log.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(60)
+    return records
+
+
+def overlap(a, b) -> bool:
+    return a[2] < b[3] and b[2] < a[3]
+
+
+def test_no_device_is_held_twice_and_performance_is_alone(tmp_path) -> None:
+    wishes = [(1, False), (2, False), (8, False), (4, False), (1, True), (8, True), (2, False), (1, False)] * 2
+    records = held_by_many(tmp_path, wishes)
+    assert len(records) == len(wishes)
+    for number, a in enumerate(records):
+        for b in records[number + 1 :]:
+            if overlap(a, b):
+                assert not (a[1] or b[1]), "performance was not alone"
+                assert not set(a[0]) & set(b[0]), "one device was held twice"
+
+
+def test_devices_come_in_index_order(tmp_path) -> None:
+    with leases.hold(tmp_path, EIGHT, 3, alone=False) as first, leases.hold(tmp_path, EIGHT, 2, alone=False) as second:
+        assert [device.index for device in first.devices] == [0, 1, 2]
+        assert [device.index for device in second.devices] == [3, 4]
+
+
+def test_killed_holder_leaves_nothing_behind(tmp_path) -> None:
+    context = multiprocessing.get_context("fork")
+    holder = context.Process(target=take, args=(tmp_path, 8, True, 600, context.Queue()))
+    holder.start()
+    while not (tmp_path / "machine.lock").exists():
+        time.sleep(0.02)
+    time.sleep(0.2)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join(10)
+    with leases.hold(tmp_path, EIGHT, 8, alone=True, wait_s=5) as lease:
+        assert len(lease.devices) == 8
+
+
+def test_device_that_is_not_freed_is_an_error_and_no_endless_wait(tmp_path) -> None:
+    with (
+        leases.hold(tmp_path, EIGHT, 8, alone=False),
+        pytest.raises(leases.LeaseError, match="was not free in time"),
+        leases.hold(tmp_path, EIGHT, 1, alone=False, wait_s=0.3),
+    ):
+        pass
