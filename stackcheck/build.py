@@ -1,7 +1,8 @@
 """Stacks -> images: a bake definition, one OCI layout a stack, and `image.json` that says what it is.
 
 In: resolved stacks with their rendered files, an engine. Out: `build/<stack-id>/oci` with exactly one
-manifest, the same image in the engine, and an `Image`. Unchanged inputs mean an unchanged image, which is then kept.
+manifest, the same image in the engine, and an `Image`. Unchanged inputs mean an unchanged image, which is then
+kept.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["Image", "adopt", "build", "exclusive", "export", "load_image", "provenance"]
 
 # Part of every key: raise it when the way of building changes what comes out.
-RECIPE = 1
+RECIPE = 2
 REQUIRED_FILES = ("Dockerfile", "stack.json")
 COPIED_FILES = (*REQUIRED_FILES, "requirements.lock", "pins.json")
+# Half the time of gzip and three quarters of its size; docker 20.10, podman, skopeo and Apptainer read it.
+COMPRESSION = "compression=zstd,oci-mediatypes=true"
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
@@ -97,10 +100,12 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
         engine.pull(reference)
     report(f"{reference}: writing its layout")
     engine.save(reference, folder / "oci")
+    fixed = engine.inspect(reference).id  # a tag may move between the test and the verdict
     image = describe(
         folder / "oci",
+        sizes=engine.step_sizes(fixed),
         stack_id=None,
-        reference=engine.inspect(reference).id,  # a tag may move between the test and the verdict
+        reference=fixed,
         seconds=time.monotonic() - start,
         key="",
         inputs={},
@@ -151,7 +156,7 @@ def _plan(stack: Stack, engine: Engine, root: Path, report: Callable[[str], None
         inputs[f"urn:stackcheck:rootfs:{stack.base.suite}"] = rootfs.digest
     elif stack.base.digest:
         inputs[f"docker:{stack.base.reference}"] = stack.base.digest
-    decided = [RECIPE, bootstrap.SOURCE_DATE_EPOCH, engine.description, sorted(inputs.items())]
+    decided = [RECIPE, COMPRESSION, bootstrap.SOURCE_DATE_EPOCH, engine.description, sorted(inputs.items())]
     return Plan(
         stack=stack,
         folder=root / "build" / stack.id,
@@ -244,7 +249,7 @@ def _output(plan: Plan, engine: Engine) -> str:
         return f"type=docker,name={_temporary_name(plan)}"
     unfinished = plan.folder / "oci.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
-    return f"type=oci,dest={unfinished},tar=false,rewrite-timestamp=true"
+    return f"type=oci,dest={unfinished},tar=false,rewrite-timestamp=true,{COMPRESSION}"
 
 
 def _temporary_name(plan: Plan) -> str:
@@ -281,6 +286,7 @@ def _finish(plan: Plan, engine: Engine, report: Callable[[str], None], seconds: 
     engine.load(layout, reference)
     image = describe(
         layout,
+        sizes=engine.step_sizes(reference),
         stack_id=plan.stack.id,
         reference=reference,
         seconds=seconds + time.monotonic() - start,
