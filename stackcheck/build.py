@@ -1,8 +1,8 @@
 """Stacks -> images: a bake definition, one OCI layout a stack, and `image.json` that says what it is.
 
 In: resolved stacks with their rendered files, an engine. Out: `build/<stack-id>/oci` with exactly one
-manifest, the same image in the engine, and an `Image`. Unchanged inputs mean an unchanged image, which is then
-kept.
+manifest, the same image in the engine, and an `Image`. An image whose inputs did not change
+is kept.
 """
 
 from __future__ import annotations

@@ -203,6 +203,12 @@ class Engine:
             labels=config.get("Labels") or {},
         )
 
+    def step_sizes(self, reference: str) -> tuple[int, ...]:
+        """Unpacked bytes of each step of an image's history, the first step first."""
+        with _talking(f"measuring {reference}"):
+            steps = self._client.images.get(reference).history()
+        return tuple(int(step["Size"]) for step in reversed(steps))
+
     def has(self, reference: str) -> bool:
         """Whether the engine has an image."""
         import docker

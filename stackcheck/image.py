@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-import zlib
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,8 +16,8 @@ from stackcheck import archive
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class Layer:
 
     Attributes:
         digest: Of the blob as stored.
-        size_bytes: Unpacked where it is gzip or plain; as stored for other compressions.
+        size_bytes: Unpacked.
         created_by: The Dockerfile's step.
     """
 
@@ -90,20 +89,28 @@ class _ImageFile(BaseModel):
 
 
 def describe(
-    layout: Path, *, stack_id: str | None, reference: str, seconds: float, key: str, inputs: Mapping[str, str]
+    layout: Path,
+    *,
+    sizes: Sequence[int],
+    stack_id: str | None,
+    reference: str,
+    seconds: float,
+    key: str,
+    inputs: Mapping[str, str],
 ) -> Image:
-    """Read an image's facts from its layout; layers are unpacked once to be measured."""
+    """An image's facts: from its layout, and the engine's unpacked size of each step of the history."""
     digest = archive.manifest_digest(layout)
     manifest = archive.read_json(layout, digest)
     config = archive.read_json(layout, manifest["config"]["digest"])
-    steps = [step for step in config.get("history", ()) if not step.get("empty_layer")]
+    history = config.get("history", [])
+    made = [
+        (size, step.get("created_by", ""))
+        for size, step in zip(sizes, history, strict=True)
+        if not step.get("empty_layer")
+    ]
     layers = tuple(
-        Layer(
-            digest=entry["digest"],
-            size_bytes=_unpacked_size(layout, entry),
-            created_by=steps[number].get("created_by", "") if number < len(steps) else "",
-        )
-        for number, entry in enumerate(manifest["layers"])
+        Layer(digest=entry["digest"], size_bytes=size, created_by=step)
+        for entry, (size, step) in zip(manifest["layers"], made, strict=True)
     )
     return Image(
         stack_id=stack_id,
@@ -165,17 +172,3 @@ def size_report(image: Image) -> tuple[str, ...]:
     return tuple(
         f"{layer.size_bytes / 1e6:9.1f} MB  {' '.join(layer.created_by.split())[:80]}" for layer in layers
     )
-
-
-def _unpacked_size(layout: Path, entry: Mapping[str, Any]) -> int:
-    path = archive.blob(layout, entry["digest"])
-    if not str(entry["mediaType"]).endswith("gzip"):
-        return path.stat().st_size
-    total, unzip = 0, zlib.decompressobj(wbits=31)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            total += len(unzip.decompress(chunk))
-            while unzip.eof and unzip.unused_data:  # parallel compressors write several members
-                rest, unzip = unzip.unused_data, zlib.decompressobj(wbits=31)
-                total += len(unzip.decompress(rest))
-    return total
