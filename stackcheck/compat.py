@@ -1,31 +1,53 @@
 """images/compat.yaml -> rules, and the judgement of a combination by them.
 
-In: the file; a combination, axis -> value. Out: `Rule`s; a `Judgement` with every rule that speaks about the
-combination and whether it holds. A rule says: when these values, require those, because, source. A row of a table
-is a rule; what a table does not list is *unknown*, a third answer that is not a yes. Pure but for `load`.
+In: the file; a combination, axis -> value. Out: `Rule`s; a `Judgement` with every rule that speaks about
+the combination and whether it holds. A rule says: when these values, require those, because, source. A row
+of a table is a rule; what a table does not list is *unknown*, a third answer that is not a yes. Pure but
+for `load`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from stackcheck import yamlfile
 from stackcheck.errors import ConfigurationError
-from stackcheck.versions import is_pattern, is_version, matches, numbers
+from stackcheck.versions import VERSION_AXES, is_pattern, is_version, matches, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 Axis = Literal[
-    "vendor", "rocm", "cuda", "torch", "python", "os", "arch", "flash_attn", "flash_attn_from", "triton",
-    "triton_package", "torchvision", "torchaudio", "rccl", "nccl", "collective", "wheels", "driver", "cxx11abi",
+    "vendor",
+    "rocm",
+    "cuda",
+    "torch",
+    "python",
+    "os",
+    "arch",
+    "flash_attn",
+    "flash_attn_from",
+    "flash_attn_backend",
+    "triton",
+    "triton_package",
+    "torchvision",
+    "torchaudio",
+    "rccl",
+    "nccl",
+    "wheels",
+    "driver",
+    "cxx11abi",
     "layout",
-]  # fmt: skip
+    "beside",  # another framework in the same image
+    "device_wheels",  # one | all: the kernels of one GPU or of all
+    "render_gid",  # host | a number built into the image
+    "variables",  # build | run | both: when an option of an extension is set
+]
 Answer = Literal["allowed", "refused", "unknown"]
 
 
@@ -58,6 +80,7 @@ class _Rule(_Strict):
 class _Row(_Strict):
     require: Patterns
     because: Sentence | None = None
+    unknown: bool = False
     source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)] | None = None
 
 
@@ -137,11 +160,11 @@ class Judgement:
         return "unknown" if broken[0].unknown else "refused"
 
 
-class Rules(tuple[Rule, ...]):
+class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by design
     """The rules of a file, with the versions it knows and the answers found so far.
 
-    Most combinations of a matrix share most of their values, so each group of rules that looks at the same axes
-    remembers its findings for the values it has seen.
+    Most combinations of a matrix share most of their values, so each group of rules that looks at the same
+    axes remembers its findings for the values it has seen.
     """
 
     versions: Mapping[str, tuple[str, ...]]
@@ -149,7 +172,7 @@ class Rules(tuple[Rule, ...]):
         tuple[tuple[str, ...], tuple[Rule, ...], dict[tuple[str | None, ...], tuple[Finding, ...]]], ...
     ]
 
-    def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Rules:
+    def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Self:
         """The rules in file order, grouped by the axes that they look at."""
         self = super().__new__(cls, rules)
         grouped: dict[tuple[str, ...], list[Rule]] = {}
@@ -190,7 +213,9 @@ class Rules(tuple[Rule, ...]):
 
 
 def _names_one(axis: str, pattern: str) -> bool:
-    return is_version(pattern) or (axis in {"triton_package", "collective"} and "*" not in pattern)
+    return (axis in VERSION_AXES and is_version(pattern)) or (
+        axis in {"triton_package", "layout", "cxx11abi"} and "*" not in pattern
+    )
 
 
 def _fit(condition: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
@@ -232,7 +257,7 @@ def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
     problems = [*_problems(rules, name)]
     if problems:
         raise ConfigurationError("\n".join(problems))
-    return Rules(rules, dict(file.versions))
+    return Rules(rules, {str(axis): values for axis, values in file.versions.items()})
 
 
 def _sourced(rule: _Rule, file: _File, place: str) -> dict[str, Any]:
@@ -247,21 +272,26 @@ def _source(keys: Sequence[str], file: _File, place: str) -> str:
     return "; ".join(f"[{key}] {file.sources[key]}" for key in keys)
 
 
+def _plain(condition: Condition) -> dict[str, tuple[str, ...]]:
+    return {str(axis): patterns for axis, patterns in condition.items()}
+
+
 def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
     """One rule a row, and for a closed table one that says what is not listed."""
     for key, row in table.rows.items():
         because = (row.because or table.because).replace("{key}", key)
         yield Rule(
             id=f"{table.id}[{key}]",
-            when={**table.when, table.key: (key,)},
+            when={**_plain(table.when), table.key: (key,)},
             require={table.value: row.require},
             because=because.replace("{values}", ", ".join(row.require)),
             source=_source(row.source or table.source, file, f"{place}.rows.{key}"),
+            unknown=row.unknown,
         )
     if table.closed:
         yield Rule(
             id=f"{table.id}[unlisted]",
-            when={**table.when, table.value: ("*",)},
+            when={table.value: ("*",), **_plain(table.when)},
             require={table.key: tuple(table.rows)},
             because=f"no source read so far says which {table.value} goes with this {table.key}",
             source=_source(table.source, file, place),

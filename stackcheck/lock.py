@@ -1,8 +1,8 @@
-"""Write a stack's lock: every wheel by hash (`requirements.lock`) and everything else by digest (`pins.json`).
+"""Write a stack's lock: every wheel by hash (`requirements.lock`), the rest by digest (`pins.json`).
 
-In: stacks, the package indexes of this machine's own pip configuration, and registries where they can be reached.
-Out: files under images/<stack-id>/. What cannot be learnt here is not invented: pins.json says what is missing, and
-`build` refuses the stack until a machine that can reach it has locked it.
+In: stacks, and the package indexes of this machine's own pip configuration. Out: files under
+images/<stack-id>/. What cannot be learnt here is not invented: pins.json says what is missing, and `build`
+refuses the stack until a machine that can reach it has locked it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.resolve import TORCH_INDEX, wheel_tag
+from stackcheck.resolve import TORCH_INDEX, frozen, wheel_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from stackcheck.resolve import Base, Stack
 
@@ -44,10 +44,13 @@ def lock(stack: Stack, images: Path) -> tuple[str, ...]:
     text, reason = compile_requirements(stack)
     if text is not None:
         path.write_text(text, encoding="utf-8")
+    else:
+        path.unlink(missing_ok=True)
     missing = [reason] if reason else []
+    missing += _disagreements(stack, path)
     bases = [base for base in (stack.base, stack.builder) if base and base.kind == "registry"]
     missing += [_missing_base(base) for base in bases if base.digest is None]
-    if stack.flash_attn:
+    if stack.flash_attn and stack.flash_attn.sha256 is None:
         missing.append(f"the checksum of flash-attn {stack.flash_attn.version} was not read on this machine")
     pins = {
         "schema": 1,
@@ -62,6 +65,16 @@ def lock(stack: Stack, images: Path) -> tuple[str, ...]:
     return tuple(missing)
 
 
+def _disagreements(stack: Stack, path: Path) -> list[str]:
+    """What the indexes resolved to that is not what the rules say: the rules are wrong, or the index is."""
+    locked = {name: str(entry["version"]) for name, entry in _hashes(path).items()}
+    return [
+        f"the indexes give {name} {locked[name]}, the rules {version}"
+        for name, version in (pin.split("==", 1) for pin in frozen(stack))
+        if name in locked and locked[name] != version
+    ]
+
+
 def _missing_base(base: Base) -> str:
     return f"no digest of {base.reference}: its registry was not reached on this machine"
 
@@ -71,12 +84,19 @@ def _sources(stack: Stack) -> Mapping[str, object]:
     if stack.flash_attn is None:
         return {}
     return {
-        "flash-attn": {"version": stack.flash_attn.version, "form": stack.flash_attn.form, "sha256": None}
+        "flash-attn": {
+            "version": stack.flash_attn.version,
+            "form": stack.flash_attn.form,
+            "sha256": stack.flash_attn.sha256,
+        }
     }
 
 
 def compile_requirements(stack: Stack) -> tuple[str | None, str | None]:
     """The lock's text, or None with the reason why the indexes of this machine do not yield one."""
+    if stack.wheels == "amd":
+        # The index has a torch of the same number, and it is built for CUDA.
+        return None, f"{stack.requirements[0]} as AMD builds it: its place (repo.radeon.com) was not reached"
     with tempfile.TemporaryDirectory() as name:
         wanted, output = Path(name) / "requirements.in", Path(name) / "requirements.lock"
         wanted.write_text("\n".join(stack.requirements) + "\n", encoding="utf-8")
@@ -84,7 +104,12 @@ def compile_requirements(stack: Stack) -> tuple[str | None, str | None]:
         command += ["--no-config", "--python-version", stack.python, "--python-platform", PLATFORM]
         # pip takes the best match of all indexes; uv would stop at the first that has the name.
         command += ["--index-strategy", "unsafe-best-match"]
-        command += [*_pip_places(), "--output-file", str(output), str(wanted)]
+        command += [
+            *_pip_places(find_links=stack.wheels != "index"),
+            "--output-file",
+            str(output),
+            str(wanted),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode != 0:
             return None, _why(stack, done.stderr)
@@ -109,8 +134,12 @@ def _uv() -> str:
     return str(beside)
 
 
-def _pip_places() -> list[str]:
-    """The places that pip is configured to look in, as uv's options: uv reads no pip configuration."""
+def _pip_places(*, find_links: bool) -> list[str]:
+    """The places that pip is configured to look in, as uv's options: uv reads no pip configuration.
+
+    A folder of wheels may hold a torch with a local version (`+cpu`), which counts as newer than the index's
+    own: a stack whose torch comes from the index leaves folders out.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,
@@ -123,12 +152,30 @@ def _pip_places() -> list[str]:
     for line in done.stdout.splitlines():
         key, _, value = line.partition("=")
         name = names.get(key.rpartition(".")[2])
-        for place in value.strip("'\"").split() if name else ():
+        if name is None or (name == "--find-links" and not find_links):
+            continue
+        for place in value.strip("'\"").split():
             options[f"{name}={place}"] = None
     return list(options)
 
 
-def _hashes(path: Path) -> Mapping[str, object]:
+def newest(names: Sequence[str]) -> dict[str, str | None]:
+    """The newest version of each package in the indexes of this machine; None where they have none."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "index", "versions", name],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        version = re.match(r"\S+ \((\S+)\)", done.stdout)
+        found[name] = version[1] if version else None
+    return found
+
+
+def _hashes(path: Path) -> Mapping[str, Mapping[str, object]]:
     """Package -> version and hashes, from a lock; nothing without one."""
     if not path.is_file():
         return {}

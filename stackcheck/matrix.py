@@ -1,7 +1,7 @@
 """matrix.yaml -> Matrix -> cells: the hand-written list of stacks, read strictly and expanded.
 
-In: the file. Out: a `Matrix` of frozen models, and `expand`'s `Cell`s: one a combination of the axes, with the
-exclusions taken out and the overrides put in. Whether a cell may exist is judged later (compat.py).
+In: the file. Out: a `Matrix` of frozen models, and `expand`'s `Cell`s: one a combination of the axes, with
+the exclusions taken out and the overrides put in. Whether a cell may exist is judged later (compat.py).
 Every value is held to a narrow pattern, because many of them end up in a Dockerfile.
 """
 
@@ -71,6 +71,8 @@ class Settings(_Strict):
 
     archs: Axis[Token] | None = None
     builder: Reference | None = None
+    flash_attn_backend: Literal["ck", "triton"] | None = None
+    system_packages: tuple[Token, ...] = ()
     wheel_tag: Token | None = None
     packages: Mapping[Token, Version] | None = None
     env: Mapping[Variable, Text] | None = None
@@ -129,6 +131,7 @@ class Matrix(_Strict):
     schema_: Literal["1"] = Field(alias="schema")
     publish: Target
     packages: Mapping[Token, Version]
+    training_packages: Mapping[Token, Version] = Field(default_factory=dict)
     required: Mapping[Vendor, Annotated[tuple[Check, ...], Field(min_length=1)]]
     runtimes: Mapping[Runtime, RuntimeDefaults]
     systems: Mapping[Token, System]
@@ -204,18 +207,24 @@ def _broken_references(matrix: Matrix) -> Iterator[str]:
             yield f"systems.{name}: exactly one of `bootstrap` and `image` is needed"
     for section, blocks in (("stacks", matrix.stacks), ("include", matrix.include)):
         for index, block in enumerate(blocks):
-            place = f"{section}[{index}]"
-            if block.runtime not in matrix.runtimes:
-                yield f"{place}.runtime: {block.runtime} is not under `runtimes`"
-            elif matrix.runtimes[block.runtime].vendor not in matrix.required:
-                yield f"{place}.runtime: no required checks for {matrix.runtimes[block.runtime].vendor}"
-            if (block.runtime == "cpu") != (block.version is None):
-                yield f"{place}.version: needed for rocm and cuda, and for them alone"
-            if (block.torch is None) != (block.wheels is None):
-                yield f"{place}.wheels: say where torch comes from, where there is a torch"
-            for system_name in block.os:
-                if system_name not in matrix.systems:
-                    yield f"{place}.os: {system_name} is not under `systems`"
+            for field, problem in _block_problems(block, matrix):
+                yield f"{section}[{index}].{field}: {problem}"
+
+
+def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
+    if block.runtime not in matrix.runtimes:
+        yield "runtime", f"{block.runtime} is not under `runtimes`"
+    elif matrix.runtimes[block.runtime].vendor not in matrix.required:
+        yield "runtime", f"no required checks for {matrix.runtimes[block.runtime].vendor}"
+    if (block.runtime == "cpu") != (block.version is None):
+        yield "version", "needed for rocm and cuda, and for them alone"
+    if (block.torch is None) != (block.wheels is None):
+        yield "wheels", "say where torch comes from, where there is a torch"
+    if block.flash_attn and not (block.torch and block.archs):
+        yield "flash_attn", "it is built for a torch and for architectures: `torch` and `archs` are needed"
+    if block.flash_attn and block.runtime == "cuda" and block.builder is None:
+        yield "builder", "FlashAttention for CUDA is compiled in an image that has nvcc"
+    yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)
 
 
 def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:

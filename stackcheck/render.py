@@ -1,7 +1,7 @@
-"""Stack -> the files of its folder: Dockerfile and stack.json, and the check that committed ones have not drifted.
+"""Stack -> Dockerfile and stack.json, and the check that the committed ones have not drifted.
 
-In: stacks and the templates of images/. Out: file name -> text. Pure but for `write` and `check`. A template holds
-no version logic: every choice that depends on a version is made here or, better, by a rule of compat.yaml.
+In: stacks and the templates of images/. Out: file name -> text. Pure but for `write` and `check`. A
+template holds no version logic: every choice that depends on a version is a rule of compat.yaml.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from stackcheck.resolve import TORCH_INDEX, wheel_tag
+from stackcheck.resolve import TORCH_INDEX, frozen, wheel_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,8 +47,13 @@ def render(stack: Stack, images: Path) -> Mapping[str, str]:
             template=f"images/{template}",
             image_name=image_name,
             torch_index=f"{TORCH_INDEX}/{wheel_tag(stack)}" if wheel_tag(stack) else None,
+            layout=stack.layout,
+            flash_archs=";".join(arch.removeprefix("sm_") for arch in stack.archs),
+            torch_archs=";".join(f"{arch[3:-1]}.{arch[-1]}" for arch in stack.archs),
+            cxx11abi=stack.cxx11abi,
+            flash_sha256=(stack.flash_attn and stack.flash_attn.sha256) or "not-locked",
             flash_wheel_stage=stack.flash_attn is not None,
-            constraints=constraints(stack),
+            constraints=frozen(stack),
             labels=labels(stack),
             env=environment(stack),
         )
@@ -62,7 +67,7 @@ def image_name(base: Base) -> str:
 
 
 def declaration(stack: Stack) -> Mapping[str, Any]:
-    """What the image says of itself (stack.json); the image suite holds it against what is installed and loaded."""
+    """What the image says of itself (stack.json); its suite compares it with what is loaded."""
     flash = stack.flash_attn
     return {
         "schema": 1,
@@ -78,20 +83,9 @@ def declaration(stack: Stack) -> Mapping[str, Any]:
         "triton": stack.triton and {"name": stack.triton.name, "version": stack.triton.version},
         "collective": stack.collective
         and {"name": stack.collective.name, "version": stack.collective.version},
-        "flash_attn": flash and {"version": flash.version, "form": flash.form},
+        "flash_attn": flash and {"version": flash.version, "form": flash.form, "backend": flash.backend},
         "env": dict(stack.env),
     }
-
-
-def constraints(stack: Stack) -> tuple[str, ...]:
-    """What no later `pip install` may replace: torch, Triton, and NCCL where it is a package of its own."""
-    pins = [requirement for requirement in stack.requirements if requirement.startswith("torch==")]
-    if stack.triton:
-        pins.append(f"{stack.triton.name}=={stack.triton.version}")
-    if stack.collective and stack.collective.name == "nccl" and stack.runtime_version:
-        major = stack.runtime_version.split(".", maxsplit=1)[0]
-        pins.append(f"nvidia-nccl-cu{major}=={stack.collective.version}")
-    return tuple(pins)
 
 
 def labels(stack: Stack) -> Mapping[str, str]:
@@ -131,8 +125,8 @@ def write(stacks: Iterable[Stack], images: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def check(stacks: Iterable[Stack], images: Path) -> tuple[str, ...]:
-    """One line a committed file that is not what `render` writes, or that no stack asks for."""
+def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple[str, ...]:
+    """One line a committed file that has drifted; for the `whole` matrix, also what is left over."""
     wanted = {f"{stack.id}/{name}": text for stack in stacks for name, text in render(stack, images).items()}
     drifted = [
         f"images/{name}: {'is missing' if not (images / name).exists() else 'differs from its template'}"
@@ -143,7 +137,7 @@ def check(stacks: Iterable[Stack], images: Path) -> tuple[str, ...]:
     left = [
         f"images/{path.parent.name}: no stack of the matrix has this id"
         for path in sorted(images.glob("*/stack.json"))
-        if path.parent.name not in folders
+        if whole and path.parent.name not in folders
     ]
     return (*drifted, *left)
 

@@ -1,7 +1,8 @@
 """Matrix + rules (+ pins) -> stacks: every cell judged, and what the rules decide filled in.
 
-In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s, the noun that the rest of the
-tool works on. Triton, the collective library and FlashAttention's form are not chosen by hand: the rules name them.
+In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s, the noun that the rest
+of the tool works on. Triton, the collective library and FlashAttention's form are not chosen by hand: the
+rules name them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import compat, matrix
 from stackcheck.errors import ConfigurationError, NothingSelectedError
-from stackcheck.matrix import Cell, Matrix, Runtime, Settings, TestTarget, Vendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.compat import Judgement, Rules
+    from stackcheck.matrix import Cell, Matrix, Runtime, Settings, TestTarget, Vendor
 
 COLLECTIVES: Mapping[Vendor, str | None] = {"amd": "rccl", "nvidia": "nccl", "cpu": None}
-# The vendor's management binding: a nvidia-ml-py is `pynvml`; amdsmi is built for one ROCm release.
 TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
@@ -37,10 +37,17 @@ class Package:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlashAttention:
-    """FlashAttention's version, and whether an official wheel fits (`wheel`) or it is compiled (`source`)."""
+    """FlashAttention's version, and whether an official wheel fits (`wheel`) or it is compiled (`source`).
+
+    Attributes:
+        backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
+        sha256: Of the source archive; None while the lock lacks it.
+    """
 
     version: str
     form: Literal["wheel", "source"]
+    backend: Literal["ck", "triton"] | None
+    sha256: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,8 @@ class Stack:
 
     Attributes:
         wheels: Where torch comes from: `upstream`, `amd` or `index`; `none` without torch.
+        builder: What compiled parts are built in; None where there are none, or Python packages serve.
+        layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
         requirements: Direct pip requirements, each at one version.
         missing: What the lock lacks, one reason each; empty when the image can be built.
     """
@@ -86,6 +95,8 @@ class Stack:
     flash_attn: FlashAttention | None
     base: Base
     builder: Base | None
+    layout: str | None
+    cxx11abi: str | None
     requirements: tuple[str, ...]
     env: Mapping[str, str]
     required_checks: tuple[str, ...]
@@ -176,16 +187,16 @@ def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
 
 
 def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
-    """A combination with Triton, the collective library and FlashAttention's form as the rules ask for them."""
+    """A combination with what the rules decide: Triton, collective library, FlashAttention's form, layout."""
     values = dict(known)
     collective = {"amd": "rccl", "nvidia": "nccl"}.get(values.get("vendor", ""))
-    wanted = ["triton", "triton_package", *([collective] if collective else []), "cxx11abi", "layout"]
-    for axis in wanted:
-        if axis not in values and "torch" in values and (value := rules.derive(values, axis)):
+    with_torch = ["triton", "triton_package", *([collective] if collective else []), "cxx11abi"]
+    for axis in ("layout", *(with_torch if "torch" in values else ())):
+        if axis not in values and (value := rules.derive(values, axis)):
             values[axis] = value
     if "flash_attn" in values and "flash_attn_from" not in values:
         wheel = {**values, "flash_attn_from": "wheel"}
-        fits = not any("flash_attn_from" in rule.require for rule in rules.judge(wheel).broken)
+        fits = not any("flash_attn_from" in rule.axes for rule in rules.judge(wheel).broken)
         values["flash_attn_from"] = "wheel" if fits else "source"
     return values
 
@@ -206,9 +217,6 @@ def _stack(
     defaults = found.runtimes[cell.runtime]
     values = combination(cell, defaults.vendor, rules)
     collective = COLLECTIVES[defaults.vendor]
-    flash = cell.flash_attn and FlashAttention(
-        version=cell.flash_attn, form="wheel" if values["flash_attn_from"] == "wheel" else "source"
-    )
     return Stack(
         id=cell.id,
         vendor=defaults.vendor,
@@ -221,9 +229,11 @@ def _stack(
         archs=settings.archs or (),
         triton=_package(values.get("triton_package", "triton"), values.get("triton")),
         collective=_package(collective, values.get(collective or "")),
-        flash_attn=flash or None,
-        base=_base(cell, found, pins),
+        flash_attn=_flash_attn(cell, settings, values, pins),
+        base=_base(cell, settings, found, pins),
         builder=_builder(settings, pins),
+        layout=values.get("layout"),
+        cxx11abi=values.get("cxx11abi"),
         requirements=_requirements(cell, settings, found),
         env=_env(cell, settings, found),
         required_checks=found.required[defaults.vendor],
@@ -238,12 +248,26 @@ def _package(name: str | None, version: str | None) -> Package | None:
     return Package(name=name, version=version) if name and version else None
 
 
-def _base(cell: Cell, found: Matrix, pins: Mapping[str, Any] | None) -> Base:
+def _flash_attn(
+    cell: Cell, settings: Settings, values: Mapping[str, str], pins: Mapping[str, Any] | None
+) -> FlashAttention | None:
+    if cell.flash_attn is None:
+        return None
+    return FlashAttention(
+        version=cell.flash_attn,
+        form="wheel" if values["flash_attn_from"] == "wheel" else "source",
+        backend=(settings.flash_attn_backend or "ck") if values["vendor"] == "amd" else None,
+        sha256=(pins or {}).get("sources", {}).get("flash-attn", {}).get("sha256"),
+    )
+
+
+def _base(cell: Cell, settings: Settings, found: Matrix, pins: Mapping[str, Any] | None) -> Base:
     system = found.systems[cell.os]
+    packages = (*system.packages, *settings.system_packages)
     if system.bootstrap:
-        return Base(kind="bootstrap", suite=system.bootstrap, packages=system.packages)
+        return Base(kind="bootstrap", suite=system.bootstrap, packages=packages)
     digest = (pins or {}).get("bases", {}).get(system.image)
-    return Base(kind="registry", reference=system.image, digest=digest, packages=system.packages)
+    return Base(kind="registry", reference=system.image, digest=digest, packages=packages)
 
 
 def _builder(settings: Settings, pins: Mapping[str, Any] | None) -> Base | None:
@@ -254,13 +278,19 @@ def _builder(settings: Settings, pins: Mapping[str, Any] | None) -> Base | None:
 
 
 def _requirements(cell: Cell, settings: Settings, found: Matrix) -> tuple[str, ...]:
-    packages = {**found.packages, **found.runtimes[cell.runtime].packages, **(settings.packages or {})}
+    training = found.training_packages if cell.torch else {}
+    packages = {
+        **found.packages,
+        **training,
+        **found.runtimes[cell.runtime].packages,
+        **(settings.packages or {}),
+    }
     direct = [f"{name}=={version}" for name, version in sorted(packages.items())]
     return (f"torch=={cell.torch}{_local(cell, settings)}", *direct) if cell.torch else tuple(direct)
 
 
 def _local(cell: Cell, settings: Settings) -> str:
-    """The local part of the wheel's version, which names what it was built for: `+cpu`, `+cu128`, `+rocm7.2`."""
+    """The local part of the wheel's version, which names what it was built for: `+cpu`, `+cu128`."""
     if cell.wheels != "upstream":
         return ""
     if settings.wheel_tag:
@@ -275,7 +305,21 @@ def wheel_tag(stack: Stack) -> str | None:
     return found[1] if found and stack.wheels == "upstream" else None
 
 
+def frozen(stack: Stack) -> tuple[str, ...]:
+    """What no later `pip install` may replace: torch, Triton, and NCCL where it is a package of its own."""
+    pins = [requirement for requirement in stack.requirements if requirement.startswith("torch==")]
+    if stack.triton:
+        pins.append(f"{stack.triton.name}=={stack.triton.version}")
+    if stack.collective and stack.collective.name == "nccl" and stack.runtime_version:
+        major = stack.runtime_version.split(".", maxsplit=1)[0]
+        pins.append(f"nvidia-nccl-cu{major}=={stack.collective.version}")
+    return tuple(pins)
+
+
 def _env(cell: Cell, settings: Settings, found: Matrix) -> Mapping[str, str]:
     # enroot's hook for PyTorch sets MASTER_ADDR and friends only where PYTORCH_VERSION is set.
     named = {"PYTORCH_VERSION": cell.torch} if cell.torch else {}
+    # flash-attn reads it when it is built and again when it is imported (rule R14).
+    if cell.flash_attn and settings.flash_attn_backend == "triton":
+        named["FLASH_ATTENTION_TRITON_AMD_ENABLE"] = "TRUE"
     return {**named, **found.runtimes[cell.runtime].env, **(settings.env or {})}

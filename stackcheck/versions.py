@@ -1,7 +1,8 @@
 """Compare versions as numbers, and match them against the patterns that compatibility rules are written in.
 
-A pattern is `*`, a version (`7.2` is 7.2 and every patch of it, and is not 7.14), or comparisons joined by commas
-(`>=7.0,<7.14`). On axes that are not versions a pattern is an fnmatch pattern (`gfx9*`). In: text. Out: answers.
+A pattern is `*`, a version (`7.2` is 7.2 and every patch of it, and is not 7.14), or comparisons joined by
+commas (`>=7.0,<7.14`). On axes that are not versions it is an fnmatch pattern (`gfx9*`). In: text. Out:
+answers.
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ from __future__ import annotations
 import operator
 import re
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 VERSION_AXES = frozenset(
-    "rocm cuda torch python flash_attn triton torchvision torchaudio rccl nccl driver nvcc".split()
+    (
+        "rocm",
+        "cuda",
+        "torch",
+        "python",
+        "flash_attn",
+        "triton",
+        "torchvision",
+        "torchaudio",
+        "rccl",
+        "nccl",
+        "driver",
+    )
 )
 
 _COMPARISON = re.compile(r"(>=|<=|==|!=|<|>)([0-9][0-9A-Za-z.]*)")
@@ -30,10 +43,10 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version: 7.14 is (7, 14), so 7.2 < 7.14 < 10.0; a local part (`+cu130`) says nothing."""
-    return tuple(int(part[:12]) for part in re.findall(r"\d+", version.split("+")[0]))
+    """The numbers of a version: 7.14 is (7, 14), so 7.2 < 7.14 < 10.0; a local part says nothing."""
+    return tuple(int(part[:12]) for part in re.findall(r"\d+", version.split("+", maxsplit=1)[0]))
 
 
 def is_version(pattern: str) -> bool:
@@ -41,7 +54,7 @@ def is_version(pattern: str) -> bool:
     return pattern[:1].isdigit()
 
 
-@lru_cache(maxsize=None)
+@cache
 def matches(axis: str, pattern: str, value: str) -> bool:
     """Whether a value of an axis fits a pattern."""
     if pattern == "*":

@@ -86,7 +86,7 @@ def _check_events(text: str, name: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_TextLoader):
         if isinstance(event, yaml.AliasEvent):
-            place = f"{name}, line {event.start_mark.line + 1}"
+            place = f"{name}, line {event.start_mark.line + 1}" if event.start_mark else name
             raise ConfigurationError(
                 f"{name} uses a YAML alias", where=place, expected="the value written out"
             )

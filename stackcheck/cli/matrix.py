@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stackcheck import resolve
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stackcheck.compat import Rules
+    from stackcheck.explain import Explanation
+    from stackcheck.matrix import Matrix
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -21,9 +27,19 @@ HERE = Path()
 
 
 @app.command("list")
-def list_stacks(selectors: Selectors = None, json: Json = False, root: Root = HERE) -> None:
+def list_stacks(
+    selectors: Selectors = None,
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a README.")] = False,
+    root: Root = HERE,
+) -> None:
     """List the stacks of the matrix and their state."""
     stacks = resolve.load_stacks(root, selectors or ())
+    if markdown:
+        from stackcheck import table
+
+        print(table.markdown(stacks))
+        return
     if json:
         print_json({"stacks": [summary(stack) for stack in stacks]})
         return
@@ -65,18 +81,23 @@ def render(
 ) -> None:
     """Write the Dockerfiles of stacks, or check them with --check."""
     from stackcheck import render as rendering
+    from stackcheck import table
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
+    pages = (
+        () if selectors else [path for path in (images / "README.md", root / "README.md") if path.exists()]
+    )
     if check or dry_run:
-        drifted = [
-            line for line in rendering.check(stacks, images) if not selectors or "no stack" not in line
+        drifted = [*rendering.check(stacks, images, whole=not selectors)]
+        drifted += [
+            f"{page}: its table of stacks is not fresh" for page in pages if not table.fresh(page, stacks)
         ]
         if drifted and check:
             raise ConfigurationError("\n".join(drifted), next_step="stackcheck render")
         print("\n".join(drifted) or f"{len(stacks)} stacks are as their templates say")
         return
-    for path in rendering.write(stacks, images):
-        print(path)
+    written = [*rendering.write(stacks, images), *(page for page in pages if table.refresh(page, stacks))]
+    print("\n".join(str(path) for path in written) or f"{len(stacks)} stacks are as their templates say")
 
 
 @app.command()
@@ -91,3 +112,110 @@ def lock(selectors: Selectors = None, dry_run: DryRun = False, root: Root = HERE
         missing = () if dry_run else locking.lock(stack, root / "images")
         rows.append((stack.id, "would be locked" if dry_run else "; ".join(missing) or "locked"))
     print_table(("stack", "result"), rows)
+
+
+@app.command()
+def explain(
+    question: Annotated[list[str], typer.Argument(help="A stack id, or axis=value texts such as rocm=7.2.")],
+    json: Json = False,
+    root: Root = HERE,
+) -> None:
+    """Say why a combination is allowed or refused: rule, reason, source."""
+    from stackcheck import compat, matrix
+    from stackcheck import explain as explaining
+
+    rules = compat.load(root / "images" / "compat.yaml")
+    asked = _stack_combination(question, matrix.load(root / "matrix.yaml"), rules)
+    asked = asked or explaining.parse_question(question, rules)
+    found = explaining.explain(asked, rules)
+    if json:
+        print_json(_explanation_json(found))
+    else:
+        _print_explanation(found)
+
+
+def _stack_combination(question: Sequence[str], found: Matrix, rules: Rules) -> Mapping[str, str] | None:
+    """The combination of a stack of the matrix, where the question is its id."""
+    if len(question) != 1 or "=" in question[0]:
+        return None
+    from stackcheck import matrix
+
+    for cell in matrix.expand(found):
+        if cell.id == question[0]:
+            return resolve.combination(cell, found.runtimes[cell.runtime].vendor, rules)
+    return None
+
+
+def _explanation_json(found: Explanation) -> dict[str, object]:
+    judgement = found.judgement
+    return {
+        "allowed": judgement.answer == "allowed",
+        "answer": judgement.answer,
+        "asked": dict(found.asked),
+        "rules": [
+            {
+                "id": finding.rule.id,
+                "holds": finding.holds,
+                "unknown": finding.rule.unknown and not finding.holds,
+                "because": finding.rule.because,
+                "source": finding.rule.source,
+            }
+            for finding in judgement.findings
+        ],
+        "nearest": [dict(near) for near in found.nearest],
+    }
+
+
+def _print_explanation(found: Explanation) -> None:
+    judgement = found.judgement
+    print(f"{' '.join(f'{axis}={value}' for axis, value in found.asked.items())}: {judgement.answer}")
+    for finding in judgement.findings:
+        if finding.holds and judgement.answer != "allowed":
+            continue
+        mark = "holds" if finding.holds else "unknown" if finding.rule.unknown else "broken"
+        print(f"  {mark}  {finding.rule.id}: {finding.rule.because}\n         {finding.rule.source}")
+    for near in found.nearest:
+        changed = " ".join(
+            f"{axis}={value}" for axis, value in near.items() if found.asked.get(axis) != value
+        )
+        print(f"  allowed with  {changed}")
+
+
+@app.command()
+def compat(
+    action: Annotated[str, typer.Argument(help="check")] = "check", json: Json = False, root: Root = HERE
+) -> None:
+    """Check the compatibility rules for contradictions."""
+    from stackcheck import compat as rules_of
+    from stackcheck import explain as explaining
+
+    if action != "check":
+        raise ConfigurationError("no such action", got=action, expected="stackcheck compat check")
+    rules = rules_of.load(root / "images" / "compat.yaml")
+    pairs = explaining.contradictions(rules)
+    if json:
+        print_json({"rules": len(rules), "contradictions": [[a.id, b.id, axis] for a, b, axis in pairs]})
+    if pairs:
+        lines = [f"{a.id} and {b.id} ask for different values of {axis}" for a, b, axis in pairs]
+        raise ConfigurationError("\n".join(lines), where="images/compat.yaml")
+    if not json:
+        print(f"{len(rules)} rules, no two contradict each other")
+
+
+@app.command()
+def outdated(selectors: Selectors = None, json: Json = False, root: Root = HERE) -> None:
+    """Compare pins with what the package indexes offer."""
+    from stackcheck import lock as locking
+
+    stacks = resolve.load_stacks(root, selectors or ())
+    pins = sorted({requirement for stack in stacks for requirement in stack.requirements})
+    newest = locking.newest(sorted({pin.split("==")[0] for pin in pins}))
+    rows = [
+        (name, version, newest[name] or "not in the indexes of this machine")
+        for name, version in (pin.split("==", 1) for pin in pins)
+        if newest[name] != version
+    ]
+    if json:
+        print_json({"outdated": [{"name": n, "pinned": v, "newest": newest[n]} for n, v, _ in rows]})
+    else:
+        print_table(("package", "pinned", "newest"), rows)
