@@ -1,8 +1,8 @@
 """What of the host's own pip, certificates and apt reaches a build: secrets and a folder of wheels.
 
 In: `pip config list`, `PIP_*`, the CA bundle, apt's sources, a lock. Out: texts for BuildKit secrets, which
-no layer keeps, and a folder with those local wheels that the lock names. A path of the host means nothing in a
-build, so local folders and `file://` indexes become that folder.
+no layer keeps, and a folder with those local wheels that the lock names. A path of the host means nothing in
+a build, so local folders and `file://` indexes become that folder.
 """
 
 from __future__ import annotations

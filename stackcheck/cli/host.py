@@ -1,0 +1,58 @@
+"""The verb `doctor`: what this host has and lacks, and, with --fix, what may be mended at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stackcheck import doctor, host_setup, matrix
+from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.errors import EngineError
+
+app = typer.Typer()
+
+
+@app.command("doctor")
+def examine_host(
+    *,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Install and start what is missing (root only).")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    root: Annotated[Path, typer.Option(help="The checkout.", show_default=False)] = Path(),
+) -> None:
+    """Say what this host has and lacks, each with the command that mends it; exit 4 when it cannot build."""
+    if stop:
+        stopped = host_setup.stop_daemon()
+        print("stopped dockerd" if stopped else "no dockerd that stackcheck started is running")
+        return
+    if fix:
+        host_setup.ensure_engine(Progress())
+    findings = doctor.examine(root.resolve(), _registries(root))
+    if as_json:
+        print_json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        print_table(("what", "state", "found", "mend with"), [_row(finding) for finding in findings])
+    lacking = [finding for finding in findings if finding.needed and not finding.ok]
+    if lacking:
+        raise EngineError(
+            "this host lacks what a build needs",
+            got=", ".join(finding.name for finding in lacking),
+            next_step=lacking[0].mend,
+        )
+
+
+def _row(finding: doctor.Finding) -> tuple[str, ...]:
+    state = "ok" if finding.ok else "missing" if finding.needed else "-"
+    return (finding.name, state, finding.found, finding.mend or "")
+
+
+def _registries(root: Path) -> list[str]:
+    """The registry that matrix.yaml publishes to; none for a layout on disk, or outside a checkout."""
+    path = root / "matrix.yaml"
+    target = matrix.load(path).publish if path.exists() else "oci:"
+    return [] if target.startswith("oci:") else [target.split("/")[0]]
