@@ -75,7 +75,8 @@ def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
         CertificateError: There is no key, so nothing can be verified.
         ConfigurationError: The file holds no P-256 key.
     """
-    path = path or public_path(default_path())
+    own = default_path()
+    path = path or (public_path(own) if public_path(own).exists() or not own.exists() else own)
     if not path.exists():
         raise CertificateError(
             "there is no public key to verify with",

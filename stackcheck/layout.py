@@ -30,8 +30,8 @@ from stackcheck.oci import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from stackcheck.registry import Store
 

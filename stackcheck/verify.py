@@ -1,8 +1,8 @@
 """Is a reference certified for this host? The consumer's question, answered without trusting the store.
 
 In: a reference, a pinned public key, a device model and a driver. Out: `Verified`, or a `CertificateError`
-that says why not. Digests are recomputed, signatures checked, and of all verdicts of the pinned key the newest
-counts.
+that says why not. Digests are recomputed, signatures checked, and of all verdicts of the pinned key the
+newest counts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stackcheck import vendors
     from stackcheck.verify import Verified
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None)
 
 AUTO = "auto"
 NONE = "none"
@@ -81,7 +81,7 @@ def pull_image(
     print_json(facts) if as_json else print_facts(facts)
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True})
+@app.command("run")
 def run_image(
     reference: Ref,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run in the image.")],
@@ -93,7 +93,7 @@ def run_image(
     plain_http: PlainHttp = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Verify, then run a command in the image with the current folder mounted and nothing else of the host."""
+    """Verify, then run a command in the image with the current folder mounted, and nothing else."""
     from stackcheck import pull, vendors
     from stackcheck.engine import Engine
 

@@ -1,0 +1,311 @@
+"""A tag only ever names a certified digest, whatever fails on the way."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+
+from stackcheck import attachments, publish, revoke, verify
+from stackcheck.errors import CertificateError, PublishError
+from stackcheck.layout import OciLayout
+from stackcheck.oci import RegistryError
+from stackcheck.statement import VSA, status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+HOUR = dt.timedelta(hours=1)
+
+
+class World:
+    """A key, a target, and images to publish there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key: EllipticCurvePrivateKey = new_key()
+        self.target = f"oci:{folder / 'dist'}"
+        self.reference = f"{self.target}:{STACK_ID}"
+
+    def image(self, content: bytes) -> SmallImage:
+        return make_image(self.folder / content.decode(), content)
+
+    def publish(self, image: SmallImage, **changes: Any) -> publish.Published:
+        envelopes = changes.pop("envelopes", None) or certify(image, self.key, **changes)
+        return publish.publish(
+            image.layout,
+            tag=STACK_ID,
+            envelopes=envelopes,
+            target=self.target,
+            public_key=self.key.public_key(),
+            report=quiet,
+        )
+
+    def revoke(self, reference: str, now: dt.datetime = NOW + HOUR) -> revoke.Revoked:
+        return revoke.revoke(reference, reason="NaN", key=self.key, now=now, report=quiet)
+
+    def verify(self, reference: str | None = None, now: dt.datetime = NOW + 3 * HOUR) -> verify.Verified:
+        return verify.verify(
+            reference or self.reference,
+            public_key=self.key.public_key(),
+            device_model="CPU",
+            driver=None,
+            now=now,
+        )
+
+    def tags(self) -> dict[str, str]:
+        """The tags that users see, without those of the attestations."""
+        store = OciLayout(self.folder / "dist")
+        names = store.tags() if (self.folder / "dist" / "index.json").exists() else ()
+        return {
+            name: store.read_manifest(name).digest
+            for name in names
+            if not name.startswith(("cert-", "sha256-"))
+        }
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_what_was_tested_is_what_is_published_under_both_tags(world: World) -> None:
+    image = world.image(b"first")
+    done = world.publish(image)
+    today = dt.datetime.now(dt.UTC).strftime("%Y%m%d")
+    assert done.digest == image.manifest_digest
+    assert world.tags() == {STACK_ID: image.manifest_digest, f"{STACK_ID}-{today}-1": image.manifest_digest}
+    assert world.verify().config_digest == image.config_digest
+
+
+def test_the_next_image_gets_the_next_number_and_the_floating_tag(world: World) -> None:
+    first, second = world.image(b"first"), world.image(b"second")
+    one, two = world.publish(first), world.publish(second)
+    assert str(two.unique).endswith("-2")
+    assert world.tags()[STACK_ID] == second.manifest_digest
+    assert world.verify(str(one.unique)).digest == first.manifest_digest
+
+
+def test_a_renewed_certificate_keeps_the_unique_tag(world: World) -> None:
+    image = world.image(b"first")
+    assert world.publish(image).unique == world.publish(image, now=NOW + HOUR).unique
+    assert world.verify().verified_at == NOW + HOUR
+
+
+def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(world: World) -> None:
+    image = world.image(b"first")
+    world.publish(image)
+    store = OciLayout(world.folder / "dist")
+    legacy = store.read_manifest(attachments.legacy_tag(image.manifest_digest))
+    assert [
+        layer.annotations["dev.cosignproject.cosign/signature"] for layer in legacy.descriptors("layers")
+    ] == ([""] * 3)
+    listed = store.read_manifest(image.manifest_digest.replace(":", "-")).descriptors("manifests")
+    tagged = {store.read_manifest(name).digest for name in store.tags() if name.startswith("cert-")}
+    assert {entry.digest for entry in listed} == tagged
+    assert len(tagged) == 3
+    for entry in listed:
+        document = store.read_manifest(entry.digest).document
+        assert (
+            entry.artifact_type == document["artifactType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
+        )
+        assert entry.annotations == document["annotations"]
+        assert document["subject"]["digest"] == image.manifest_digest
+
+
+def refused(world: World, image: SmallImage, **changes: Any) -> PublishError:
+    with pytest.raises(PublishError) as error:
+        world.publish(image, **changes)
+    assert error.value.exit_code == 8
+    return error.value
+
+
+def test_a_failed_image_is_refused_and_leaves_no_tag(world: World) -> None:
+    refused(world, world.image(b"first"), outcome="failed")
+    assert world.tags() == {}
+
+
+def test_another_images_certificate_is_refused(world: World) -> None:
+    first, second = world.image(b"first"), world.image(b"second")
+    refused(world, second, envelopes=certify(first, world.key))
+    assert world.tags() == {}
+
+
+def test_a_certificate_for_this_manifest_but_another_config_is_refused(world: World) -> None:
+    image = world.image(b"first")
+    other = SmallImage(image.layout, image.manifest_digest, "sha256:" + "e" * 64)
+    refused(world, image, envelopes=certify(other, world.key))
+
+
+def test_an_image_without_certificate_is_refused(world: World) -> None:
+    image = world.image(b"first")
+    assert "no certificate" in refused(world, image, envelopes=certify(image, world.key)[:2]).what
+
+
+def test_a_certificate_of_another_key_is_refused(world: World) -> None:
+    image = world.image(b"first")
+    refused(world, image, envelopes=certify(image, new_key()))
+    assert world.tags() == {}
+
+
+CALLS = (
+    *("has_blob", "read_blob", "write_blob", "mount_blob", "read_manifest", "write_manifest"),
+    *("referrers", "tags", "delete_tag", "delete_manifest"),
+)
+
+
+class Failing:
+    """A layout whose n-th call fails, as a crash, a full disk or a lost connection would."""
+
+    def __init__(self, store: OciLayout, fails_at: int) -> None:
+        self.store = store
+        self.target = store.target
+        self.left = fails_at
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.store, name)
+        if name not in CALLS:
+            return found
+
+        def call(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise RegistryError("planted")
+            return found(*arguments)
+
+        return call
+
+
+def publish_to(store: Any, world: World, image: SmallImage) -> None:
+    source = OciLayout(image.layout)
+    publish.release(
+        source,
+        source.only_manifest(),
+        certify(image, world.key, now=NOW + HOUR),
+        store,
+        tag=STACK_ID,
+        public_key=world.key.public_key(),
+        report=quiet,
+    )
+
+
+def calls_of_a_publication(folder: Path) -> int:
+    world = World(folder)
+    world.publish(world.image(b"first"))
+    counting = Failing(OciLayout(folder / "dist"), 0)
+    publish_to(counting, world, world.image(b"second"))
+    return -counting.left
+
+
+def test_a_failure_at_any_call_leaves_the_old_tag_on_the_old_digest_and_the_next_try_succeeds(
+    tmp_path: Path,
+) -> None:
+    calls = calls_of_a_publication(tmp_path / "count")
+    assert calls > 30
+    for n in range(1, calls + 1):
+        world = World(tmp_path / str(n))
+        first, second = world.image(b"first"), world.image(b"second")
+        world.publish(first)
+        with pytest.raises(RegistryError, match="planted"):
+            publish_to(Failing(OciLayout(world.folder / "dist"), n), world, second)
+        assert world.tags()[STACK_ID] == first.manifest_digest, f"call {n}"
+        assert world.verify().digest == first.manifest_digest
+        publish_to(OciLayout(world.folder / "dist"), world, second)
+        assert world.verify().digest == second.manifest_digest
+
+
+def test_the_floating_tag_is_the_last_thing_that_is_written(world: World) -> None:
+    world.publish(world.image(b"first"))
+    written: list[tuple[str, str]] = []
+
+    class Watching(Failing):
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self.store, name)
+            if not name.startswith(("write_", "delete_", "mount_")):
+                return found
+            return lambda *arguments: (written.append((name, str(arguments[-1]))), found(*arguments))[1]
+
+    publish_to(Watching(OciLayout(world.folder / "dist"), 0), world, world.image(b"second"))
+    assert written[-1] == ("write_manifest", STACK_ID)
+
+
+def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(world: World) -> None:
+    first, second = world.image(b"first"), world.image(b"second")
+    world.publish(first)
+    two = world.publish(second)
+    done = world.revoke(world.reference)
+    assert done.moved == {STACK_ID: first.manifest_digest}
+    assert world.verify().digest == first.manifest_digest
+    with pytest.raises(CertificateError, match="FAILED"):
+        world.verify(str(two.unique))
+
+
+def test_revoking_the_only_image_takes_its_tag_away(world: World) -> None:
+    image = world.image(b"first")
+    one = world.publish(image)
+    assert world.revoke(world.reference).removed == (STACK_ID,)
+    assert STACK_ID not in world.tags()
+    with pytest.raises(CertificateError, match="FAILED"):
+        world.verify(str(one.unique))
+
+
+def test_a_tag_never_goes_back_to_an_image_that_was_revoked_before(world: World) -> None:
+    images = [world.image(name) for name in (b"first", b"second", b"third")]
+    published = [world.publish(image) for image in images]
+    world.revoke(str(published[1].unique))
+    assert world.revoke(world.reference).moved == {STACK_ID: images[0].manifest_digest}
+
+
+def test_only_the_key_that_certified_can_revoke(world: World) -> None:
+    world.publish(world.image(b"first"))
+    with pytest.raises(CertificateError):
+        revoke.revoke(world.reference, reason="x", key=new_key(), now=NOW, report=quiet)
+    assert world.verify()
+
+
+def test_signing_the_old_run_again_does_not_lift_a_revocation(world: World) -> None:
+    image = world.image(b"first")
+    world.publish(image)
+    world.revoke(world.reference, now=NOW + HOUR)
+    assert "withdrawn after the run" in refused(world, image, now=NOW + HOUR).what
+    assert world.tags().get(STACK_ID) is None
+
+
+def test_a_later_run_lifts_a_revocation_in_both_forms(world: World) -> None:
+    image = world.image(b"first")
+    world.publish(image)
+    world.revoke(world.reference, now=NOW + HOUR)
+    world.publish(image, now=NOW + 2 * HOUR)
+    assert world.verify().verified_at == NOW + 2 * HOUR
+    known = attachments.read(OciLayout(world.folder / "dist"), image.manifest_digest, world.key.public_key())
+    summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
+    assert [status(item) for item in summaries] == ["PASSED", "PASSED"]
+
+
+def test_promotion_keeps_the_digest_and_brings_both_forms(world: World) -> None:
+    image = world.image(b"first")
+    world.publish(image)
+    other = f"oci:{world.folder / 'other'}"
+    done = publish.promote(world.reference, target=other, public_key=world.key.public_key(), report=quiet)
+    assert done.digest == image.manifest_digest
+    assert world.verify(f"{other}:{STACK_ID}").digest == image.manifest_digest
+    names = OciLayout(world.folder / "other").tags()
+    assert attachments.legacy_tag(image.manifest_digest) in names
+    assert sum(name.startswith("cert-") for name in names) == 3
+
+
+def test_a_revoked_image_is_not_promoted(world: World) -> None:
+    one = world.publish(world.image(b"first"))
+    world.revoke(world.reference)
+    with pytest.raises(PublishError):
+        publish.promote(
+            str(one.unique),
+            target=f"oci:{world.folder / 'other'}",
+            public_key=world.key.public_key(),
+            report=quiet,
+        )
+    assert not (world.folder / "other").exists()

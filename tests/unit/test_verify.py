@@ -1,0 +1,295 @@
+"""Verification accepts exactly what was certified for this host, and nothing that was touched."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import result_files
+from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from typer.testing import CliRunner
+
+from stackcheck import attachments, keys, publish, pull
+from stackcheck.cli.consume import app
+from stackcheck.errors import CertificateError, ConfigurationError, EngineError
+from stackcheck.layout import OciLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from small_images import SmallImage
+
+KEY = new_key()
+DAY = dt.timedelta(days=1)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> SmallImage:
+    return make_image(tmp_path / "oci")
+
+
+@pytest.fixture
+def dist(tmp_path: Path, image: SmallImage) -> Path:
+    release(image, tmp_path / "dist")
+    return tmp_path / "dist"
+
+
+def release(image: SmallImage, dist: Path, **changes: Any) -> None:
+    publish.publish(
+        image.layout,
+        tag=STACK_ID,
+        envelopes=certify(image, KEY, **changes),
+        target=f"oci:{dist}",
+        public_key=KEY.public_key(),
+        report=quiet,
+    )
+
+
+def verified(dist: Path, **changes: Any) -> pull.Verified:
+    arguments: dict[str, Any] = {
+        "public_key": KEY.public_key(),
+        "device_model": "CPU",
+        "driver": None,
+        "now": NOW + DAY,
+    }
+    return pull.verify(f"oci:{dist}:{STACK_ID}", **(arguments | changes))
+
+
+def test_a_certified_image_is_accepted_by_digest(dist: Path, image: SmallImage) -> None:
+    found = verified(dist)
+    assert str(found.reference) == f"oci:{dist}@{image.manifest_digest}"
+    assert (found.stack_id, found.verified_at) == (STACK_ID, NOW)
+
+
+def test_one_changed_byte_in_any_blob_manifest_or_attestation_is_refused(dist: Path) -> None:
+    files = sorted((dist / "blobs" / "sha256").iterdir())
+    assert len(files) >= 14
+    for path in files:
+        body = path.read_bytes()
+        for position in {0, len(body) // 2, len(body) - 1}:
+            changed = bytearray(body)
+            changed[position] ^= 1
+            path.write_bytes(changed)
+            with pytest.raises(CertificateError):
+                verified(dist)
+        path.write_bytes(body)
+    assert verified(dist)
+
+
+def test_a_missing_or_shortened_blob_is_refused(dist: Path) -> None:
+    for path in sorted((dist / "blobs" / "sha256").iterdir()):
+        body = path.read_bytes()
+        path.write_bytes(body[:-1])
+        with pytest.raises(CertificateError):
+            verified(dist)
+        path.write_bytes(body)
+
+
+@pytest.mark.parametrize("name", ["oci-layout", "index.json"])
+def test_a_layout_without_its_own_files_is_refused(dist: Path, name: str) -> None:
+    (dist / name).write_text('{"imageLayoutVersion": "9.9.9", "manifests": []}')
+    with pytest.raises(CertificateError):
+        verified(dist)
+
+
+def test_another_key_is_refused(dist: Path) -> None:
+    with pytest.raises(CertificateError, match="no certificate signed with the pinned key"):
+        verified(dist, public_key=new_key().public_key())
+
+
+def test_an_unknown_tag_or_layout_is_refused(dist: Path) -> None:
+    for reference in (f"oci:{dist}:other", f"oci:{dist / 'none'}:{STACK_ID}"):
+        with pytest.raises(CertificateError):
+            pull.verify(reference, public_key=KEY.public_key(), device_model="CPU", driver=None)
+
+
+@pytest.mark.parametrize(("age", "accepted"), [(30 * DAY, True), (30 * DAY + dt.timedelta(seconds=1), False)])
+def test_a_certificate_stands_for_exactly_its_age(dist: Path, age: dt.timedelta, accepted: bool) -> None:
+    if accepted:
+        assert verified(dist, now=NOW + age)
+        return
+    with pytest.raises(CertificateError, match="too old"):
+        verified(dist, now=NOW + age)
+
+
+def test_a_certificate_from_the_future_is_refused(dist: Path) -> None:
+    with pytest.raises(CertificateError, match="future"):
+        verified(dist, now=NOW - DAY)
+
+
+@pytest.mark.parametrize(("model", "driver"), [("H200", None), ("CPU", "580.1"), ("cpu", None), ("", None)])
+def test_another_device_model_or_driver_is_refused(dist: Path, model: str, driver: str | None) -> None:
+    with pytest.raises(CertificateError, match="not certified for this host") as error:
+        verified(dist, device_model=model, driver=driver)
+    assert error.value.expected == "CPU with no driver"
+
+
+def test_each_host_finds_the_verdict_that_was_given_on_its_like(tmp_path: Path, image: SmallImage) -> None:
+    dist = tmp_path / "dist"
+    release(image, dist, host=result_files.host("nvidia", "H200", driver="580.1"))
+    release(image, dist, host=result_files.host("amd", "MI300X", driver="6.12"), now=NOW + DAY)
+    at = NOW + DAY
+    assert verified(dist, device_model="H200", driver="580.1", now=at).verified_at == NOW
+    assert verified(dist, device_model="MI300X", driver="6.12", now=at).verified_at == NOW + DAY
+    with pytest.raises(CertificateError) as error:
+        verified(dist, device_model="H200", driver="6.12", now=at)
+    assert error.value.expected == "H200 with driver 580.1 or MI300X with driver 6.12"
+
+
+def test_a_verdict_that_is_too_old_does_not_stand_beside_a_fresh_one(
+    tmp_path: Path, image: SmallImage
+) -> None:
+    dist = tmp_path / "dist"
+    release(image, dist, host=result_files.host("nvidia", "H200", driver="580.1"))
+    release(image, dist, now=NOW + 31 * DAY)
+    with pytest.raises(CertificateError, match="not certified for this host"):
+        verified(dist, device_model="H200", driver="580.1", now=NOW + 31 * DAY)
+
+
+def test_what_others_attach_changes_nothing(dist: Path, image: SmallImage) -> None:
+    store = OciLayout(dist)
+    other = new_key()
+    failed = certify(image, other, outcome="failed", now=NOW + DAY)
+    attachments.attach(store, store.read_manifest(image.manifest_digest), failed, other.public_key())
+    assert verified(dist).verified_at == NOW
+
+
+def test_a_withdrawal_that_is_left_in_one_form_only_still_counts(dist: Path, image: SmallImage) -> None:
+    from stackcheck.revoke import revoke
+
+    before = dist.with_name("before")
+    shutil.copytree(dist, before)
+    one = next(name for name in OciLayout(dist).tags() if name.startswith(f"{STACK_ID}-"))
+    revoke(f"oci:{dist}:{one}", reason="NaN", key=KEY, now=NOW + DAY / 2, report=quiet)
+    store, old = OciLayout(dist), OciLayout(before)
+    legacy = attachments.legacy_tag(image.manifest_digest)
+    store.write_manifest(old.read_manifest(legacy), legacy)
+    with pytest.raises(CertificateError, match="FAILED"):
+        pull.verify(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
+
+
+def test_a_tag_that_was_moved_to_an_uncertified_image_is_refused(dist: Path, tmp_path: Path) -> None:
+    other = OciLayout(make_image(tmp_path / "evil", b"evil").layout)
+    store = OciLayout(dist)
+    manifest = other.only_manifest()
+    for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers")):
+        store.write_blob(blob, lambda digest=blob.digest: other.read_blob(digest))  # type: ignore[misc]
+    store.write_manifest(manifest, STACK_ID)
+    with pytest.raises(CertificateError):
+        verified(dist)
+
+
+def test_attestations_of_another_image_do_not_count(dist: Path, image: SmallImage, tmp_path: Path) -> None:
+    other = make_image(tmp_path / "evil", b"evil")
+    source, store = OciLayout(other.layout), OciLayout(dist)
+    manifest = source.only_manifest()
+    for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers")):
+        store.write_blob(blob, lambda digest=blob.digest: source.read_blob(digest))  # type: ignore[misc]
+    store.write_manifest(manifest, STACK_ID)
+    for name in (attachments.legacy_tag, lambda digest: digest.replace(":", "-")):
+        store.write_manifest(store.read_manifest(name(image.manifest_digest)), name(manifest.digest))
+    with pytest.raises(CertificateError, match="no certificate"):
+        verified(dist)
+
+
+class FakeEngine:
+    """The three calls of the engine that a pull needs, over a set of names."""
+
+    def __init__(self, image_id: str) -> None:
+        self.image_id = image_id
+        self.loaded: list[str] = []
+        self.runs: list[Any] = []
+
+    def has(self, reference: str) -> bool:
+        return reference in self.loaded
+
+    def inspect(self, reference: str) -> Any:
+        assert reference in self.loaded
+        return type("Info", (), {"id": self.image_id})
+
+    def load(self, layout: Path, reference: str) -> None:
+        assert OciLayout(layout).only_manifest()
+        self.loaded.append(reference)
+
+    def run(self, spec: Any) -> int:
+        self.runs.append(spec)
+        return 3
+
+
+def test_a_pull_gives_the_engine_exactly_the_verified_image_and_only_once(
+    dist: Path, image: SmallImage
+) -> None:
+    engine: Any = FakeEngine(image.manifest_digest)
+    name = pull.pull(verified(dist), engine, report=quiet)
+    assert name == f"stackcheck/{STACK_ID}:{image.config_digest[7:19]}"
+    assert pull.pull(verified(dist), engine, report=quiet) == name
+    assert engine.loaded == [name]
+
+
+def test_an_engine_that_made_another_image_of_it_is_an_error(dist: Path) -> None:
+    engine: Any = FakeEngine("sha256:" + "9" * 64)
+    with pytest.raises(EngineError, match="not the one that was verified"):
+        pull.pull(verified(dist), engine, report=quiet)
+
+
+def test_a_change_after_verification_does_not_reach_the_engine(dist: Path, image: SmallImage) -> None:
+    found = verified(dist)
+    layer = OciLayout(dist).read_manifest(image.manifest_digest).descriptors("layers")[0]
+    OciLayout(dist).blob_path(layer.digest).write_bytes(b"x" * layer.size)
+    engine: Any = FakeEngine(image.manifest_digest)
+    with pytest.raises(CertificateError):
+        pull.pull(found, engine, report=quiet)
+    assert engine.loaded == []
+
+
+def test_a_run_sees_the_given_folder_and_nothing_else(tmp_path: Path) -> None:
+    from stackcheck.vendors import ContainerNeeds
+
+    engine: Any = FakeEngine("x")
+    needs = ContainerNeeds(remark="none")
+    code = pull.run("x", engine, ("a", "b"), needs=needs, folder=tmp_path, on_line=quiet)
+    spec = engine.runs[0]
+    assert code == 3
+    assert [(mount.source, mount.target) for mount in spec.mounts] == [(tmp_path, "/workspace")]
+    assert (spec.command, spec.workdir, spec.network, spec.read_only) == (
+        ("a", "b"),
+        "/workspace",
+        "none",
+        True,
+    )
+    assert spec.cap_drop == ("ALL",)
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> str:
+    path = tmp_path / "publisher.pub"
+    path.write_bytes(keys.public_pem(KEY.public_key()))
+    return str(path)
+
+
+def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, public: str) -> None:
+    command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, "--max-age", "36500d", "--json"]
+    done = CliRunner().invoke(app, [*command, "--device-model", "CPU", "--driver", "none"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["run"] == f"oci:{dist}@{image.manifest_digest}"
+    assert document["next"].startswith("stackcheck run ")
+    assert document["certificate"]["stackId"] == STACK_ID
+
+
+@pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "99999999999999d"])
+def test_an_age_that_is_none_is_a_usage_error(dist: Path, public: str, age: str) -> None:
+    command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, f"--max-age={age}"]
+    done = CliRunner().invoke(app, [*command, "--device-model", "CPU", "--driver", "none"])
+    assert isinstance(done.exception, ConfigurationError)
+
+
+def test_a_dry_run_revokes_nothing(dist: Path, tmp_path: Path) -> None:
+    keys.load_or_create(tmp_path / "k.key")
+    command = ["revoke", f"oci:{dist}:{STACK_ID}", "--reason", "NaN", "--dry-run"]
+    done = CliRunner().invoke(app, [*command, "--key", str(tmp_path / "k.key")])
+    assert done.exit_code == 0, done.output
+    assert verified(dist)
