@@ -54,7 +54,7 @@ def find(host: str) -> Credentials | None:
 
 
 def _from_entry(entry: dict[str, Any]) -> Credentials | None:
-    username, _, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
+    username, _, password = base64.b64decode(entry.get("auth", ""), validate=True).decode().partition(":")
     token = str(entry.get("identitytoken", ""))
     if not (username or token):
         return None

@@ -1,0 +1,318 @@
+"""A registry that fails, hangs, lies or asks who we are: a clear answer every time, and nothing tagged."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from small_images import STACK_ID, certify, make_image, new_key, quiet
+
+from stackcheck import credentials, publish
+from stackcheck.distribution import Repository
+from stackcheck.errors import ConfigurationError
+from stackcheck.layout import OciLayout
+from stackcheck.oci import IntegrityError, MissingError, RegistryError, sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tuple[str, list[str]]]:
+    """A server whose every answer is one function's; yields its host and the requests it saw."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _do(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            self.body = self.rfile.read(length)
+            seen.append(f"{self.command} {self.path}")
+            status, headers, body = answer(self)
+            with contextlib.suppress(ConnectionError):
+                self.send_response(status)
+                for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815  # the base class's names
+
+        def log_message(self, *_arguments: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def repository(host: str, **changes: Any) -> Repository:
+    return Repository(host, "a/b", **({"timeout_s": (1.0, 0.3), "retry_delays_s": (0.01, 0.01)} | changes))
+
+
+def test_a_registry_that_fails_is_asked_three_times_and_then_named() -> None:
+    with serving(lambda _: (500, {}, b"out of disk")) as (host, seen):
+        with pytest.raises(RegistryError) as error:
+            repository(host).read_manifest("x")
+        assert len(seen) == 3
+    assert error.value.exit_code == 8
+    assert "500" in str(error.value)
+    assert "out of disk" in str(error.value)
+
+
+def test_a_registry_that_recovers_is_not_an_error() -> None:
+    answers = iter([503, 502, 200])
+    with serving(lambda _: (next(answers), {}, b"{}")) as (host, _seen):
+        assert repository(host).read_manifest("x").body == b"{}"
+
+
+def test_a_registry_that_hangs_is_given_up_in_time() -> None:
+    def hang(_: object) -> Answer:
+        time.sleep(1.5)
+        return 200, {}, b""
+
+    with serving(hang) as (host, _seen):
+        start = time.monotonic()
+        with pytest.raises(RegistryError, match="does not answer"):
+            repository(host).read_manifest("x")
+        assert time.monotonic() - start < 1.4
+
+
+def test_a_registry_that_hangs_in_the_middle_of_a_blob_is_given_up() -> None:
+    with (
+        serving(lambda _: (200, {"Content-Length": "100"}, b"half")) as (host, _seen),
+        pytest.raises(RegistryError),
+    ):
+        list(repository(host).read_blob(sha256(b"whole")))
+
+
+def test_a_registry_that_is_not_there_is_named() -> None:
+    with pytest.raises(RegistryError, match="cannot be reached") as error:
+        repository("127.0.0.1:1").tags()
+    assert "127.0.0.1:1" in str(error.value)
+    assert "refused" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["blob", "manifest"])
+def test_wrong_bytes_are_refused(kind: str) -> None:
+    digest = sha256(b"right")
+    with serving(lambda _: (200, {"Content-Type": "x"}, b"wrong")) as (host, _seen):
+        found = repository(host)
+        with pytest.raises(IntegrityError):
+            list(found.read_blob(digest)) if kind == "blob" else found.read_manifest(digest)
+
+
+def test_a_tag_whose_stated_digest_is_not_its_own_is_refused() -> None:
+    headers = {"Docker-Content-Digest": sha256(b"other")}
+    with serving(lambda _: (200, headers, b"{}")) as (host, _seen), pytest.raises(IntegrityError):
+        repository(host).read_manifest("x")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b'{"manifests": [{"digest": 1}]}', b'{"manifests": "x"}']
+)
+def test_nonsense_is_a_clear_error(body: bytes) -> None:
+    with serving(lambda _: (200, {"Content-Type": "x"}, body)) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).referrers(sha256(b"x"))
+
+
+def test_a_manifest_without_end_is_cut_off() -> None:
+    with (
+        serving(lambda _: (200, {"Content-Type": "x"}, b"x" * (5 * 2**20))) as (host, _seen),
+        pytest.raises(IntegrityError, match="too large"),
+    ):
+        repository(host, timeout_s=(1.0, 5.0)).read_manifest("x")
+
+
+def test_what_is_not_there_is_missing() -> None:
+    with serving(lambda _: (404, {}, b"")) as (host, _seen):
+        with pytest.raises(MissingError):
+            repository(host).read_manifest("x")
+        assert repository(host).tags() == ()
+        assert repository(host).referrers(sha256(b"x")) is None
+
+
+def test_lists_are_read_to_their_last_page() -> None:
+    def pages(request: BaseHTTPRequestHandler) -> Answer:
+        if "last=" in request.path:
+            return 200, {}, b'{"tags": ["b"]}'
+        return 200, {"Link": '</v2/a/b/tags/list?last=a>; rel="next"'}, b'{"tags": ["a"]}'
+
+    with serving(pages) as (host, _seen):
+        assert repository(host).tags() == ("a", "b")
+
+
+def login(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"auth": base64.b64encode(b"user:secret:with:colons").decode()}
+    (folder / "config.json").write_text(json.dumps({"auths": {host: entry}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+
+
+def test_basic_credentials_are_sent_only_after_they_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = "Basic " + base64.b64encode(b"user:secret:with:colons").decode()
+    got: list[str | None] = []
+
+    def ask(request: BaseHTTPRequestHandler) -> Answer:
+        got.append(request.headers.get("Authorization"))
+        if got[-1] == expected:
+            return 200, {}, b'{"tags": ["a"]}'
+        return 401, {"WWW-Authenticate": 'Basic realm="x"'}, b""
+
+    with serving(ask) as (host, _seen):
+        login(tmp_path, host, monkeypatch)
+        assert repository(host).tags() == ("a",)
+    assert got == [None, expected]
+
+
+def test_a_bearer_token_is_fetched_for_the_asked_scope(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = "repository:a/b:pull"
+
+    def ask(request: BaseHTTPRequestHandler) -> Answer:
+        if request.path.startswith("/token"):
+            basic = request.headers.get("Authorization", "").startswith("Basic ")
+            asked = f"scope={scope.replace(':', '%3A').replace('/', '%2F')}" in request.path
+            return (200, {}, b'{"token": "T"}') if basic and asked else (403, {}, b"")
+        if request.headers.get("Authorization") == "Bearer T":
+            return 200, {}, b'{"tags": ["a"]}'
+        realm = f"http://{request.headers['Host']}/token"
+        return 401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="s",scope="{scope}"'}, b""
+
+    with serving(ask) as (host, seen):
+        login(tmp_path, host, monkeypatch)
+        assert repository(host).tags() == ("a",)
+        assert len(seen) == 3
+
+
+def test_credentials_never_go_to_a_token_service_over_plain_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    challenge = {"WWW-Authenticate": 'Bearer realm="http://registry.example.org/token"'}
+    with serving(lambda _: (401, challenge, b"")) as (host, _seen):
+        login(tmp_path, host, monkeypatch)
+        with pytest.raises(RegistryError, match="plain http"):
+            repository(host).tags()
+
+
+def test_a_refusal_says_how_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with serving(lambda _: (401, {"WWW-Authenticate": 'Basic realm="x"'}, b"")) as (host, _seen):
+        with pytest.raises(RegistryError) as error:
+            repository(host).tags()
+        assert error.value.next_step == f"docker login {host}"
+
+
+def test_another_machine_is_spoken_to_over_https_unless_asked() -> None:
+    assert Repository("registry.example.org", "a")._root == "https://registry.example.org/v2/a"
+    assert Repository("registry.example.org", "a", plain_http=True)._root.startswith("http://")
+    assert Repository("localhost:5000", "a")._root == "http://localhost:5000/v2/a"
+    assert Repository("docker.io", "a")._root == "https://registry-1.docker.io/v2/library/a"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"auths": {"h": 1}}', '{"auths": {"h": {"auth": "%%"}}}'])
+def test_a_broken_docker_configuration_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with pytest.raises(ConfigurationError):
+        credentials.find("h")
+
+
+def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = tmp_path / "docker-credential-fake"
+    helper.write_text('#!/bin/sh\nread host; echo "{\\"Username\\": \\"$host\\", \\"Secret\\": \\"s\\"}"\n')
+    helper.chmod(0o755)
+    (tmp_path / "config.json").write_text('{"credHelpers": {"h": "fake"}}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = credentials.find("h")
+    assert found is not None
+    assert (found.username, found.password) == ("h", "s")
+    assert "'s'" not in repr(found)
+
+
+class Memory:
+    """A registry that keeps what it is given, and fails from the n-th request on."""
+
+    def __init__(self, fails_at: int, status: int = 500) -> None:
+        self.left = fails_at
+        self.status = status
+        self.kept: dict[str, bytes] = {}
+        self.tagged: list[str] = []
+
+    def __call__(self, request: Any) -> Answer:
+        self.left -= 1
+        if self.left < 0:
+            return self.status, {}, b"planted"
+        if request.command in {"GET", "HEAD"}:
+            return self.give(request.path)
+        if request.command == "POST":
+            return 202, {"Location": "/upload"}, b""  # relative, as some registries answer
+        self.take(request)
+        return 201, {}, b""
+
+    def take(self, request: Any) -> None:
+        path, _, query = request.path.partition("?digest=")
+        if path == "/upload":
+            self.kept[f"/v2/a/b/blobs/{query}"] = request.body
+        else:
+            self.kept[path] = self.kept[f"/v2/a/b/manifests/{sha256(request.body)}"] = request.body
+            self.tagged.append(path.rpartition("/")[2])
+
+    def give(self, path: str) -> Answer:
+        if path == "/v2/a/b/tags/list":
+            return 200, {}, json.dumps({"tags": self.tagged}).encode()
+        if path not in self.kept:
+            return 404, {}, b""
+        kind = "index" if b'"manifests"' in self.kept[path] else "manifest"
+        return 200, {"Content-Type": f"application/vnd.oci.image.{kind}.v1+json"}, self.kept[path]
+
+
+def publish_into(memory: Memory, folder: Path) -> None:
+    key = new_key()
+    image = make_image(folder)
+    source = OciLayout(image.layout)
+    with serving(memory) as (host, _seen):
+        store = repository(host, retry_delays_s=(), timeout_s=(2.0, 5.0))
+        publish.release(
+            source,
+            source.only_manifest(),
+            certify(image, key),
+            store,
+            tag=STACK_ID,
+            public_key=key.public_key(),
+            report=quiet,
+        )
+
+
+def test_a_registry_that_fails_at_any_request_gets_no_tag(tmp_path: Path) -> None:
+    whole = Memory(10_000)
+    publish_into(whole, tmp_path / "whole")
+    assert whole.tagged[-1] == STACK_ID
+    requests = 10_000 - whole.left
+    assert requests > 40
+    for n in range(requests):
+        memory = Memory(n)
+        with pytest.raises(RegistryError):
+            publish_into(memory, tmp_path / str(n))
+        assert STACK_ID not in memory.tagged
