@@ -203,7 +203,7 @@ class AcceptanceSession:
         chosen = option("keyword") or option("markexpr") or option("collectonly") or option("deselect")
         return not chosen and all(Path(name).is_dir() for name in self.config.args)
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         if self.results is not None:
             summary.write(terminalreporter, self.results, self.model, len(self.devices))
 

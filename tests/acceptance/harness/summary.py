@@ -12,7 +12,7 @@ from harness.resultfile import ResultFile
 SHOWN = 20  # a machine without devices fails every check with one reason; the file has them all
 
 
-def write(terminal: pytest.TerminalReporter, results: ResultFile, model: str, devices: int) -> None:
+def write(terminal: "pytest.TerminalReporter", results: ResultFile, model: str, devices: int) -> None:
     """Print the summary."""
     checks = results.content["checks"]
     counts = Counter(check["outcome"] for check in checks)
