@@ -1,0 +1,221 @@
+"""AMD through `amdsmi`. In: the SMI library, in a child process, and the kernel's files. Out: `Host` and `Sample`s.
+
+Proven over AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, never yet on AMD hardware: docs/amd.md.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vendors import (
+    Absence,
+    Device,
+    Host,
+    Link,
+    Reading,
+    Requirement,
+    Sample,
+    VendorAbsentError,
+    VendorName,
+    amd_device,
+    amd_kernel,
+    is_known,
+)
+from vendors.amd_library import ask, member, open_library, reading, version
+from vendors.container import device_node, locked_memory, shared_memory
+
+NAME: VendorName = "amd"
+VISIBILITY = "ROCR_VISIBLE_DEVICES"  # the first filter; HIP_ and CUDA_VISIBLE_DEVICES number what it leaves
+PEER_LINK = "xgmi"
+REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
+SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
+METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
+
+# Version of the amdgpu module -> (driver release, oldest and newest ROCm that it serves).
+# Windows: ROCm/rocm-install-on-linux user-kernel-space-compat-matrix, ROCm/amdgpu-docs. Module versions: the names of
+# AMD's packages, as amdgpu-dkms 6.12.12.60403 (ROCm 6.4.3) and 6.16.6.30200100 (driver 30.20.1).
+DRIVER_WINDOWS = {
+    "6.7.0": ("6.1", (5, 7), (6, 4)),
+    "6.8.5": ("6.2", (6, 0), (7, 0)),
+    "6.10.5": ("6.3", (6, 1), (7, 0)),
+    "6.12.12": ("6.4", (6, 3), (7, 2)),
+    "6.14.14": ("30.10", (6, 2), (7, 2)),
+    "6.16.6": ("30.20", (6, 3), (7, 2)),
+    "6.16.13": ("30.30", (6, 3), (7, 2)),
+}
+WINDOW_SOURCE = "AMD's user and kernel-space compatibility matrix"
+
+_last: dict[int, amd_device.Metrics] = {}  # metrics of the sample before, in the child that samples
+
+
+def read() -> Host:
+    """Everything amdsmi tells of the visible devices. Raises `VendorAbsentError`."""
+    _require_nodes()
+    smi = open_library()
+    handles = ask(smi, "amdsmi_get_processor_handles")
+    earlier = [amd_device.metrics_of(smi, handle) for handle in handles]
+    time.sleep(METRICS_PERIOD_S)
+    every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
+    shown = _visible(every)
+    errors = [_link_errors(smi, handle) for handle in handles]
+    links = [_link(smi, handles, errors, a, b) for number, a in enumerate(shown) for b in shown[number + 1 :]]
+    return Host(
+        vendor=NAME,
+        library=f"amdsmi {version(smi)}",
+        driver=_driver(smi, handles),
+        driver_runtime=_rocm(smi),
+        devices=tuple(shown),
+        links=tuple(links),
+    )
+
+
+def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
+    """Clock, power, temperature, and what grew since the sample before."""
+    smi = open_library()
+    handles = ask(smi, "amdsmi_get_processor_handles")
+    samples = []
+    for index in indices:
+        metrics = amd_device.metrics_of(smi, handles[index])
+        earlier = _last.get(index, metrics)
+        samples.append(amd_device.sample(smi, handles[index], index, metrics, earlier))
+        _last[index] = metrics
+    return tuple(samples)
+
+
+def child_environment(devices: Sequence[Device]) -> dict[str, str]:
+    """By unique id, which no renumbering can mistake; HIP then numbers what ROCr left, whatever was inherited."""
+    numbered = ",".join(str(number) for number in range(len(devices)))
+    shown = ",".join(
+        device.uuid if device.uuid.startswith("GPU-") else str(device.index) for device in devices
+    )
+    return {VISIBILITY: shown, "HIP_VISIBLE_DEVICES": numbered, "CUDA_VISIBLE_DEVICES": numbered}
+
+
+def requirements() -> tuple[Requirement, ...]:
+    """The KFD's node, each render node, every GPU of the bus held by the driver, shared and locked memory."""
+    start = "pass --device /dev/kfd --device /dev/dri and --group-add with the nodes' numeric group"
+    nodes = (amd_kernel.DEV / "kfd", *(amd_kernel.render_nodes() or (amd_kernel.DEV / "dri/renderD128",)))
+    return (
+        *(device_node(node, start) for node in nodes),
+        *(_unheld(bdf) for bdf in amd_kernel.unheld()),
+        shared_memory(SHM_BYTES),
+        locked_memory(MEMLOCK_BYTES),
+    )
+
+
+def torch_runtime() -> str | None:
+    """The HIP release that torch was built with; a CUDA torch in a ROCm image has none."""
+    import torch
+
+    return torch.version.hip
+
+
+def driver_problem(host: Host, runtime_version: str) -> str | None:
+    """AMD's table of driver and user-space releases; a driver that it does not list is a problem until it does."""
+    if not is_known(host.driver):
+        return f"the driver's version cannot be read: {host.driver}"
+    window = DRIVER_WINDOWS.get(str(host.driver))
+    if window is None:
+        return (
+            f"amdgpu {host.driver} is in no table of this project: add it with its source ({WINDOW_SOURCE})"
+        )
+    release, oldest, newest = window
+    major, minor = (int(part) for part in re.findall(r"\d+", runtime_version)[:2])
+    if oldest <= (major, minor) <= newest:
+        return None
+    served = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    return f"driver {release} (amdgpu {host.driver}) serves ROCm {served}, not {runtime_version} ({WINDOW_SOURCE})"
+
+
+def _require_nodes() -> None:
+    """Say which node is closed to this user: the library says "file error" or less."""
+    nodes = [node for node in requirements() if node.name.startswith("/dev/") and node.name != "/dev/shm"]
+    closed = [node for node in nodes if not node.ok and node.got != "missing"]
+    if closed and len(closed) == len([node for node in nodes if node.got != "missing"]):
+        told = "; ".join(f"{node.name}: {node.got}" for node in closed[:2])
+        raise VendorAbsentError(f"{told}; expected {closed[0].expected}: {closed[0].next_step}")
+
+
+def _unheld(bdf: str) -> Requirement:
+    return Requirement(
+        name=f"driver of {bdf}",
+        ok=False,
+        got="on the PCI bus, held by no driver: this GPU is missing from every list",
+        expected="held by amdgpu",
+        next_step=f"look for {bdf} in dmesg; a reset or a cold boot brings it back, or it is broken",
+    )
+
+
+def _link(smi: Any, handles: Sequence[Any], errors: Sequence[Reading], a: Device, b: Device) -> Link:
+    one, other = handles[a.index], handles[b.index]
+    states = [_link_state(smi, one, b.bdf), _link_state(smi, other, a.bdf)]
+    known = [state for state in states if is_known(state)]
+    counts = [errors[a.index], errors[b.index]]
+    return Link(
+        a=a.index,
+        b=b.index,
+        kind=_kind(smi, one, other),
+        active="down" if "down" in known else known[0] if known else states[0],
+        errors=sum(int(count) for count in counts) if all(map(is_known, counts)) else counts[0],
+        p2p=reading(ask(smi, "amdsmi_is_P2P_accessible", one, other)),
+    )
+
+
+def _kind(smi: Any, one: Any, other: Any) -> Reading:
+    answer = ask(smi, "amdsmi_topo_get_link_type", one, other)
+    if isinstance(answer, Absence):
+        return answer
+    kinds = {
+        member(smi, "AmdSmiLinkType.AMDSMI_LINK_TYPE_XGMI", "AmdSmiIoLinkType.XGMI"): "xgmi",
+        member(smi, "AmdSmiLinkType.AMDSMI_LINK_TYPE_PCIE", "AmdSmiIoLinkType.PCIEXPRESS"): "pcie",
+    }
+    kind = answer["type"]
+    return kinds.get(getattr(kind, "value", kind), f"type {kind}")  # 7.0.2 returns a raw ctypes object
+
+
+def _link_state(smi: Any, handle: Any, peer: str) -> Reading:
+    """Of the link that leads to a peer: link i of the status is link i of the metrics, which names the peer."""
+    status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
+    metrics = ask(smi, "amdsmi_get_link_metrics", handle)
+    if isinstance(status, Absence) or isinstance(metrics, Absence):
+        return Absence.NOT_SUPPORTED
+    for letter, link in zip(status["status"], metrics["links"], strict=False):
+        if str(link["bdf"]).lower() == peer:
+            return {"U": "up", "D": "down", "X": Absence.NOT_AVAILABLE}.get(letter, f"state {letter}")
+    return Absence.NOT_AVAILABLE
+
+
+def _link_errors(smi: Any, handle: Any) -> Reading:
+    """0, 1 or 2 for none, one, several: the kernel keeps no more, and clears it on this reading."""
+    answer = ask(smi, "amdsmi_gpu_xgmi_error_status", handle)
+    if isinstance(answer, Absence):
+        return answer
+    names = ("NO_ERRORS", "ERROR", "MULTIPLE_ERRORS")
+    found = [count for count, name in enumerate(names) if answer == member(smi, f"AmdSmiXgmiStatus.{name}")]
+    return found[0] if found else f"status {answer}"
+
+
+def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
+    if not handles:
+        return Absence.NOT_AVAILABLE
+    answer = ask(smi, "amdsmi_get_gpu_driver_info", handles[0])
+    return answer if isinstance(answer, Absence) else reading(answer.get("driver_version"))
+
+
+def _rocm(smi: Any) -> Reading:
+    """The ROCm release of the user space that the library belongs to (6.4 on): (found, release)."""
+    answer = ask(smi, "amdsmi_get_rocm_version")
+    if isinstance(answer, Absence):
+        return answer
+    return reading(answer[1]) if answer[0] else Absence.NOT_AVAILABLE
+
+
+def _visible(devices: Sequence[Device]) -> list[Device]:
+    """What the user restricted this process to: the library itself does not look at the variable."""
+    chosen = os.environ.get(VISIBILITY)
+    if chosen is None:
+        return list(devices)
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    return [device for device in devices if str(device.index) in names or device.uuid in names]

@@ -1,0 +1,280 @@
+"""One AMD GPU as amdsmi sees it. In: the opened module and a processor handle. Out: a `Device`, its parts, a `Sample`.
+
+Units that releases changed are told apart by size: power caps are microwatts from 6.1.2 on and watts before,
+temperatures are millidegrees in the documents and degrees in the code.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vendors import (
+    Absence,
+    Device,
+    Ecc,
+    PcieLink,
+    Power,
+    Process,
+    Reading,
+    Sample,
+    Throttle,
+    amd_kernel,
+    is_known,
+)
+from vendors.amd_library import ask, field, member, reading, rows
+
+# gpu_metrics' accumulators (MI300 on): any growth of an unfit one means that clocks were held down for that reason.
+UNFIT_ACCUMULATORS = {
+    "prochot_residency_acc": "prochot",
+    "socket_thm_residency_acc": "socket temperature",
+    "vr_thm_residency_acc": "voltage regulator temperature",
+    "hbm_thm_residency_acc": "HBM temperature",
+}
+NORMAL_ACCUMULATORS = {"ppt_residency_acc": "package power"}
+GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
+Metrics = Mapping[str, Any] | Absence
+
+
+def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
+    """Everything about one GPU; `earlier` are its metrics of a moment ago, against which throttling shows."""
+    bdf = str(ask(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
+    asic = ask(smi, "amdsmi_get_gpu_asic_info", handle)
+    node = amd_kernel.topology().get(bdf, {})
+    metrics = metrics_of(smi, handle)
+    vram = member(smi, "AmdSmiMemoryType.VRAM")
+    return Device(
+        index=index,
+        uuid=_uuid(smi, handle, asic, node),
+        bdf=bdf,
+        name=str(field(asic, "market_name")),
+        arch=_first(field(asic, "target_graphics_version"), amd_kernel.architecture(node)),
+        compute_units=_units(asic, node),
+        memory_bytes=int(ask(smi, "amdsmi_get_gpu_memory_total", handle, vram)),
+        memory_used_bytes=reading(ask(smi, "amdsmi_get_gpu_memory_usage", handle, vram)),
+        pci_id=_pci_id(asic),
+        firmware=_firmware(smi, handle),
+        partition=_partition(smi, handle),
+        pcie=_pcie(smi, handle),
+        ecc=_ecc(smi, handle),
+        throttle=throttle(bdf, metrics, earlier),
+        power=_power(smi, handle, bdf, metrics),
+        clock_mhz=_clock(smi, handle, metrics),
+        max_clock_mhz=field(_clocks(smi, handle), "max_clk"),
+        temperature_c=_temperature(smi, handle),
+        processes=_processes(smi, handle),
+        numa_node=reading(ask(smi, "amdsmi_topo_get_numa_node_number", handle)),
+        fabric=Absence.NOT_AVAILABLE,  # links are point to point: there is no switch
+    )
+
+
+def sample(smi: Any, handle: Any, index: int, metrics: Metrics, earlier: Metrics) -> Sample:
+    """What moves under load."""
+    held = throttle(str(ask(smi, "amdsmi_get_gpu_device_bdf", handle)).lower(), metrics, earlier)
+    return Sample(
+        index=index,
+        clock_mhz=_clock(smi, handle, metrics),
+        power_w=_draw(metrics),
+        temperature_c=field(metrics, "temperature_hotspot"),
+        unfit=held.unfit,
+        normal=held.normal,
+    )
+
+
+def metrics_of(smi: Any, handle: Any) -> Metrics:
+    """The firmware's table, refreshed every 100 ms."""
+    answer: Metrics = ask(smi, "amdsmi_get_gpu_metrics_info", handle)
+    return answer
+
+
+def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
+    """By accumulators that grew since `earlier`; on MI200 by the reasons of now; elsewhere nothing is known.
+
+    MI300's driver before gpu_metrics v1.6 writes a zero that means nothing ("Throttle status is not reported through
+    metrics now", smu_v13_0_6_ppt.c), so that zero is not read.
+    """
+    counters = {name: field(metrics, name) for name in UNFIT_ACCUMULATORS | NORMAL_ACCUMULATORS}
+    if all(is_known(counter) for counter in counters.values()):
+        return Throttle(
+            unfit=_grown(UNFIT_ACCUMULATORS, metrics, earlier),
+            normal=_grown(NORMAL_ACCUMULATORS, metrics, earlier),
+            accumulators={UNFIT_ACCUMULATORS[name]: counters[name] for name in UNFIT_ACCUMULATORS},
+            reading="accumulators",
+        )
+    reasons = amd_kernel.throttles(bdf)
+    if reasons is None:
+        return Throttle(reading=Absence.NOT_SUPPORTED)
+    return Throttle(unfit=reasons[0], normal=reasons[1], reading="indep_throttle_status")
+
+
+def _grown(names: Mapping[str, str], metrics: Metrics, earlier: Metrics) -> tuple[str, ...]:
+    before = {name: field(earlier, name) for name in names}
+    after = {name: field(metrics, name) for name in names}
+    return tuple(
+        words
+        for name, words in names.items()
+        if is_known(before[name]) and is_known(after[name]) and int(after[name]) > int(before[name])
+    )
+
+
+def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
+    """HIP's and ROCr's form, "GPU-" and the unique id; the library's own form differs from it before ROCm 7.13."""
+    serial = field(asic, "asic_serial")
+    number = node.get("unique_id", 0) or (
+        int(serial, 16) if isinstance(serial, str) and serial.startswith("0x") else 0
+    )
+    return f"GPU-{number:016x}" if number else str(ask(smi, "amdsmi_get_gpu_device_uuid", handle))
+
+
+def _first(told: Reading, kernel: str) -> str:
+    return told if isinstance(told, str) and is_known(told) and told.startswith("gfx") else kernel
+
+
+def _units(asic: Any, node: Mapping[str, int]) -> Reading:
+    told = field(asic, "num_compute_units")
+    return told if is_known(told) else reading(amd_kernel.compute_units(node) if node else told)
+
+
+def _pci_id(asic: Any) -> Reading:
+    parts = [field(asic, name) for name in ("vendor_id", "device_id")]
+    for part in parts:
+        if isinstance(part, Absence):
+            return part
+    return ":".join(f"{_number(part):04x}" for part in parts)
+
+
+def _number(value: Reading) -> int:
+    return int(value, 16) if isinstance(value, str) else int(value)
+
+
+def _firmware(smi: Any, handle: Any) -> dict[str, Reading]:
+    vbios = field(ask(smi, "amdsmi_get_gpu_vbios_info", handle), "part_number", "version")
+    answer = ask(smi, "amdsmi_get_fw_info", handle)
+    blocks = (
+        {}
+        if isinstance(answer, Absence)
+        else {_block(row["fw_name"]): reading(row["fw_version"]) for row in answer["fw_list"]}
+    )
+    return {"vbios": vbios, **blocks}
+
+
+def _block(name: Any) -> str:
+    """ "CP_MEC1" of `AMDSMI_FW_ID_CP_MEC1`, of `FW_ID_CP_MEC1` and of the plain text that some releases give."""
+    return str(getattr(name, "name", name)).removeprefix("AMDSMI_").removeprefix("FW_ID_")
+
+
+def _partition(smi: Any, handle: Any) -> dict[str, Reading]:
+    profile = ask(smi, "amdsmi_get_gpu_accelerator_partition_profile", handle)
+    compute = profile if isinstance(profile, Absence) else field(profile["partition_profile"], "profile_type")
+    if compute == Absence.NOT_SUPPORTED:  # releases before 6.4 have this call, ROCm 10 deprecates it
+        compute = reading(ask(smi, "amdsmi_get_gpu_compute_partition", handle))
+    return {"compute": compute, "memory": reading(ask(smi, "amdsmi_get_gpu_memory_partition", handle))}
+
+
+def _pcie(smi: Any, handle: Any) -> PcieLink:
+    answer = ask(smi, "amdsmi_get_pcie_info", handle)
+    if isinstance(answer, Absence):
+        return PcieLink(
+            generation=answer, width=answer, max_generation=answer, max_width=answer, replays=answer
+        )
+    static, now = answer["pcie_static"], answer["pcie_metric"]
+    return PcieLink(
+        generation=_generation(field(now, "pcie_speed")),
+        width=field(now, "pcie_width"),
+        max_generation=_generation(field(static, "max_pcie_speed")),
+        max_width=field(static, "max_pcie_width"),
+        replays=field(now, "pcie_replay_count"),
+    )
+
+
+def _generation(speed: Reading) -> Reading:
+    return GENERATIONS.get(int(speed), f"{speed} MT/s") if is_known(speed) else speed
+
+
+def _ecc(smi: Any, handle: Any) -> Ecc:
+    counts = ask(smi, "amdsmi_get_gpu_total_ecc_count", handle)
+    lost = [field(counts, name) for name in ("uncorrectable_count", "deferred_count")]
+    pages = ask(smi, "amdsmi_get_gpu_bad_page_info", handle)
+    return Ecc(
+        enabled=_ecc_enabled(smi, handle),
+        correctable=field(counts, "correctable_count"),
+        # A deferred error is uncorrectable data that nothing has consumed yet.
+        uncorrectable=lost[0]
+        if not is_known(lost[0])
+        else int(lost[0]) + (int(lost[1]) if is_known(lost[1]) else 0),
+        pending=_pages(smi, pages, "PENDING"),
+        failed=_pages(smi, pages, "UNRESERVABLE"),
+        retired=_pages(smi, pages, "RESERVED"),
+    )
+
+
+def _ecc_enabled(smi: Any, handle: Any) -> Reading:
+    """Whether RAS guards the memory controllers."""
+    blocks = ask(smi, "amdsmi_get_gpu_ras_block_features_enabled", handle)
+    if isinstance(blocks, Absence):
+        return blocks
+    return any(row["block"] == "UMC" and row["status"] == "ENABLED" for row in blocks)
+
+
+def _pages(smi: Any, pages: Any, status: str) -> Reading:
+    if isinstance(pages, Absence):
+        return pages
+    return sum(row["status"] == member(smi, f"AmdSmiMemoryPageStatus.{status}") for row in rows(pages))
+
+
+def _power(smi: Any, handle: Any, bdf: str, metrics: Metrics) -> Power:
+    """The second die of an MI250 reports 0 W of everything: its module's power belongs to the first.
+
+    libamd_smi 6.1.2 cuts a cap to nine digits, so that 1000 W read as 100 W; the kernel's own file is whole.
+    """
+    caps = ask(smi, "amdsmi_get_power_cap_info", handle)
+    cap, default = (_watts(field(caps, name)) for name in ("power_cap", "default_power_cap"))
+    if cap == 0 and default == 0:
+        return Power(
+            cap_w=Absence.NOT_AVAILABLE, default_cap_w=Absence.NOT_AVAILABLE, draw_w=Absence.NOT_AVAILABLE
+        )
+    kernel = amd_kernel.power_cap_w(bdf)
+    if is_known(cap) and kernel is not None and kernel // 10 == cap:
+        cap = kernel
+    return Power(cap_w=cap, default_cap_w=default, draw_w=_draw(metrics))
+
+
+def _watts(value: Reading) -> Reading:
+    return value if not is_known(value) else float(value) / 1e6 if float(value) >= 1e5 else float(value)
+
+
+def _draw(metrics: Metrics) -> Reading:
+    now = field(metrics, "current_socket_power")
+    return now if is_known(now) else field(metrics, "average_socket_power")
+
+
+def _clocks(smi: Any, handle: Any) -> Any:
+    return ask(smi, "amdsmi_get_clock_info", handle, member(smi, "AmdSmiClkType.GFX"))
+
+
+def _clock(smi: Any, handle: Any, metrics: Metrics) -> Reading:
+    """The slowest die's, because the slowest decides; MI200 has one."""
+    dies = (
+        []
+        if isinstance(metrics, Absence)
+        else [reading(clock) for clock in metrics.get("current_gfxclks", ())]
+    )
+    known = [int(clock) for clock in dies if is_known(clock)]
+    return min(known) if known else field(_clocks(smi, handle), "clk", "cur_clk")
+
+
+def _temperature(smi: Any, handle: Any) -> Reading:
+    kind = member(smi, "AmdSmiTemperatureType.HOTSPOT", "AmdSmiTemperatureType.JUNCTION")
+    now = member(smi, "AmdSmiTemperatureMetric.CURRENT")
+    value = reading(ask(smi, "amdsmi_get_temp_metric", handle, kind, now))
+    return float(value) / 1000 if is_known(value) and float(value) > 1000 else value
+
+
+def _processes(smi: Any, handle: Any) -> tuple[Process, ...] | Absence:
+    found = ask(smi, "amdsmi_get_gpu_process_list", handle)
+    if isinstance(found, Absence):
+        return found
+    return tuple(
+        Process(
+            pid=int(row["pid"]), name=field(row, "name"), memory_bytes=field(row["memory_usage"], "vram_mem")
+        )
+        for row in rows(found)
+    )

@@ -1,0 +1,125 @@
+"""What the kernel's own files say of AMD GPUs, where the library says less. In: /sys and /dev. Out: plain facts.
+
+The KFD's topology fills the architecture and compute units, which amdsmi reports from 6.4 on only; the PCI bus
+names GPUs that no driver holds; `gpu_metrics` v1.3 (MI200) names the throttle reasons, which amdsmi folds into one bit.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+SYS = Path("/sys")
+DEV = Path("/dev")
+AMD = "0x1002"
+COMPUTE_CLASSES = ("0x1200", "0x0380")  # processing accelerator (MI300), other display controller (MI200)
+HANDED_ON = "vfio-pci"  # given to a virtual machine on purpose
+
+# struct gpu_metrics_v1_3 of the kernel's kgd_pp_interface.h: the last eight bytes, and the bits of amdgpu_smu.h.
+METRICS_V1_3 = (1, 3)
+THROTTLE_OFFSET = 112
+NORMAL_THROTTLES = {
+    **{bit: f"PPT{bit}" for bit in range(4)},
+    4: "SPL",
+    5: "FPPT",
+    6: "SPPT",
+    7: "SPPT APU",
+    16: "TDC GFX",
+    17: "TDC SOC",
+    18: "TDC MEM",
+    22: "EDC GFX",
+}
+UNFIT_THROTTLES = {
+    32: "GPU temperature",
+    34: "memory temperature",
+    35: "edge temperature",
+    36: "hotspot temperature",
+    37: "SOC temperature",
+    38: "VR GFX temperature",
+    39: "VR SOC temperature",
+    40: "VR memory temperature",
+    44: "VR hot",
+    45: "VR hot",
+    47: "PROCHOT GFX",
+}
+
+
+def topology() -> Mapping[str, Mapping[str, int]]:
+    """PCI address -> properties of its KFD node, in the order in which ROCr numbers devices."""
+    folder = SYS / "class/kfd/kfd/topology/nodes"
+    nodes = sorted(folder.glob("*"), key=lambda node: int(node.name)) if folder.is_dir() else []
+    every = (_properties(node / "properties") for node in nodes)
+    return {_bdf(node): node for node in every if node.get("simd_count", 0) > 0}
+
+
+def architecture(node: Mapping[str, int]) -> str:
+    """ "gfx942" of 90402: major, minor and step in decimal pairs, the last two digits in hexadecimal."""
+    number = node.get("gfx_target_version", 0)
+    return f"gfx{number // 10000}{number // 100 % 100:x}{number % 100:x}" if number else ""
+
+
+def compute_units(node: Mapping[str, int]) -> int | None:
+    """SIMDs over SIMDs per unit."""
+    per_unit = node.get("simd_per_cu", 0)
+    return node["simd_count"] // per_unit if per_unit else None
+
+
+def unheld() -> tuple[str, ...]:
+    """AMD compute devices on the PCI bus that neither amdgpu nor a virtual machine holds."""
+    found = []
+    for device in sorted((SYS / "bus/pci/devices").glob("*")):
+        if _text(device / "vendor") != AMD or not _text(device / "class").startswith(COMPUTE_CLASSES):
+            continue
+        driver = (device / "driver").resolve().name if (device / "driver").exists() else ""
+        if driver not in ("amdgpu", HANDED_ON):
+            found.append(device.name)
+    return tuple(found)
+
+
+def render_nodes() -> tuple[Path, ...]:
+    """The render nodes that this container or machine offers."""
+    return tuple(sorted((DEV / "dri").glob("renderD*")))
+
+
+def power_cap_w(bdf: str) -> float | None:
+    """The cap in the kernel's own file, or None where there is none."""
+    for cap in sorted((SYS / "bus/pci/devices" / bdf / "hwmon").glob("hwmon*/power1_cap")):
+        return int(_text(cap)) / 1e6
+    return None
+
+
+def throttles(bdf: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """(unfit, normal) reasons of an MI200, or None where its file is of another revision."""
+    path = SYS / "bus/pci/devices" / bdf / "gpu_metrics"
+    record = path.read_bytes() if path.exists() else b""
+    if tuple(record[2:4]) != METRICS_V1_3 or len(record) < THROTTLE_OFFSET + 8:
+        return None
+    (word,) = struct.unpack_from("<Q", record, THROTTLE_OFFSET)
+    if word == 0xFFFFFFFFFFFFFFFF:
+        return None
+    known = UNFIT_THROTTLES.keys() | NORMAL_THROTTLES.keys()
+    others = tuple(f"throttle bit {bit}" for bit in range(64) if word >> bit & 1 and bit not in known)
+    return (*_named(word, UNFIT_THROTTLES), *others), _named(word, NORMAL_THROTTLES)
+
+
+def _named(word: int, names: Mapping[int, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for bit, name in names.items() if word >> bit & 1))
+
+
+def _bdf(node: Mapping[str, int]) -> str:
+    location = node.get("location_id", 0)
+    return f"{node.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+
+
+def _properties(path: Path) -> dict[str, int]:
+    return dict(_pairs(_text(path)))
+
+
+def _pairs(text: str) -> Iterator[tuple[str, int]]:
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.strip().isdigit():
+            yield name, int(value)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""

@@ -1,0 +1,123 @@
+"""AMD's `amdsmi` module, any release from 6.1 on: opened, asked, its ways of saying nothing told apart.
+
+In: the name of a call and its arguments. Out: its answer, or an `Absence`. Calls and enumerations are found by name
+in the module that is installed; link types were renumbered in ROCm 7.0, so no literal value is ever compared.
+"""
+
+import functools
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vendors import Absence, Reading, VendorAbsentError
+
+# Where packages put the module when it is not on Python's path: ROCm's own, then Debian 13's.
+MODULE_FOLDERS = ("/opt/rocm/share/amd_smi", "/usr/share/amd_smi")
+ALL_ONES = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+# A status of the library -> what it means for one figure. Any other status is a fault and is raised.
+ABSENCES = {
+    "AMDSMI_STATUS_NOT_SUPPORTED": Absence.NOT_SUPPORTED,
+    "AMDSMI_STATUS_NOT_YET_IMPLEMENTED": Absence.NOT_SUPPORTED,
+    "AMDSMI_STATUS_NO_PERM": Absence.NO_PERMISSION,
+    "AMDSMI_STATUS_NO_DATA": Absence.NOT_AVAILABLE,
+    "AMDSMI_STATUS_NOT_FOUND": Absence.NOT_AVAILABLE,
+}
+
+
+@functools.cache
+def open_library() -> Any:
+    """The module, initialised once per child. Raises `VendorAbsentError` when there is nothing to open."""
+    smi = _import()
+    try:
+        smi.amdsmi_init()
+    except smi.AmdSmiException as error:
+        raise VendorAbsentError(f"amdsmi_init: {words(error)}") from error
+    return smi
+
+
+def ask(smi: Any, call: str, *arguments: object) -> Any:
+    """The answer of a call as the library gave it, or why there is none."""
+    function = getattr(smi, call, None)
+    if function is None:
+        return Absence.NOT_SUPPORTED  # this release does not have it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # asked for only where the newer call is not there
+            return function(*arguments)
+    except smi.AmdSmiLibraryException as error:
+        for status, absence in ABSENCES.items():
+            if error.get_error_code() == getattr(smi.amdsmi_wrapper, status, None):
+                return absence
+        raise
+
+
+def reading(answer: object) -> Reading:
+    """One figure: its value, or which of the four ways of not being there."""
+    if isinstance(answer, Absence):
+        return answer
+    if answer is None or answer == "" or answer == "N/A":
+        return Absence.NOT_AVAILABLE
+    if isinstance(answer, int) and not isinstance(answer, bool) and answer in ALL_ONES:
+        return Absence.ALL_ONES
+    return answer if isinstance(answer, int | float | str | bool) else str(answer)
+
+
+def field(answer: Any, *names: str) -> Reading:
+    """The first of some names that an answer has; releases rename their keys."""
+    if isinstance(answer, Absence):
+        return answer
+    for name in names:
+        if name in answer:
+            return reading(answer[name])
+    return Absence.NOT_SUPPORTED
+
+
+def member(smi: Any, *names: str) -> Any:
+    """An enumeration's value by the names that releases gave it: "Class.MEMBER"; None where there is none of them."""
+    for name in names:
+        family, _, one = name.partition(".")
+        value = getattr(getattr(smi, family, None), one, None)
+        if value is not None:
+            return value
+    return None
+
+
+def version(smi: Any) -> str:
+    """The library's number: "24.5.2" had a year in front until ROCm 6.4, "27.1.0" has none."""
+    answer = ask(smi, "amdsmi_get_lib_version")
+    if isinstance(answer, Absence):
+        return "of unknown version"
+    parts = [answer[name] for name in ("year", "major", "minor", "release") if name in answer]
+    return ".".join(map(str, parts[:3]))
+
+
+def words(error: Exception) -> str:
+    """The library's own words on one line."""
+    return " ".join(str(error).split())
+
+
+def rows(answer: Any) -> Iterator[Mapping[str, Any]]:
+    """The rows of a list answer; none where it is an absence or a sentence (6.1.1 says "No bad pages found.")."""
+    return iter(()) if isinstance(answer, Absence | str) else iter(answer)
+
+
+def _import() -> Any:
+    sys.path += [folder for folder in MODULE_FOLDERS if Path(folder).is_dir() and folder not in sys.path]
+    try:
+        import amdsmi
+    except ImportError as error:
+        raise VendorAbsentError(
+            "the amdsmi module is not installed: take the one of the installed libamd_smi"
+            f" ({' or '.join(MODULE_FOLDERS)}), or pip install the release of that number"
+        ) from error
+    except (
+        OSError,
+        KeyError,
+        AttributeError,
+    ) as error:  # the module loads libamd_smi.so while it is imported
+        raise VendorAbsentError(f"libamd_smi.so cannot be loaded: {words(error)}") from error
+    return amdsmi
