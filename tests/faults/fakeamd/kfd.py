@@ -1,0 +1,195 @@
+"""The KFD's topology: two processors, the GPUs, and the links between them.
+
+In: a `HostState`. Out: the tree below /sys/class/kfd. Formats: `kfd_topology.c` of the kernel.
+"""
+
+from fakeamd.products import Product
+from fakeamd.states import PCIE, XGMI, HostState
+from fakeamd.tree import Folder, Link, Tree, properties
+
+TOPOLOGY = "class/kfd/kfd/topology"
+PROCESSORS = 2  # nodes 0 and 1; GPU g is node 2 + g
+HIVE = 0x7D1A8E2B4C5F6071
+BUSES = (0x05, 0x26, 0x46, 0x65, 0x85, 0xA6, 0xC6, 0xE5)  # as on an eight-GPU MI300X platform
+IDS = (51140, 28851, 23018, 29122, 43178, 45174, 11054, 4209)  # any that are distinct and not zero
+UNIQUE_ID = 0xA1B2C3D4E5F60700
+
+
+def topology(state: HostState) -> Tree:
+    """Every node and link of the host."""
+    tree: Tree = {
+        "devices/virtual/kfd/kfd": Link("class/kfd/kfd"),  # libhsakmt goes this way
+        f"{TOPOLOGY}/generation_id": "2",
+        f"{TOPOLOGY}/system_properties": properties({"platform_oem": 0, "platform_id": 0, "platform_rev": 0}),
+        "class/kfd/kfd/proc": Folder(),
+    }
+    for processor in range(PROCESSORS):
+        tree |= _processor(state, processor)
+    for gpu in bound(state):
+        tree |= _gpu(state, gpu)
+    return tree
+
+
+def bound(state: HostState) -> tuple[int, ...]:
+    """The GPUs that the driver holds."""
+    return tuple(gpu for gpu in range(state.gpus) if gpu not in state.unbound)
+
+
+def node_of(state: HostState, gpu: int) -> int:
+    """The KFD node of a GPU; nodes have no gaps."""
+    return PROCESSORS + bound(state).index(gpu)
+
+
+def processor_of(state: HostState, gpu: int) -> int:
+    """Which socket a GPU hangs on: the first, whose memory every process of this machine may use."""
+    return 1 if gpu in state.second_socket else 0
+
+
+def memory_bytes(state: HostState, gpu: int) -> int:
+    """What this GPU shows of memory."""
+    change = state.changes.get(gpu)
+    return change.memory_bytes if change and change.memory_bytes else state.product.memory_bytes
+
+
+def _processor(state: HostState, processor: int) -> Tree:
+    here = f"{TOPOLOGY}/nodes/{processor}"
+    mine = [gpu for gpu in bound(state) if processor_of(state, gpu) == processor]
+    values = dict.fromkeys(_gpu_values(state.product), 0) | {
+        "cpu_cores_count": 96,
+        "mem_banks_count": 1,
+        "io_links_count": 1 + len(mine),
+        "cpu_core_id_base": 96 * processor,
+        "max_engine_clk_ccompute": 3700,
+    }
+    tree: Tree = {f"{here}/gpu_id": "0", f"{here}/name": "", f"{here}/properties": properties(values)}
+    tree[f"{here}/mem_banks/0/properties"] = _bank(heap=0, size=1 << 40, width=64, clock=4800)
+    tree[f"{here}/io_links/0/properties"] = _link(processor, 1 - processor, PCIE, weight=32)
+    for index, gpu in enumerate(mine, start=1):
+        tree[f"{here}/io_links/{index}/properties"] = _link(processor, node_of(state, gpu), PCIE, weight=20)
+    return tree
+
+
+def _gpu(state: HostState, gpu: int) -> Tree:
+    here = f"{TOPOLOGY}/nodes/{node_of(state, gpu)}"
+    links = _links(state, gpu)
+    values = _gpu_values(state.product) | {
+        "io_links_count": len(links["io_links"]),
+        "p2p_links_count": len(links["p2p_links"]),
+        "simd_id_base": (1 << 31) + 4096 * gpu,
+        "location_id": BUSES[gpu] << 8,
+        "drm_render_minor": 128 + bound(state).index(gpu),
+        "unique_id": UNIQUE_ID + gpu,
+    }
+    tree: Tree = {
+        f"{here}/gpu_id": str(IDS[gpu]),
+        f"{here}/name": "ip discovery",
+        f"{here}/properties": properties(values),
+    }
+    tree[f"{here}/mem_banks/0/properties"] = _bank(
+        heap=1, size=memory_bytes(state, gpu), width=state.product.bus_bits, clock=1300
+    )
+    for level, kib in enumerate((32, 4096, 262144), start=1):
+        tree[f"{here}/caches/{level - 1}/properties"] = _cache(level, kib)
+    for folder, entries in links.items():
+        tree[f"{here}/{folder}"] = Folder()
+        tree |= {f"{here}/{folder}/{index}/properties": entry for index, entry in enumerate(entries)}
+    return tree
+
+
+def _links(state: HostState, gpu: int) -> dict[str, list[str]]:
+    """xGMI and the way to the processor are io_links; peer access over PCI Express is a p2p_link."""
+    own = node_of(state, gpu)
+    found = {"io_links": [_link(own, processor_of(state, gpu), PCIE, weight=20)], "p2p_links": []}
+    for other in bound(state):
+        if other == gpu:
+            continue
+        pair = (min(gpu, other), max(gpu, other))
+        if state.pairs.get(pair) == "pcie":
+            found["p2p_links"].append(_link(own, node_of(state, other), PCIE, weight=40))
+        else:
+            found["io_links"].append(_link(own, node_of(state, other), XGMI, weight=15))
+    return found
+
+
+def _gpu_values(product: Product) -> dict[str, int]:
+    """One GPU's properties; the library's start-up refuses a node without some of them (`hive_id`, `array_count`)."""
+    return {
+        "cpu_cores_count": 0,
+        "simd_count": 4 * product.compute_units,
+        "mem_banks_count": 1,
+        "caches_count": 3,
+        "io_links_count": 0,
+        "p2p_links_count": 0,
+        "cpu_core_id_base": 0,
+        "simd_id_base": 0,
+        "max_waves_per_simd": 8,
+        "lds_size_in_kb": 64,
+        "gds_size_in_kb": 0,
+        "num_gws": 64,
+        "wave_front_size": 64,
+        "array_count": product.shader_engines,
+        "simd_arrays_per_engine": 1,
+        "cu_per_simd_array": -(-product.compute_units // product.shader_engines),
+        "simd_per_cu": 4,
+        "max_slots_scratch_cu": 32,
+        "gfx_target_version": product.gfx_target_version,
+        "vendor_id": 0x1002,
+        "device_id": product.device_id,
+        "location_id": 0,
+        "domain": 0,
+        "drm_render_minor": 0,
+        "hive_id": HIVE,
+        "num_sdma_engines": 2,
+        "num_sdma_xgmi_engines": 14 if product.dies > 1 else 3,
+        "num_sdma_queues_per_engine": 8,
+        "num_cp_queues": 24,
+        "max_engine_clk_fcompute": 2100,
+        "max_engine_clk_ccompute": 3700,
+        "local_mem_size": 0,
+        "fw_version": 168,
+        "capability": 748055168,
+        "debug_prop": 1511,
+        "sdma_fw_version": 22,
+        "unique_id": 0,
+        "num_xcc": product.dies,
+    }
+
+
+def _link(source: int, target: int, kind: int, *, weight: int) -> str:
+    values = {
+        "type": kind,
+        "version_major": 0,
+        "version_minor": 0,
+        "node_from": source,
+        "node_to": target,
+        "weight": weight,
+        "min_latency": 0,
+        "max_latency": 0,
+        "min_bandwidth": 64000,
+        "max_bandwidth": 64000,
+        "recommended_transfer_size": 0,
+        "recommended_sdma_engine_id_mask": 0,
+        "flags": 1,
+    }
+    return properties(values)
+
+
+def _bank(*, heap: int, size: int, width: int, clock: int) -> str:
+    return properties(
+        {"heap_type": heap, "size_in_bytes": size, "flags": 0, "width": width, "mem_clk_max": clock}
+    )
+
+
+def _cache(level: int, size_kib: int) -> str:
+    values: dict[str, int | str] = {
+        "processor_id_low": 1 << 31,
+        "level": level,
+        "size": size_kib,
+        "cache_line_size": 128,
+        "cache_lines_per_tag": 1,
+        "association": 16,
+        "latency": 0,
+        "type": 9,
+        "sibling_map": "1,0,0,0",
+    }
+    return properties(values)

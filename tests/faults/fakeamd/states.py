@@ -1,0 +1,134 @@
+"""The hosts that are fabricated, as data: which GPUs, and what is wrong with them.
+
+In: nothing. Out: `STATES`, by name. sysfs.py and kfd.py turn a state into files; no rule lives here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fakeamd.gpu_metrics import Value
+from fakeamd.products import MI250, MI300X, MI325X, MI355X, Product
+from fakeamd.tree import Entry, Fifo
+
+XGMI, PCIE = 11, 2  # KFD's io-link types (`CRAT_IOLINK_TYPE_*`)
+LinkKind = Literal["xgmi", "pcie"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What differs on one GPU: files of its device folder, fields of its gpu_metrics."""
+
+    files: Mapping[str, Entry | None] = field(default_factory=dict)  # None: the file does not exist
+    metrics: Mapping[str, Value] = field(default_factory=dict)
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting:
+    """A text file of one GPU that changes once, some time after it was first read."""
+
+    gpu: int
+    path: str
+    text: str
+    after_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moving:
+    """Accumulators of one GPU's gpu_metrics that grow by so much every 10 ms, as the firmware moves them."""
+
+    gpu: int
+    step: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostState:
+    """One host: eight of one product unless said otherwise, healthy unless said otherwise."""
+
+    name: str
+    product: Product
+    gpus: int = 8
+    changes: Mapping[int, Change] = field(default_factory=dict)
+    pairs: Mapping[tuple[int, int], LinkKind] = field(default_factory=dict)  # links that are not xGMI
+    second_socket: tuple[int, ...] = ()
+    unbound: tuple[int, ...] = ()  # on the PCI bus, but no driver holds them
+    host_files: Mapping[str, Entry | None] = field(default_factory=dict)  # below /sys
+    counting: tuple[Counting, ...] = ()
+    moving: tuple[Moving, ...] = ()
+    driver_loaded: bool = True
+    user: int = 0  # who runs the command; the device nodes belong to root and the render group
+
+
+def _one(product: Product, name: str, gpu: int, change: Change) -> HostState:
+    return HostState(name=name, product=product, changes={gpu: change})
+
+
+def _umc(uncorrectable: int = 0, correctable: int = 0, deferred: int = 0) -> str:
+    return f"ue: {uncorrectable}\nce: {correctable}\nde: {deferred}"
+
+
+HEALTHY = (
+    HostState(name="mi300x", product=MI300X),
+    HostState(name="mi325x", product=MI325X),
+    HostState(name="mi250", product=MI250),
+    HostState(name="mi355x", product=MI355X),
+)
+
+LINK_DOWN = 2  # GPU 3's third link leads to GPU 2; the other end is GPU 2's third
+
+FAULTS = (
+    HostState(name="gpu-missing", product=MI300X, unbound=(6,)),
+    HostState(
+        name="ecc-during-run",
+        product=MI300X,
+        counting=(Counting(gpu=3, path="ras/umc_err_count", text=_umc(2, 17, 1), after_s=0.1),),
+    ),
+    _one(MI300X, "ecc-before-run", 3, Change(files={"ras/umc_err_count": _umc(2, 17, 1)})),
+    _one(
+        MI300X,
+        "pcie-x8",
+        3,
+        Change(files={"current_link_width": "8"}, metrics={"pcie_link_width": 8, "pcie_replay_count_acc": 9}),
+    ),
+    HostState(
+        name="xgmi-link-down",
+        product=MI300X,
+        changes={
+            3: Change(metrics={"xgmi_link_status": [1, 1, 0, 1, 1, 1, 1, 0xFFFF]}),
+            2: Change(metrics={"xgmi_link_status": [1, 1, 0, 1, 1, 1, 1, 0xFFFF]}),
+        },
+    ),
+    HostState(name="pcie-pair", product=MI300X, pairs={(2, 5): "pcie"}),
+    _one(MI300X, "power-cap-lowered", 3, Change(files={"hwmon/hwmon3/power1_cap": "550000000"})),
+    HostState(
+        name="throttling",
+        product=MI300X,
+        moving=(Moving(gpu=3, step={"accumulation_counter": 10, "prochot_residency_acc": 5}),),
+    ),
+    _one(
+        MI250,
+        "throttling-mi250",
+        3,
+        Change(metrics={"throttle_status": 1 << 9, "indep_throttle_status": 1 << 36}),
+    ),
+    _one(MI300X, "nps4", 3, Change(files={"current_memory_partition": "NPS4"})),
+    _one(MI300X, "cpx", 3, Change(files={"current_compute_partition": "CPX"})),
+    _one(
+        MI300X,
+        "bad-pages",
+        3,
+        Change(files={"ras/gpu_vram_bad_pages": "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P"}),
+    ),
+    _one(MI325X, "memory-short", 3, Change(memory_bytes=MI300X.memory_bytes)),
+    _one(MI300X, "firmware-differs", 3, Change(files={"fw_version/mec_fw_version": "0x000000a9"})),
+    HostState(name="numa-elsewhere", product=MI300X, second_socket=(3,)),
+    HostState(name="driver-too-old", product=MI300X, host_files={"module/amdgpu/version": "6.7.0"}),
+    HostState(name="permission-denied", product=MI300X, user=1000),
+    HostState(name="driver-not-loaded", product=MI300X, driver_loaded=False),
+    HostState(
+        name="init-hangs", product=MI300X, host_files={"class/kfd/kfd/topology/nodes/4/properties": Fifo()}
+    ),
+)
+
+STATES: Mapping[str, HostState] = {state.name: state for state in (*HEALTHY, *FAULTS)}

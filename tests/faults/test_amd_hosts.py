@@ -1,0 +1,145 @@
+"""AMD's real SMI library over fabricated hosts: a healthy host passes, each fault is named by its check.
+
+Every test enters a Debian root file system with one generation of libamd_smi (docs/amd.md) and runs the device suite
+there as a user would. `STACKCHECK_AMD_HOSTS=quick` keeps one healthy host a library, and every fault on the newest.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from fakeamd import host  # noqa: E402
+from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
+from fakeamd.states import FAULTS, HEALTHY, STATES  # noqa: E402
+
+TESTS = HERE.parent
+OLD, NEW = LIBRARIES
+QUICK = os.environ.get("STACKCHECK_AMD_HOSTS") == "quick"
+HIP = "7.2.4"  # what the image's torch would have been built with
+ABSENT = "no AMD device is visible"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A state, the check that must fail on it, and words that its reason must hold."""
+
+    state: str
+    check: str
+    says: str
+    libraries: tuple[Library, ...] = LIBRARIES
+
+    def __str__(self) -> str:
+        return self.state
+
+
+NAMED = (
+    Named("gpu-missing", "test_the_host_offers_what_devices_need", "driver of 0000:c6:00.0: on the PCI bus"),
+    Named("ecc-before-run", "test_memory_is_healthy", "device 3: 3 uncorrectable"),
+    Named(
+        "ecc-during-run", "test_no_memory_error_since_the_start", "device 3: uncorrectable grew from 0 to 3"
+    ),
+    Named("bad-pages", "test_memory_is_healthy", "device 3: 1 pending"),
+    Named("pcie-x8", "test_pcie_link_is_full", "device 3: {'generation': 5, 'width': 8}"),
+    Named("xgmi-link-down", "test_every_pair_is_linked", "2-3: xgmi, down", (NEW,)),
+    Named("pcie-pair", "test_every_pair_is_linked", "2-5: pcie"),
+    Named("power-cap-lowered", "test_power_cap_is_the_default", "device 3: 550.0 W, default 750.0 W"),
+    Named("throttling", "test_nothing_throttles", "device 3: prochot", (NEW,)),
+    Named("throttling-mi250", "test_nothing_throttles", "device 3: hotspot temperature"),
+    Named("nps4", "test_partition_is_the_reference", "device 3: memory NPS4"),
+    Named("cpx", "test_partition_is_the_reference", "device 3: compute CPX"),
+    Named("memory-short", "test_device_identity", "device 3"),
+    Named("firmware-differs", "test_firmware_is_equal", "CP_MEC1"),
+    Named("numa-elsewhere", "test_numa_nodes_of_devices_are_ours", "device 3 is on node 1"),
+    Named(
+        "driver-too-old", "test_driver_serves_the_runtime", "driver 6.1 (amdgpu 6.7.0) serves ROCm 5.7 to 6.4"
+    ),
+    Named("permission-denied", "test_device_identity", "no permission on it: owned by 0:105"),
+    Named("driver-not-loaded", "test_device_identity", "DRIVER_NOT_LOADED"),
+    Named("init-hangs", "test_device_identity", "did not answer in 3 s"),
+)
+# What a release cannot show is a skip that says so: neither a pass nor a false alarm.
+UNSEEN = (
+    Named("xgmi-link-down", "test_every_pair_is_linked", "active links: not supported", (OLD,)),
+    Named("throttling", "test_nothing_throttles", "throttle reasons: not supported", (OLD,)),
+)
+
+
+def run(state: str, used: Library, out: Path) -> Mapping[str, Any]:
+    """The device suite inside a fabricated host: its result.json, with the output beside it."""
+    out.chmod(0o777)  # a state may run the suite as somebody else
+    command = (
+        "python3 -m pytest /stackcheck/tests --gpu-vendor amd -k devices -p torchless -p no:cacheprovider"
+    )
+    done = host.run(
+        STATES[state],
+        used,
+        [*command.split(), "--result-dir", "/stackcheck/out", "--lease-dir", "/tmp/leases"],
+        binds={"tests": TESTS, "out": out, "inside": HERE / "fakeamd/inside"},
+        writable=("out",),
+        environment={
+            "PYTHONPATH": f"/stackcheck/inside:/stackcheck/tests/acceptance:{used.python_path}",
+            "FAKEAMD_HIP": HIP,
+            "FAKEAMD_SMI_TIMEOUT_S": "3",
+        },
+    )
+    assert (out / "result.json").exists(), done.stdout
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    checks = {check["id"].partition("::")[2]: check for check in result["checks"]}
+    return {**result, "checks": checks, "exit": done.returncode, "output": done.stdout}
+
+
+def _cases(named: tuple[Named, ...]) -> list[object]:
+    return [
+        pytest.param(one, used, id=f"{one}-{used.release}")
+        for one in named
+        for used in one.libraries
+        if not QUICK or used is one.libraries[-1]
+    ]
+
+
+@pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)
+@pytest.mark.parametrize("state", [state.name for state in HEALTHY if not QUICK or state is HEALTHY[0]])
+def test_healthy_host_has_no_failure(state: str, used: Library, tmp_path: Path) -> None:
+    result = run(state, used, tmp_path)
+    outcomes = {name: check["outcome"] for name, check in result["checks"].items()}
+    assert set(outcomes.values()) == {"passed", "skipped"}, result["output"]
+    assert result["exit"] == 0
+    assert [device["model"] for device in result["host"]["devices"]] == [STATES[state].product.name] * 8
+    assert outcomes["test_device_identity"] == "passed"
+
+
+@pytest.mark.parametrize(("fault", "used"), _cases(NAMED))
+def test_planted_fault_of_a_host_is_named(fault: Named, used: Library, tmp_path: Path) -> None:
+    result = run(fault.state, used, tmp_path)
+    check = result["checks"][fault.check]
+    assert check["outcome"] == "failed", result["output"]
+    assert fault.says in check["reason"]
+    assert result["exit"] == 1
+    failed = {name for name, check in result["checks"].items() if check["outcome"] == "failed"}
+    assert failed == {fault.check} or ABSENT in check["reason"], result["output"]
+
+
+@pytest.mark.parametrize(("fault", "used"), _cases(UNSEEN))
+def test_what_a_release_cannot_show_is_skipped_and_says_so(
+    fault: Named, used: Library, tmp_path: Path
+) -> None:
+    check = run(fault.state, used, tmp_path)["checks"][fault.check]
+    assert (check["outcome"], check["reason"]) == ("skipped", fault.says)
+
+
+def test_every_planted_state_has_a_check_that_names_it() -> None:
+    assert {fault.name for fault in FAULTS} == {named.state for named in NAMED}
+
+
+def test_amd_smi_itself_lists_the_fabricated_host() -> None:
+    listing = host.run(STATES["mi300x"], library("10.1"), ["amd-smi", "list", "--json"]).stdout
+    assert [gpu["bdf"] for gpu in json.loads(listing)][:2] == ["0000:05:00.0", "0000:26:00.0"]
