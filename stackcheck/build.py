@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -18,13 +16,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stackcheck import archive, bootstrap, wheels
+from stackcheck import archive, bootstrap, wheelhouse, wheels
+from stackcheck.buildplan import COMPRESSION, Plan, digest_of, make_plan
 from stackcheck.errors import BuildError
 from stackcheck.image import Image, describe, load_image, save_image, size_report
 from stackcheck.lockfile import exclusive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from stackcheck.engine import Engine
     from stackcheck.predicates import Provenance
@@ -32,35 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Image", "adopt", "build", "exclusive", "export", "load_image", "provenance"]
 
-# Part of every key: raise it when the way of building changes what comes out.
-RECIPE = 2
-REQUIRED_FILES = ("Dockerfile", "stack.json")
-COPIED_FILES = (*REQUIRED_FILES, "requirements.lock", "pins.json")
-# Half the time of gzip and three quarters of its size; docker 20.10, podman, skopeo and Apptainer read it.
-COMPRESSION = "compression=zstd,oci-mediatypes=true"
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One image to make.
-
-    Attributes:
-        inputs: URI -> digest of everything that decides the image.
-        key: One value for all of them.
-    """
-
-    stack: Stack
-    folder: Path
-    source: Path
-    rootfs: bootstrap.RootFs | None
-    inputs: Mapping[str, str]
-    key: str
-
-    @property
-    def target(self) -> str:
-        """Its name in the bake definition, which knows no dots."""
-        return "image-" + self.key[:16]
 
 
 def build(
@@ -69,7 +40,7 @@ def build(
     *,
     root: Path,
     report: Callable[[str], None],
-    wheelhouse: Sequence[Path] = (),
+    wheel_folders: Sequence[Path] = (),
 ) -> tuple[Image, ...]:
     """Make the images of stacks, or keep those whose inputs did not change.
 
@@ -78,17 +49,17 @@ def build(
         engine: Builds, and then holds, the images.
         root: The checkout.
         report: Gets a line a step.
-        wheelhouse: Folders of wheels to look in first, for machines without an index.
+        wheel_folders: Folders of wheels to look in first, for machines without an index.
 
     Raises:
         BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
     """
-    plans = [_plan(stack, engine, root, report) for stack in stacks]
+    plans = [make_plan(stack, engine, root, report) for stack in stacks]
     for plan in plans:
         plan.folder.mkdir(parents=True, exist_ok=True)
     kept = {plan.stack.id: image for plan in plans if (image := _kept(plan, engine, report))}
     missing = [plan for plan in plans if plan.stack.id not in kept]
-    made = _bake(missing, engine, report, wheelhouse) if missing else {}
+    made = _bake(missing, engine, report, wheel_folders) if missing else {}
     return tuple((kept | made)[stack.id] for stack in stacks)
 
 
@@ -133,7 +104,7 @@ def provenance(stack: Stack, image: Image, *, root: Path) -> Provenance:
     matrix = root / "matrix.yaml"
     dependencies = dict(image.inputs)
     if matrix.exists():
-        dependencies["file:matrix.yaml"] = _digest(matrix.read_bytes())
+        dependencies["file:matrix.yaml"] = digest_of(matrix.read_bytes())
     finished = dt.datetime.fromisoformat(image.built) if image.built else None
     return Provenance(
         parameters={"stack": stack.id, "torch": stack.torch, "python": stack.python, "os": stack.os},
@@ -141,49 +112,6 @@ def provenance(stack: Stack, image: Image, *, root: Path) -> Provenance:
         started=finished - dt.timedelta(seconds=image.seconds) if finished else None,
         finished=finished,
     )
-
-
-def _plan(stack: Stack, engine: Engine, root: Path, report: Callable[[str], None]) -> Plan:
-    source = root / "images" / stack.id
-    _check_files(stack, source)
-    names = [name for name in COPIED_FILES if (source / name).exists() and name != "pins.json"]
-    inputs = {f"file:images/{stack.id}/{name}": _digest((source / name).read_bytes()) for name in names}
-    rootfs = None
-    if stack.base.kind == "bootstrap":
-        assert stack.base.suite
-        bases = root / "build" / "bases"
-        rootfs = bootstrap.bootstrap(stack.base.suite, stack.base.packages, bases, report=report)
-        inputs[f"urn:stackcheck:rootfs:{stack.base.suite}"] = rootfs.digest
-    elif stack.base.digest:
-        inputs[f"docker:{stack.base.reference}"] = stack.base.digest
-    decided = [RECIPE, COMPRESSION, bootstrap.SOURCE_DATE_EPOCH, engine.description, sorted(inputs.items())]
-    return Plan(
-        stack=stack,
-        folder=root / "build" / stack.id,
-        source=source,
-        rootfs=rootfs,
-        inputs=inputs,
-        key=hashlib.sha256(json.dumps(decided).encode()).hexdigest(),
-    )
-
-
-def _check_files(stack: Stack, source: Path) -> None:
-    absent = [name for name in REQUIRED_FILES if not (source / name).is_file()]
-    if absent:
-        raise BuildError(
-            "a stack has not been rendered",
-            where=str(source),
-            got=f"no {' and no '.join(absent)}",
-            next_step=f"stackcheck render {stack.id}",
-        )
-    if stack.missing:
-        raise BuildError(
-            "a stack is not locked, so its image cannot be built",
-            where=stack.id,
-            got="\n    ".join(stack.missing),
-            expected="every package and base at one digest",
-            next_step=f"stackcheck lock {stack.id}, on a machine that reaches what is named above",
-        )
 
 
 def _kept(plan: Plan, engine: Engine, report: Callable[[str], None]) -> Image | None:
@@ -202,9 +130,9 @@ def _kept(plan: Plan, engine: Engine, report: Callable[[str], None]) -> Image | 
 
 
 def _bake(
-    plans: Sequence[Plan], engine: Engine, report: Callable[[str], None], wheelhouse: Sequence[Path]
+    plans: Sequence[Plan], engine: Engine, report: Callable[[str], None], wheel_folders: Sequence[Path]
 ) -> dict[str, Image]:
-    settings = wheels.host_settings(wheelhouse)
+    settings = wheels.host_settings(wheel_folders)
     if not engine.containerd_store:
         report("the engine has the classic image store: layers and manifest come from `docker save`")
     with tempfile.TemporaryDirectory(prefix="stackcheck-secrets-") as scratch:
@@ -224,7 +152,7 @@ def _target(plan: Plan, engine: Engine, settings: wheels.HostSettings, secrets: 
     context = _context(plan)
     lock = context / "requirements.lock"
     house = plan.folder / "wheelhouse"
-    found = wheels.gather(lock.read_text(encoding="utf-8") if lock.exists() else "", settings, house)
+    found = wheelhouse.gather(lock.read_text(encoding="utf-8") if lock.exists() else "", settings, house)
     texts = {
         "pip_conf": settings.pip_conf(wheelhouse=bool(found)).encode(),
         "ca": settings.ca.read_bytes() if settings.ca else b"",
@@ -308,7 +236,3 @@ def _check_size(image: Image, budget_bytes: int) -> None:
             expected=f"at most {budget_bytes / 1e9:.2f} GB (size_budget_gb in matrix.yaml)",
             next_step="make the largest layer smaller, or raise the budget",
         )
-
-
-def _digest(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()

@@ -1,0 +1,121 @@
+"""`docker buildx bake` as a process: a definition in, progress lines while it runs, an error with its place.
+
+In: a bake definition as JSON. Out: what was built and what was there already; the images are where the
+definition's outputs say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from stackcheck import host_setup
+from stackcheck.buildlog import BuildLog
+from stackcheck.errors import BuildError, EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+TIMEOUT_S = 4 * 3600.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BakeResult:
+    """What a build did: steps in all, and those that were there already."""
+
+    steps: int
+    cached: int
+    seconds: float
+
+
+def bake(
+    definition: Mapping[str, Any],
+    targets: Sequence[str],
+    *,
+    report: Callable[[str], None],
+    log: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> BakeResult:
+    """Build targets of a bake definition.
+
+    Raises:
+        BuildError: A step failed (the message has its stage, last lines and place), or time ran out.
+        EngineError: buildx is missing or the daemon stopped.
+    """
+    start = time.monotonic()
+    seen = BuildLog(report)
+    process = _spawn_bake(targets)
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
+            process.stdin.write(json.dumps(definition))
+            process.stdin.close()
+        with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
+            for line in process.stdout or ():
+                seen.feed(line)
+                if file:
+                    file.write(line)
+        code = process.wait(timeout=30)
+    finally:
+        timer.cancel()
+        _end(process)
+    seconds = time.monotonic() - start
+    if code:
+        raise _error(seen, log, None if seconds < timeout_s else timeout_s)
+    return BakeResult(steps=len(seen.steps), cached=len(seen.cached & seen.steps), seconds=seconds)
+
+
+def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:
+    """Why the builder ended with an error."""
+    if ran_out_after_s is not None:
+        return BuildError("the build did not end in time", expected=f"an end within {ran_out_after_s:.0f} s")
+    failure = seen.failure()
+    if not host_setup.socket_answers():
+        return EngineError(
+            "the engine stopped in the middle of a build",
+            got=failure.message,
+            next_step="stackcheck doctor --fix, then the same command: finished steps are kept",
+        )
+    text = "\n    ".join(failure.last_lines)
+    place = f"{failure.file}:{failure.line}" if failure.file else None
+    stage = f"stage {failure.stage}" if failure.stage else None
+    full = "no space left on device" in f"{text} {failure.message}"
+    return BuildError(
+        "the disk is full" if full else f"a build step failed: {failure.step or failure.message}",
+        where=", ".join(part for part in (place, stage) if part) or None,
+        got=f"{failure.message}; it wrote last:\n    {text}",
+        next_step="free space: docker builder prune" if full else f"read {log}" if log else None,
+    )
+
+
+def _spawn_bake(targets: Sequence[str]) -> subprocess.Popen[str]:
+    command = ["docker", "buildx", "bake", "--builder", "default", "--file", "-", "--progress", "plain"]
+    command += ["--provenance=false", "--sbom=false", *targets]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise host_setup.missing_engine(f"the docker client cannot be started: {error}") from error
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -1,0 +1,201 @@
+"""One container from start to end, with no more rights than it needs.
+
+In: a `RunSpec`. Out: its lines while it runs, and its exit code. It never outlives the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Literal
+
+from stackcheck.errors import ChecksFailedError, EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+LABEL = "org.stackcheck.run"
+API_TIMEOUT_S = 120
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A folder or file of the host in a container."""
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """A container to run; the defaults are the least that a process can do with.
+
+    Attributes:
+        tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
+        devices: Device nodes of the host, by path, with the same path inside.
+        group_add: Numeric groups.
+        ulimits: Name -> soft and hard limit; -1 is unlimited.
+        timeout_s: The container is killed after this many seconds.
+        on_line: Gets each line of output as it appears.
+    """
+
+    image: str
+    command: tuple[str, ...]
+    user: str | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[str, ...] = ()
+    group_add: tuple[int, ...] = ()
+    tmpfs: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"/tmp": "rw,exec,nosuid,nodev,mode=1777"}  # noqa: S108  # the container's
+    )
+    shm_size_bytes: int = 64 << 20
+    network: Literal["none", "bridge", "host"] = "none"
+    read_only: bool = True
+    cap_drop: tuple[str, ...] = ("ALL",)
+    security_opt: tuple[str, ...] = ("no-new-privileges",)
+    ulimits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    workdir: str | None = None
+    timeout_s: float = 3600.0
+    on_line: Callable[[str], None] | None = None
+
+
+def run(client: DockerClient, spec: RunSpec) -> int:
+    """Run a container to its end and remove it.
+
+    Returns:
+        The exit code of its command.
+
+    Raises:
+        EngineError: It could not be started, or the daemon stopped answering.
+        ChecksFailedError: It did not end in time.
+    """
+    with _made(client, spec) as container:
+        with talking("starting a container"):
+            _start(container, spec)
+        timer = threading.Timer(spec.timeout_s, _kill, [container])
+        timer.start()
+        start = time.monotonic()
+        try:
+            with talking("reading a container's output"):
+                _stream(container, spec.on_line)
+                code = int(container.wait(timeout=API_TIMEOUT_S)["StatusCode"])
+        finally:
+            timer.cancel()
+        if code and time.monotonic() - start >= spec.timeout_s:
+            raise ChecksFailedError(
+                "the container did not end in time and was killed",
+                where=" ".join(spec.command[:4]),
+                expected=f"an end within {spec.timeout_s:.0f} s",
+            )
+        return code
+
+
+@contextlib.contextmanager
+def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
+    with talking("making a container"):
+        container = client.containers.create(spec.image, list(spec.command), **_create_arguments(spec))
+    try:
+        yield container
+    finally:
+        import docker
+
+        # A daemon that died took the container along; the error above says so already.
+        with contextlib.suppress(docker.errors.DockerException, OSError):
+            container.remove(force=True)
+
+
+def _create_arguments(spec: RunSpec) -> dict[str, Any]:
+    from docker import types
+
+    return {
+        "name": f"stackcheck-{uuid.uuid4().hex[:12]}",
+        "labels": {LABEL: str(os.getpid())},
+        "user": spec.user,
+        "environment": dict(spec.env),
+        "mounts": [
+            types.Mount(m.target, str(m.source.absolute()), type="bind", read_only=m.read_only)
+            for m in spec.mounts
+        ],
+        "devices": [f"{device}:{device}:rwm" for device in spec.devices],
+        "group_add": list(spec.group_add),
+        "tmpfs": dict(spec.tmpfs),
+        "shm_size": spec.shm_size_bytes,
+        "network_mode": spec.network,
+        "read_only": spec.read_only,
+        "cap_drop": list(spec.cap_drop),
+        "security_opt": list(spec.security_opt),
+        "ulimits": [types.Ulimit(name=n, soft=limit, hard=limit) for n, limit in spec.ulimits.items()],
+        "working_dir": spec.workdir,
+        "init": True,  # reaps what a killed rank leaves behind
+    }
+
+
+def _start(container: Container, spec: RunSpec) -> None:
+    import docker
+
+    try:
+        container.start()
+    except docker.errors.APIError as error:
+        if "rlimit" in str(error):
+            raise EngineError(
+                "this daemon may not raise the limits that the container asks for",
+                where=", ".join(f"{name}={limit}" for name, limit in spec.ulimits.items()),
+                got=str(error.explanation or error),
+                expected="a daemon with CAP_SYS_RESOURCE (not one inside a restricted container)",
+                next_step="leave the limit out: memlock is only needed for RDMA",
+            ) from error
+        raise
+
+
+def _stream(container: Container, on_line: Callable[[str], None] | None) -> None:
+    """Hand over whole lines; the engine's chunks may end anywhere."""
+    rest = b""
+    for chunk in container.logs(stream=True, follow=True):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if on_line:
+                on_line(line.decode("utf-8", errors="replace").rstrip("\r"))
+    if rest and on_line:
+        on_line(rest.decode("utf-8", errors="replace"))
+
+
+def _kill(container: Container) -> None:
+    import docker
+
+    with contextlib.suppress(docker.errors.DockerException, OSError):  # it may just have ended by itself
+        container.kill()
+
+
+@contextlib.contextmanager
+def talking(doing: str) -> Iterator[None]:
+    """Turn what the SDK raises into an error of ours."""
+    import docker
+    import requests
+
+    try:
+        yield
+    except docker.errors.ImageNotFound as error:
+        raise EngineError(
+            "the engine has no such image",
+            where=doing,
+            got=str(error.explanation),
+            next_step="docker images, or stackcheck build STACK",
+        ) from error
+    except docker.errors.APIError as error:
+        raise EngineError("the engine refused", where=doing, got=str(error.explanation or error)) from error
+    except requests.HTTPError as error:
+        raise EngineError("the engine refused", where=doing, got=error.response.text[-500:]) from error
+    except (docker.errors.DockerException, requests.RequestException, ConnectionError) as error:
+        raise EngineError(
+            "the engine stopped answering", where=doing, got=str(error), next_step="stackcheck doctor --fix"
+        ) from error
