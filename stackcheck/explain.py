@@ -85,7 +85,7 @@ def explain(asked: Mapping[str, str], rules: Rules) -> Explanation:
     judgements = [rules.judge(given) for given in _with_wheels(asked)]
     order = ("allowed", "unknown", "refused")
     best = min(judgements, key=lambda judged: (order.index(judged.answer), len(judged.broken)))
-    if best.answer != "allowed" and len(judgements) > 1:
+    if best.answer == "refused":
         findings = {finding.rule.id: finding for judged in judgements for finding in judged.findings}
         best = dataclasses.replace(best, findings=tuple(findings.values()))
     nearest = () if best.answer == "allowed" else tuple(_nearest(asked, best, rules))

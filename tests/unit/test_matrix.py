@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stackcheck import compat, matrix, resolve, yamlfile
+from stackcheck.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "matrix.yaml").read_bytes()
+
+
+def _changed(**block: object) -> dict[str, object]:
+    value = copy.deepcopy(yamlfile.parse(TEXT, "matrix.yaml"))
+    value["stacks"][0].update(block)
+    return value
+
+
+def test_the_axes_of_a_block_expand_as_a_product():
+    found = matrix.parse(_changed(torch=["2.13.0", "2.12.1"], python=["3.11", "3.12"]))
+    ids = [cell.id for cell in matrix.expand(found) if cell.runtime == "cpu"]
+    assert ids == [
+        f"cpu-torch{torch}-py{python}-debian12"
+        for torch in ("2.13.0", "2.12.1")
+        for python in ("3.11", "3.12")
+    ]
+
+
+def test_an_exclusion_takes_a_cell_out():
+    value = _changed(torch=["2.13.0", "2.12.1"])
+    value["exclude"] = [{"when": {"torch": "2.12.1", "runtime": "cpu"}, "because": "not wanted"}]
+    cells = matrix.expand(matrix.parse(value))
+    assert [cell.torch for cell in cells if cell.runtime == "cpu"] == ["2.13.0"]
+
+
+def test_an_include_is_not_taken_out_by_an_exclusion():
+    value = _changed()
+    value["exclude"] = [{"when": {"runtime": "rocm"}, "because": "not wanted"}]
+    ids = [cell.id for cell in matrix.expand(matrix.parse(value)) if cell.runtime == "rocm"]
+    assert ids == ["rocm5.7-debian13"]
+
+
+def test_a_later_override_wins():
+    value = _changed()
+    value["overrides"] = [
+        {"select": "cpu*", "set": {"size_budget_gb": "4"}},
+        {"select": "*", "set": {"size_budget_gb": "5"}},
+    ]
+    found = matrix.parse(value)
+    assert matrix.settings_of(matrix.expand(found)[0], found).size_budget_gb == 5
+
+
+def test_python_3_10_is_not_read_as_3_1():
+    found = matrix.parse(yamlfile.parse(TEXT.replace(b"python: 3.11", b"python: 3.10"), "matrix.yaml"))
+    assert found.stacks[0].python == ("3.10",)
+
+
+@pytest.mark.parametrize(
+    ("block", "place"),
+    [
+        ({"torhc": "2.13.0"}, "stacks[0].torhc: "),
+        ({"torch": {"a": "b"}}, "stacks[0].torch: "),
+        ({"torch": "two"}, "stacks[0].torch[0]: "),
+        ({"os": "debian99"}, "stacks[0].os: "),
+        ({"runtime": "opencl"}, "stacks[0].runtime: "),
+        ({"version": "1.0"}, "stacks[0].version: "),
+        ({"size_budget_gb": "nan"}, "stacks[0].size_budget_gb: "),
+        ({"tested_on": [{"device": "CPU", "count": "-1"}]}, "stacks[0].tested_on[0].count: "),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_each_problem_is_one_line_with_its_place(block: dict[str, object], place: str):
+    with pytest.raises(ConfigurationError) as caught:
+        matrix.parse(_changed(**block))
+    assert place in caught.value.what
+    assert all(line.startswith("matrix.yaml: ") for line in caught.value.what.splitlines())
+
+
+@pytest.mark.parametrize(
+    "value", ["$(id)", 'a"b', "a\nRUN id", "a`id`", "a;id", "a b", "${HOME}", "a\\", "2.13.0\n"]
+)
+@pytest.mark.parametrize(
+    "field", ["torch", "python", "os", "archs", "builder", "wheel_tag", "id", "system_packages"]
+)
+def test_a_value_that_would_escape_in_a_dockerfile_is_refused(field: str, value: str):
+    given_value = [value] if field == "system_packages" else value
+    with pytest.raises(ConfigurationError):
+        matrix.parse(_changed(**{field: given_value}))
+
+
+@pytest.mark.parametrize("value", ["$(id)", 'a"b', "a\nRUN id", "a\n", "`id`", "a\\"])
+def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value: str):
+    with pytest.raises(ConfigurationError):
+        matrix.parse(_changed(env={"NAME": value}))
+
+
+def test_two_stacks_of_one_id_are_refused():
+    value = _changed()
+    value["stacks"].append(value["stacks"][0])
+    with pytest.raises(ConfigurationError, match=r"stands already at stacks\[0\]"):
+        matrix.expand(matrix.parse(value))
+
+
+@pytest.mark.parametrize(
+    "name", ["bomb.yaml", "deep.yaml", "twice.yaml", "binary.yaml", "list.yaml", "open.yaml"]
+)
+def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
+    with pytest.raises(ConfigurationError):
+        yamlfile.read(Path(__file__).parent / "assets" / "yaml" / name)
+
+
+def test_a_product_too_large_to_finish_is_refused():
+    many = [f"2.{minor}.{patch}" for minor in range(20) for patch in range(50)]
+    with pytest.raises(ConfigurationError, match="more than"):
+        matrix.expand(matrix.parse(_changed(torch=many, python=[f"3.{minor}" for minor in range(100)])))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_error(data: st.DataObject):
+    """At most a hundred and fifty here; `benchmarks/matrix.py --fuzz N` runs as many as are asked for."""
+    name = data.draw(st.sampled_from(["matrix", "compat"]))
+    text = (ROOT / {"matrix": "matrix.yaml", "compat": "images/compat.yaml"}[name]).read_bytes()
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        cut = data.draw(st.integers(0, 12))
+        new = data.draw(
+            st.one_of(
+                st.binary(max_size=8),
+                st.sampled_from([b"&a ", b"*a", b"[", b"{", b": ", b"\n", b"!!int ", b"- "]),
+            )
+        )
+        text = text[:start] + new + text[start + cut :]
+    try:
+        value = yamlfile.parse(text, name)
+        if name == "matrix":
+            resolve.resolve(matrix.parse(value), compat.load(ROOT / "images" / "compat.yaml"))
+        else:
+            resolve.resolve(matrix.load(ROOT / "matrix.yaml"), compat.parse(value))
+    except ConfigurationError:
+        pass

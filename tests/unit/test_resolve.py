@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stackcheck import compat, matrix, resolve, yamlfile
+from stackcheck.errors import ConfigurationError, NothingSelectedError
+
+ROOT = Path(__file__).parents[2]
+RULES = compat.load(ROOT / "images" / "compat.yaml")
+STACKS = {stack.id: stack for stack in resolve.load_stacks(ROOT)}
+SELF_BUILT = "cuda13.0-torch2.13.0-py3.11-debian12"
+
+
+def _resolved(**block: object) -> tuple[resolve.Stack, ...]:
+    value = yamlfile.read(ROOT / "matrix.yaml")
+    value["stacks"][8].update(block)
+    return resolve.resolve(matrix.parse(value), RULES)
+
+
+def test_triton_and_the_collective_library_follow_from_the_rules():
+    stack = STACKS["rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"]
+    assert stack.triton == resolve.Package(name="triton-rocm", version="3.7.1")
+    assert stack.collective == resolve.Package(name="rccl", version="2.27.7")
+
+
+def test_flash_attention_comes_as_a_wheel_only_where_everything_matches():
+    forms = {stack.id: stack.flash_attn.form for stack in STACKS.values() if stack.flash_attn}
+    assert forms["cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04"] == "wheel"
+    assert forms["cuda13.0-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"] == "source"
+    assert all(form == "source" for id_, form in forms.items() if id_.startswith("rocm"))
+
+
+@pytest.mark.parametrize(
+    ("id_", "torch"),
+    [
+        ("cpu-torch2.13.0-py3.11-debian12", "torch==2.13.0+cpu"),
+        ("rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04", "torch==2.6.0+rocm6.2.4"),
+        ("rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04", "torch==2.13.0+rocm7.2"),
+        ("cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04", "torch==2.8.0+cu128"),
+        (SELF_BUILT, "torch==2.13.0"),
+    ],
+)
+def test_the_requirement_names_the_wheel_that_was_built_for_the_runtime(id_: str, torch: str):
+    assert STACKS[id_].requirements[0] == torch
+
+
+def test_a_cell_that_breaks_a_rule_stops_with_its_place_rule_and_source():
+    with pytest.raises(
+        ConfigurationError, match=r"stacks\[8\]: .* breaks R1-upstream-cuda\[2.7.1\]: .*\[TI\]"
+    ):
+        _resolved(version="13.0")
+
+
+def test_an_experimental_stack_may_be_unknown_and_never_refused():
+    unknown = {"torch": "2.16.0", "experimental": "true"}
+    assert any(stack.experimental for stack in _resolved(**unknown))
+    with pytest.raises(ConfigurationError):
+        _resolved(torch="2.16.0")
+    with pytest.raises(ConfigurationError):
+        _resolved(version="13.0", experimental="true")
+
+
+def test_a_driver_of_the_test_matrix_must_lie_in_its_window():
+    with pytest.raises(ConfigurationError, match="R10-nvidia"):
+        _resolved(tested_on=[{"device": "H200", "count": "8", "driver": "470.1"}])
+
+
+def test_selectors_are_patterns_and_one_that_matches_nothing_is_an_error():
+    stacks = tuple(STACKS.values())
+    assert {stack.runtime for stack in resolve.select(stacks, ["rocm7*"])} == {"rocm"}
+    with pytest.raises(NothingSelectedError):
+        resolve.select(stacks, ["rocm99*"])
+
+
+def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path):
+    folder = tmp_path / "images" / "x"
+    folder.mkdir(parents=True)
+    for text in ("{", json.dumps({"schema": 2})):
+        (folder / "pins.json").write_text(text)
+        with pytest.raises(ConfigurationError, match="pins"):
+            resolve.read_pins(tmp_path)
+
+
+def test_a_stack_that_was_never_locked_says_so():
+    stack = resolve.resolve(matrix.load(ROOT / "matrix.yaml"), RULES)[0]
+    assert stack.missing == (f"{stack.id} was never locked",)
