@@ -1,0 +1,94 @@
+"""The image's Triton compiles for every GPU it names, without one: right instructions, no spill, no silent upcast."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from harness.fixtures import OnDevice
+from harness.session import AcceptanceSession
+
+# (arch, dtype) -> the matrix instruction of a healthy compiler (ISA manuals of both vendors; seen with Triton 3.6).
+EXPECTED: Mapping[tuple[str, str], str] = {
+    ("gfx90a", "bf16"): "v_mfma_f32_32x32x8bf16_1k",
+    ("gfx90a", "fp16"): "v_mfma_f32_32x32x8f16",
+    ("gfx942", "bf16"): "v_mfma_f32_32x32x8_bf16",
+    ("gfx942", "fp16"): "v_mfma_f32_32x32x8_f16",
+    ("gfx942", "fp8e4b8"): "v_mfma_f32_32x32x16_fp8_fp8",
+    ("gfx950", "bf16"): "v_mfma_f32_32x32x16_bf16",
+    ("gfx950", "fp16"): "v_mfma_f32_32x32x16_f16",
+    ("gfx950", "fp8e4nv"): "v_mfma_f32_32x32x64_f8f6f4",
+    ("sm_80", "bf16"): "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    ("sm_80", "fp16"): "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    ("sm_90", "bf16"): "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
+    ("sm_90", "fp16"): "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
+    ("sm_90", "fp8e4nv"): "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
+    ("sm_100", "bf16"): "tcgen05.mma.cta_group::1.kind::f16",
+    ("sm_100", "fp16"): "tcgen05.mma.cta_group::1.kind::f16",
+    ("sm_100", "fp8e4nv"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
+}
+# The fp8 formats that an arch has no matrix instruction for: FNUZ is MI300's, OCP everybody else's.
+FOREIGN_FP8 = (
+    *(("gfx90a", "fp8e4nv"), ("gfx90a", "fp8e4b8"), ("gfx942", "fp8e4nv"), ("gfx950", "fp8e4b8")),
+    *(("sm_80", "fp8e4nv"), ("sm_90", "fp8e4b8"), ("sm_100", "fp8e4b8")),
+)
+# Shared memory that one block may use (bytes): LDS of CDNA, shared memory per block of CUDA.
+SHARED_BYTES = {
+    "gfx90a": 64 << 10,
+    "gfx942": 64 << 10,
+    "gfx950": 160 << 10,
+    "sm_80": 163 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+}
+FP8_INSTRUCTIONS = ("fp8", "bf8", "f8f6f4", "e4m3", "e5m2")
+Compile = Callable[[str, str, str], Mapping[str, Any]]
+
+
+@pytest.fixture
+def compiled(acceptance: AcceptanceSession, on_device: OnDevice) -> Compile:
+    """Compile in the worker, with a cache of this run alone."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not part of this stack")
+    cache = {"TRITON_CACHE_DIR": str(acceptance.result_dir / "triton")}
+
+    def compile_(kernel: str, arch: str, dtype: str) -> Mapping[str, Any]:
+        backend = "amd" if arch.startswith("gfx") else "nvidia"
+        if backend not in on_device("workloads.compiled:backend_names", env=cache):
+            pytest.skip(f"this Triton has no {backend} backend")
+        return on_device("workloads.compiled:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache)
+
+    return compile_
+
+
+@pytest.mark.parametrize(("arch", "dtype"), EXPECTED, ids=[f"{arch}-{dtype}" for arch, dtype in EXPECTED])
+def test_matrix_instruction_is_the_expected_one(compiled: Compile, arch: str, dtype: str) -> None:
+    """A matrix product compiles to the arch's matrix instruction of that type, and to no other."""
+    found = compiled("matmul", arch, dtype)
+    assert found["error"] is None
+    assert found["matrix"] == [EXPECTED[arch, dtype]]
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype"), FOREIGN_FP8, ids=[f"{arch}-{dtype}" for arch, dtype in FOREIGN_FP8]
+)
+def test_foreign_fp8_is_refused_or_known_to_be_upcast(compiled: Compile, arch: str, dtype: str) -> None:
+    """An fp8 format that the arch lacks is refused, or computed wider; never by another format's instruction."""
+    found = compiled("matmul", arch, dtype)
+    refused = found["error"] is not None and "not supported" in found["error"]
+    assert refused or not _fp8(found["matrix"]), found
+
+
+@pytest.mark.parametrize("kernel", ["matmul", "softmax"])
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+def test_registers_and_shared_memory_suffice(compiled: Compile, arch: str, kernel: str) -> None:
+    """Nothing spills to memory, shared memory fits, and global loads are 16 bytes wide."""
+    found = compiled(kernel, arch, "bf16")
+    assert found["error"] is None
+    assert found["spills"] in (0, None), f"{found['spills']} spilled"
+    assert found["shared_bytes"] <= SHARED_BYTES[arch]
+    assert found["wide_loads"] > 0
+
+
+def _fp8(instructions: list[str]) -> bool:
+    return any(mark in instruction for instruction in instructions for mark in FP8_INSTRUCTIONS)
