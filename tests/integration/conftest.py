@@ -1,0 +1,157 @@
+"""Real tools for the tests of this folder, brought here by the tests themselves: a bare machine is enough.
+
+docker-registry and skopeo are the distribution's packages. cosign is Debian 13's, unpacked into a cache
+folder from the host's own archive asked for another suite. A tool that is not to be had is a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+from referrers_proxy import referrers_proxy
+
+from stackcheck import apt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackcheck-tests"
+COSIGN_SUITE = "trixie"  # 2.5.0: the first Debian release that has cosign
+APT_TIMEOUT_S = 600
+
+REGISTRY_CONFIG = """\
+version: 0.1
+log: {{level: error}}
+storage:
+  filesystem: {{rootdirectory: {root}}}
+  delete: {{enabled: true}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Hold a lock that every test process of this machine shares; apt-get takes one caller at a time."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def command(*arguments: str | Path, **changes: str) -> str:
+    """Run a program that has to succeed; its output is in the failure."""
+    done = subprocess.run(
+        [str(item) for item in arguments],
+        capture_output=True,
+        text=True,
+        timeout=APT_TIMEOUT_S,
+        env={**os.environ, **changes},
+        check=False,
+    )
+    assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def installed(program: str, package: str) -> Path:
+    """The path of a program; its package is installed when it is not there."""
+    with one_at_a_time("apt"):
+        if shutil.which(program) is None:
+            quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+            command("apt-get", "update", **quiet)
+            command("apt-get", "install", "--yes", "--no-install-recommends", package, **quiet)
+    found = shutil.which(program)
+    assert found, f"{package} is installed and {program} is not on PATH"
+    return Path(found)
+
+
+@pytest.fixture(scope="session")
+def skopeo() -> Path:
+    return installed("skopeo", "skopeo")
+
+
+@pytest.fixture(scope="session")
+def cosign() -> Path:
+    folder = CACHE / f"cosign-{COSIGN_SUITE}-{platform.machine()}"
+    program = folder / "usr" / "bin" / "cosign"
+    with one_at_a_time("cosign"):
+        if not program.exists():
+            fresh = folder.with_suffix(".new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            unpack("cosign", COSIGN_SUITE, fresh)
+            fresh.rename(folder)
+    command(program, "version")  # Debian's says no number, but it has to start
+    return program
+
+
+def unpack(package: str, suite: str, folder: Path) -> None:
+    """Unpack a package of another suite of the host's archive into a folder; nothing is installed."""
+    for name in ("lists/partial", "archives/partial"):
+        (folder / name).mkdir(parents=True)
+    source = folder / "other.sources"
+    source.write_text(apt.for_suite(suite).text())
+    options = (
+        f"Dir::Etc::sourcelist={source}",
+        "Dir::Etc::sourceparts=/nonexistent",
+        "Dir::Etc::preferences=/nonexistent",  # a host may keep other suites out by a pin
+        "Dir::Etc::preferencesparts=/nonexistent",
+        f"Dir::State::lists={folder / 'lists'}",
+        f"Dir::Cache={folder}",
+        "APT::Sandbox::User=root",
+        "APT::Get::List-Cleanup=0",
+        "Acquire::Languages=none",
+    )
+    arguments = [item for option in options for item in ("-o", option)]
+    command("apt-get", *arguments, "update")
+    command("sh", "-c", 'cd "$0" && exec apt-get "$@"', folder, *arguments, "download", package)
+    (deb,) = folder.glob(f"{package}_*.deb")
+    command("dpkg", "-x", deb, folder)
+    deb.unlink()
+    shutil.rmtree(folder / "lists")
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of a real registry on loopback; it keeps no list of referrers."""
+    program = installed("docker-registry", "docker-registry")
+    folder = tmp_path_factory.mktemp("registry")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = folder / "config.yml"
+    config.write_text(REGISTRY_CONFIG.format(root=folder / "data", port=port))
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/v2/", process, folder / "log")
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(200):
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(requests.ConnectionError):
+            if requests.get(url, timeout=5).ok:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"{url} did not answer in 10 s: {log.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def referring_registry(registry: str) -> Iterator[str]:
+    """HOST:PORT of the same registry behind a proxy that adds the referrers API of OCI 1.1."""
+    with referrers_proxy(registry) as host:
+        yield host

@@ -1,0 +1,268 @@
+"""Against a real registry, a real cosign, a real skopeo and a real engine: what we write, others read."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
+
+from stackcheck import attachments, certificate, keys, publish, pull, revoke
+from stackcheck.engine import Engine
+from stackcheck.errors import CertificateError, PublishError
+from stackcheck.layout import OciLayout
+from stackcheck.registry import open_store
+from stackcheck.statement import PROVENANCE, TEST_RESULT, VSA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Verify = Callable[..., subprocess.CompletedProcess[str]]
+
+KEY = new_key()
+NOW = dt.datetime.now(dt.UTC)
+SECOND = dt.timedelta(seconds=1)
+
+
+@pytest.fixture(params=["registry", "referring_registry"])
+def target(request: pytest.FixtureRequest) -> str:
+    """A repository of its own, in a registry without and one with the referrers API."""
+    return f"{request.getfixturevalue(request.param)}/stacks/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> SmallImage:
+    return make_image(tmp_path / "oci", uuid.uuid4().bytes)
+
+
+def release(image: SmallImage, target: str, **changes: Any) -> publish.Published:
+    return publish.publish(
+        image.layout,
+        tag=STACK_ID,
+        envelopes=certify(image, KEY, **({"now": NOW} | changes)),
+        target=target,
+        public_key=KEY.public_key(),
+        report=quiet,
+    )
+
+
+def verified(reference: str, **changes: Any) -> pull.Verified:
+    arguments: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
+    return pull.verify(reference, **(arguments | {"now": NOW + 60 * SECOND} | changes))
+
+
+def withdraw(reference: str) -> revoke.Revoked:
+    return revoke.revoke(reference, reason="NaN", key=KEY, now=NOW + SECOND, report=quiet)
+
+
+def test_what_is_published_verifies_by_tag_and_by_digest(target: str, image: SmallImage) -> None:
+    done = release(image, target)
+    assert verified(f"{target}:{STACK_ID}").digest == image.manifest_digest
+    assert verified(f"{target}@{image.manifest_digest}").config_digest == image.config_digest
+    assert {STACK_ID, done.unique.tag} <= set(open_store(target).tags())
+
+
+def test_bundles_are_listed_by_the_registry_or_else_by_the_fallback_tag(
+    target: str, image: SmallImage
+) -> None:
+    release(image, target)
+    store = open_store(target)
+    listed = store.referrers(image.manifest_digest)
+    names = store.tags()
+    fallback = image.manifest_digest.replace(":", "-")
+    assert (fallback in names) == (listed is None)
+    entries = store.read_manifest(fallback).descriptors("manifests") if listed is None else listed
+    tagged = {store.read_manifest(name).digest for name in names if name.startswith("cert-")}
+    assert {entry.digest for entry in entries} == tagged
+    assert {entry.artifact_type for entry in entries} == {"application/vnd.dev.sigstore.bundle.v0.3+json"}
+
+
+def test_another_key_model_driver_or_age_is_refused(target: str, image: SmallImage) -> None:
+    release(image, target)
+    for change in (
+        {"public_key": new_key().public_key()},
+        {"device_model": "H200"},
+        {"driver": "580.1"},
+        {"now": NOW + dt.timedelta(days=31)},
+    ):
+        with pytest.raises(CertificateError):
+            verified(f"{target}:{STACK_ID}", **change)
+
+
+def test_a_failed_image_leaves_nothing_tagged(target: str, image: SmallImage) -> None:
+    with pytest.raises(PublishError):
+        release(image, target, outcome="failed")
+    assert open_store(target).tags() == ()
+
+
+def test_a_withdrawn_image_is_refused_and_the_tag_goes_back(
+    target: str, image: SmallImage, tmp_path: Path
+) -> None:
+    second = make_image(tmp_path / "second", b"second")
+    release(image, target)
+    two = release(second, target)
+    assert withdraw(f"{target}:{STACK_ID}").moved == {STACK_ID: image.manifest_digest}
+    assert verified(f"{target}:{STACK_ID}").digest == image.manifest_digest
+    with pytest.raises(CertificateError, match="FAILED"):
+        verified(str(two.unique))
+
+
+def test_the_only_image_that_is_withdrawn_keeps_its_tag_and_is_refused(
+    target: str, image: SmallImage
+) -> None:
+    release(image, target)
+    assert withdraw(f"{target}:{STACK_ID}").left == (STACK_ID,)
+    with pytest.raises(CertificateError, match="FAILED"):
+        verified(f"{target}:{STACK_ID}")
+
+
+def test_a_new_run_lifts_a_withdrawal(target: str, image: SmallImage) -> None:
+    release(image, target)
+    withdraw(f"{target}:{STACK_ID}")
+    later = NOW + dt.timedelta(minutes=5)
+    release(image, target, now=later)
+    assert verified(f"{target}:{STACK_ID}", now=later).digest == image.manifest_digest
+
+
+def test_promotion_from_a_layout_and_between_repositories_keeps_the_digest(
+    target: str, image: SmallImage, tmp_path: Path
+) -> None:
+    local = f"oci:{tmp_path / 'dist'}"
+    release(image, local)
+    for source, destination in ((local, target), (target, f"{target}-promoted"), (target, f"{local}2")):
+        done = publish.promote(
+            f"{source}:{STACK_ID}", target=destination, public_key=KEY.public_key(), report=quiet
+        )
+        assert done.digest == image.manifest_digest
+        assert verified(f"{destination}:{STACK_ID}").digest == image.manifest_digest
+
+
+def test_writers_at_the_same_time_lose_nothing(registry: str, tmp_path: Path) -> None:
+    target = f"{registry}/stacks/{uuid.uuid4().hex}"
+    image = make_image(tmp_path / "one", b"one")
+    release(image, target)
+    times = [NOW + n * SECOND for n in range(1, 5)]
+    threads = [threading.Thread(target=release, args=(image, target), kwargs={"now": at}) for at in times]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    known = attachments.read(open_store(target), image.manifest_digest, KEY.public_key())
+    assert sum(item.statement.predicate_type == VSA for item in known) == 5
+
+
+def test_the_engine_gets_the_verified_image_from_a_registry_and_from_a_layout(
+    registry: str, image: SmallImage, tmp_path: Path
+) -> None:
+    engine = Engine.connect()
+    for target in (f"{registry}/stacks/{uuid.uuid4().hex}", f"oci:{tmp_path / 'dist'}"):
+        release(image, target)
+        name = pull.pull(verified(f"{target}:{STACK_ID}"), engine, report=quiet)
+        try:
+            assert engine.inspect(name).env["PYTORCH_VERSION"] == "2.13.0"
+        finally:
+            engine.remove(name)
+
+
+def test_skopeo_opens_the_layout_and_the_registry(
+    skopeo: Path, registry: str, image: SmallImage, tmp_path: Path
+) -> None:
+    target = f"{registry}/stacks/{uuid.uuid4().hex}"
+    release(image, f"oci:{tmp_path / 'dist'}")
+    release(image, target)
+    for arguments in (
+        (f"oci:{tmp_path / 'dist'}:{STACK_ID}",),
+        ("--tls-verify=false", f"docker://{target}:{STACK_ID}"),
+    ):
+        done = subprocess.run(
+            [skopeo, "inspect", *arguments], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["Digest"] == image.manifest_digest
+
+
+@pytest.fixture
+def cosign_verify(cosign: Path, tmp_path: Path) -> Verify:
+    """The command that the README gives to those who do not have stackcheck."""
+    policy = tmp_path / "stackcheck.cue"
+    policy.write_text(certificate.policy_text())
+    pinned = tmp_path / "stackcheck.pub"
+    pinned.write_bytes(keys.public_pem(KEY.public_key()))
+
+    def verify(reference: str, *extra: str, key: Path = pinned, kind: str = VSA) -> Any:
+        arguments = ["verify-attestation", "--insecure-ignore-tlog=true", "--key", str(key), "--type", kind]
+        return subprocess.run(
+            [cosign, *arguments, *(extra or ("--policy", str(policy))), reference],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    return verify
+
+
+def test_cosign_accepts_what_was_published(cosign_verify: Verify, target: str, image: SmallImage) -> None:
+    release(image, target)
+    done = cosign_verify(f"{target}@{image.manifest_digest}")
+    assert done.returncode == 0, done.stderr
+    for kind in (TEST_RESULT, PROVENANCE):
+        done = cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true", kind=kind)
+        assert done.returncode == 0, done.stderr
+
+
+def test_cosign_refuses_another_key(
+    cosign_verify: Verify, target: str, image: SmallImage, tmp_path: Path
+) -> None:
+    release(image, target)
+    other = tmp_path / "other.pub"
+    other.write_bytes(keys.public_pem(new_key().public_key()))
+    assert cosign_verify(f"{target}@{image.manifest_digest}", key=other).returncode != 0
+
+
+def test_cosign_refuses_a_withdrawn_image_until_a_new_run_lifts_it(
+    cosign_verify: Verify, target: str, image: SmallImage
+) -> None:
+    release(image, target)
+    withdraw(f"{target}:{STACK_ID}")
+    refused = cosign_verify(f"{target}@{image.manifest_digest}")
+    assert refused.returncode != 0
+    assert "verificationResult" in refused.stderr + refused.stdout
+    release(image, target, now=NOW + dt.timedelta(minutes=5))
+    accepted = cosign_verify(f"{target}@{image.manifest_digest}")
+    assert accepted.returncode == 0, accepted.stderr
+
+
+def test_cosign_refuses_a_signed_failed_verdict(
+    cosign_verify: Verify, target: str, image: SmallImage
+) -> None:
+    """Whoever attaches it by hand: the signature is right, the verdict is not, and the policy sees it."""
+    release(image, target)
+    store = open_store(target)
+    failed = certify(image, KEY, outcome="failed", now=NOW + SECOND)
+    attachments.attach(store, store.read_manifest(image.manifest_digest), failed, KEY.public_key())
+    assert cosign_verify(f"{target}@{image.manifest_digest}").returncode != 0
+    assert cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true").returncode == 0
+    with pytest.raises(CertificateError, match="FAILED"):
+        verified(f"{target}:{STACK_ID}")
+
+
+def test_verification_reads_all_of_a_large_layer(tmp_path: Path) -> None:
+    """One byte in the middle of a large layer is enough; the benchmark has the time it takes."""
+    image = make_image(tmp_path / "oci", b"x" * (64 << 20))
+    target = f"oci:{tmp_path / 'dist'}"
+    release(image, target)
+    assert verified(f"{target}:{STACK_ID}")
+    layout = OciLayout(tmp_path / "dist")
+    layers = layout.read_manifest(image.manifest_digest).descriptors("layers")
+    with layout.blob_path(layers[0].digest).open("r+b") as file:
+        file.seek(32 << 20)
+        file.write(b"y")
+    with pytest.raises(CertificateError):
+        verified(f"{target}:{STACK_ID}")
