@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -160,6 +161,28 @@ class Judgement:
         return "unknown" if broken[0].unknown else "refused"
 
 
+class _Group:
+    """Rules that look at the same axes, and what they found for the values seen so far."""
+
+    def __init__(self, axes: tuple[str, ...], rules: Sequence[Rule]) -> None:
+        self._axes = axes
+        self._rules = rules
+        self._seen: dict[tuple[str | None, ...], tuple[Finding, ...]] = {}
+
+    def can_speak(self, named: Iterable[str]) -> bool:
+        """Whether any rule could say something of a combination that names these axes."""
+        given = set(named)
+        return any(rule.when.keys() <= given and rule.require.keys() & given for rule in self._rules)
+
+    def findings(self, combination: Mapping[str, str]) -> tuple[Finding, ...]:
+        """What the rules say."""
+        values = tuple(map(combination.get, self._axes))
+        found = self._seen.get(values)
+        if found is None:
+            found = self._seen[values] = tuple(_findings(self._rules, combination))
+        return found
+
+
 class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by design
     """The rules of a file, with the versions it knows and the answers found so far.
 
@@ -168,9 +191,9 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by 
     """
 
     versions: Mapping[str, tuple[str, ...]]
-    _groups: tuple[
-        tuple[tuple[str, ...], tuple[Rule, ...], dict[tuple[str | None, ...], tuple[Finding, ...]]], ...
-    ]
+    _groups: tuple[_Group, ...]
+    _speaking: dict[tuple[str, ...], tuple[_Group, ...]]
+    _derived: dict[tuple[str, tuple[str | None, ...]], str | None]
 
     def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Self:
         """The rules in file order, grouped by the axes that they look at."""
@@ -179,32 +202,41 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by 
         for rule in self:
             grouped.setdefault(rule.axes, []).append(rule)
         self.versions = versions
-        self._groups = tuple((axes, tuple(members), {}) for axes, members in grouped.items())
+        self._groups = tuple(_Group(axes, members) for axes, members in grouped.items())
+        self._speaking = {}
+        self._derived = {}
         return self
 
     def judge(self, combination: Mapping[str, str]) -> Judgement:
         """What every rule says of a combination with one value an axis."""
+        named = tuple(combination)
+        groups = self._speaking.get(named)
+        if groups is None:
+            groups = self._speaking[named] = tuple(group for group in self._groups if group.can_speak(named))
         findings: list[Finding] = []
-        for axes, rules, seen in self._groups:
-            values = tuple([combination.get(axis) for axis in axes])
-            found = seen.get(values)
-            if found is None:
-                found = seen[values] = tuple(_findings(rules, combination))
-            findings += found
+        for group in groups:
+            findings += group.findings(combination)
         return Judgement(combination=combination, findings=tuple(findings))
 
     def derive(self, combination: Mapping[str, str], axis: str) -> str | None:
         """The value that the rules ask for on an axis that the combination leaves open, if they name one."""
-        for rule in self:
-            patterns = rule.require.get(axis)
-            if (
-                patterns
-                and not rule.unknown
-                and _fit(rule.when, combination)
-                and _names_one(axis, patterns[0])
-            ):
-                return patterns[0]
-        return None
+        key = (axis, tuple(map(combination.get, self._deciding(axis))))
+        if key not in self._derived:
+            self._derived[key] = next(
+                (
+                    patterns[0]
+                    for rule in self
+                    if (patterns := rule.require.get(axis)) and not rule.unknown
+                    if _names_one(axis, patterns[0]) and _fit(rule.when, combination)
+                ),
+                None,
+            )
+        return self._derived[key]
+
+    @lru_cache(maxsize=64)  # noqa: B019  # rules live as long as the process
+    def _deciding(self, axis: str) -> tuple[str, ...]:
+        """The axes on which the value of another one depends."""
+        return tuple(sorted({name for rule in self if axis in rule.require for name in rule.when}))
 
     def newest(self, axis: str, value: str) -> str:
         """The newest known version that a short one means: `7.2` is 7.2.4."""

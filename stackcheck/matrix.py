@@ -8,6 +8,7 @@ Every value is held to a narrow pattern, because many of them end up in a Docker
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
 from fnmatch import fnmatchcase
@@ -160,7 +161,7 @@ class Cell:
     wheels: str
     flash_attn: str | None
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """The stack id: what differs, in a fixed order."""
         if self.block.id:

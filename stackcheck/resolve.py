@@ -153,22 +153,22 @@ def resolve(
     stacks, problems = [], []
     for cell in matrix.expand(found):
         settings = matrix.settings_of(cell, found)
-        refusals = [*_refusals(cell, settings, found, rules)]
+        values = combination(cell, found.runtimes[cell.runtime].vendor, rules)
+        refusals = [*_refusals(cell, settings, values, rules)]
         problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
         if not refusals:
-            stacks.append(_stack(cell, settings, found, rules, (pins or {}).get(cell.id)))
+            stacks.append(stack_of(cell, settings, found, values, (pins or {}).get(cell.id)))
     if problems:
         raise ConfigurationError("\n".join(problems), next_step="stackcheck explain STACK")
     return tuple(stacks)
 
 
-def judge_cell(cell: Cell, settings: Settings, vendor: Vendor, rules: Rules) -> tuple[Judgement, ...]:
+def judge_cell(values: Mapping[str, str], settings: Settings, rules: Rules) -> tuple[Judgement, ...]:
     """A judgement for each architecture that the image is built for, and each driver it must be tested on."""
-    base = combination(cell, vendor, rules)
-    archs = settings.archs or (None,)
-    judged = [rules.judge({**base, "arch": arch} if arch else base) for arch in archs]
-    drivers = {target.driver for target in settings.tested_on or () if target.driver}
-    return (*judged, *(rules.judge({**base, "driver": driver}) for driver in sorted(drivers)))
+    judged = [rules.judge({**values, "arch": arch}) for arch in settings.archs or ()]
+    drivers = sorted({target.driver for target in settings.tested_on or () if target.driver})
+    judged += [rules.judge({**values, "driver": driver}) for driver in drivers]
+    return tuple(judged) or (rules.judge(values),)
 
 
 def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
@@ -201,21 +201,24 @@ def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
     return values
 
 
-def _refusals(cell: Cell, settings: Settings, found: Matrix, rules: Rules) -> Iterator[str]:
-    vendor = found.runtimes[cell.runtime].vendor
+def _refusals(cell: Cell, settings: Settings, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
     seen = set()
-    for judgement in judge_cell(cell, settings, vendor, rules):
+    for judgement in judge_cell(values, settings, rules):
         for rule in judgement.broken:
             if rule.id not in seen and not (rule.unknown and settings.experimental):
                 seen.add(rule.id)
                 yield f"{cell.id} breaks {rule.id}: {rule.because} ({rule.source})"
 
 
-def _stack(
-    cell: Cell, settings: Settings, found: Matrix, rules: Rules, pins: Mapping[str, Any] | None
+def stack_of(
+    cell: Cell,
+    settings: Settings,
+    found: Matrix,
+    values: Mapping[str, str],
+    pins: Mapping[str, Any] | None = None,
 ) -> Stack:
+    """The stack of a cell; `values` is its `combination`."""
     defaults = found.runtimes[cell.runtime]
-    values = combination(cell, defaults.vendor, rules)
     collective = COLLECTIVES[defaults.vendor]
     return Stack(
         id=cell.id,
