@@ -1,7 +1,8 @@
 """AMD's real SMI library over fabricated hosts: a healthy host passes, each fault is named by its check.
 
-Every test enters a Debian root file system with one generation of libamd_smi (docs/amd.md) and runs the device suite
-there as a user would. `STACKCHECK_AMD_HOSTS=quick` keeps one healthy host a library, and every fault on the newest.
+Every test enters a Debian root file system with one generation of libamd_smi (docs/amd.md) and runs the
+device suite there as a user would. `STACKCHECK_AMD_HOSTS=quick` keeps one healthy host for each library, and
+each fault once: on the newest library that can show it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""AMD through `amdsmi`. In: the SMI library, in a child process, and the kernel's files. Out: `Host` and `Sample`s.
+"""AMD through `amdsmi`. In: the library, in a child process, and the kernel's files. Out: `Host`, `Sample`s.
 
 Proven over AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, never yet on AMD hardware: docs/amd.md.
 """
@@ -34,8 +34,8 @@ SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/c
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
 
 # Version of the amdgpu module -> (driver release, oldest and newest ROCm that it serves).
-# Windows: ROCm/rocm-install-on-linux user-kernel-space-compat-matrix, ROCm/amdgpu-docs. Module versions: the names of
-# AMD's packages, as amdgpu-dkms 6.12.12.60403 (ROCm 6.4.3) and 6.16.6.30200100 (driver 30.20.1).
+# Windows: ROCm/rocm-install-on-linux user-kernel-space-compat-matrix, ROCm/amdgpu-docs. Module versions:
+# the names of AMD's packages, as amdgpu-dkms 6.12.12.60403 (ROCm 6.4.3) and 6.16.6.30200100 (driver 30.20.1).
 DRIVER_WINDOWS = {
     "6.7.0": ("6.1", (5, 7), (6, 4)),
     "6.8.5": ("6.2", (6, 0), (7, 0)),
@@ -85,7 +85,7 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """By unique id, which no renumbering can mistake; HIP then numbers what ROCr left, whatever was inherited."""
+    """By unique id, which no renumbering can mistake; HIP then numbers what ROCr left."""
     numbered = ",".join(str(number) for number in range(len(devices)))
     shown = ",".join(
         device.uuid if device.uuid.startswith("GPU-") else str(device.index) for device in devices
@@ -113,7 +113,7 @@ def torch_runtime() -> str | None:
 
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:
-    """AMD's table of driver and user-space releases; a driver that it does not list is a problem until it does."""
+    """AMD's table of driver and user-space releases; a driver that it does not list is a problem."""
     if not is_known(host.driver):
         return f"the driver's version cannot be read: {host.driver}"
     window = DRIVER_WINDOWS.get(str(host.driver))
@@ -126,7 +126,8 @@ def driver_problem(host: Host, runtime_version: str) -> str | None:
     if oldest <= (major, minor) <= newest:
         return None
     served = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-    return f"driver {release} (amdgpu {host.driver}) serves ROCm {served}, not {runtime_version} ({WINDOW_SOURCE})"
+    told = f"driver {release} (amdgpu {host.driver}) serves ROCm {served}, not {runtime_version}"
+    return f"{told} ({WINDOW_SOURCE})"
 
 
 def _require_nodes() -> None:
@@ -176,7 +177,7 @@ def _kind(smi: Any, one: Any, other: Any) -> Reading:
 
 
 def _link_state(smi: Any, handle: Any, peer: str) -> Reading:
-    """Of the link that leads to a peer: link i of the status is link i of the metrics, which names the peer."""
+    """Of the link to a peer: link i of the status is link i of the metrics, which names the peer."""
     status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
     metrics = ask(smi, "amdsmi_get_link_metrics", handle)
     if isinstance(status, Absence) or isinstance(metrics, Absence):

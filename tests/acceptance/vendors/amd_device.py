@@ -1,4 +1,4 @@
-"""One AMD GPU as amdsmi sees it. In: the opened module and a processor handle. Out: a `Device`, its parts, a `Sample`.
+"""One AMD GPU as amdsmi sees it. In: the opened module and a processor handle. Out: a `Device`, a `Sample`.
 
 Units that releases changed are told apart by size: power caps are microwatts from 6.1.2 on and watts before,
 temperatures are millidegrees in the documents and degrees in the code.
@@ -16,22 +16,13 @@ from vendors import (
     Process,
     Reading,
     Sample,
-    Throttle,
     amd_kernel,
     is_known,
 )
 from vendors.amd_library import ask, field, member, reading, rows
+from vendors.amd_throttle import Metrics, throttle
 
-# gpu_metrics' accumulators (MI300 on): any growth of an unfit one means that clocks were held down for that reason.
-UNFIT_ACCUMULATORS = {
-    "prochot_residency_acc": "prochot",
-    "socket_thm_residency_acc": "socket temperature",
-    "vr_thm_residency_acc": "voltage regulator temperature",
-    "hbm_thm_residency_acc": "HBM temperature",
-}
-NORMAL_ACCUMULATORS = {"ppt_residency_acc": "package power"}
 GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
-Metrics = Mapping[str, Any] | Absence
 
 
 def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
@@ -85,38 +76,8 @@ def metrics_of(smi: Any, handle: Any) -> Metrics:
     return answer
 
 
-def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
-    """By accumulators that grew since `earlier`; on MI200 by the reasons of now; elsewhere nothing is known.
-
-    MI300's driver before gpu_metrics v1.6 writes a zero that means nothing ("Throttle status is not reported through
-    metrics now", smu_v13_0_6_ppt.c), so that zero is not read.
-    """
-    counters = {name: field(metrics, name) for name in UNFIT_ACCUMULATORS | NORMAL_ACCUMULATORS}
-    if all(is_known(counter) for counter in counters.values()):
-        return Throttle(
-            unfit=_grown(UNFIT_ACCUMULATORS, metrics, earlier),
-            normal=_grown(NORMAL_ACCUMULATORS, metrics, earlier),
-            accumulators={UNFIT_ACCUMULATORS[name]: counters[name] for name in UNFIT_ACCUMULATORS},
-            reading="accumulators",
-        )
-    reasons = amd_kernel.throttles(bdf)
-    if reasons is None:
-        return Throttle(reading=Absence.NOT_SUPPORTED)
-    return Throttle(unfit=reasons[0], normal=reasons[1], reading="indep_throttle_status")
-
-
-def _grown(names: Mapping[str, str], metrics: Metrics, earlier: Metrics) -> tuple[str, ...]:
-    before = {name: field(earlier, name) for name in names}
-    after = {name: field(metrics, name) for name in names}
-    return tuple(
-        words
-        for name, words in names.items()
-        if is_known(before[name]) and is_known(after[name]) and int(after[name]) > int(before[name])
-    )
-
-
 def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
-    """HIP's and ROCr's form, "GPU-" and the unique id; the library's own form differs from it before ROCm 7.13."""
+    """HIP's and ROCr's form, "GPU-" and the unique id; the library's own differs from it before ROCm 7.13."""
     serial = field(asic, "asic_serial")
     number = node.get("unique_id", 0) or (
         int(serial, 16) if isinstance(serial, str) and serial.startswith("0x") else 0
@@ -157,7 +118,7 @@ def _firmware(smi: Any, handle: Any) -> dict[str, Reading]:
 
 
 def _block(name: Any) -> str:
-    """ "CP_MEC1" of `AMDSMI_FW_ID_CP_MEC1`, of `FW_ID_CP_MEC1` and of the plain text that some releases give."""
+    """The name without its family: `AMDSMI_FW_ID_CP_MEC1`, `FW_ID_CP_MEC1` and plain text are all in use."""
     return str(getattr(name, "name", name)).removeprefix("AMDSMI_").removeprefix("FW_ID_")
 
 

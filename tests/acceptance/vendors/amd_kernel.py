@@ -1,7 +1,8 @@
-"""What the kernel's own files say of AMD GPUs, where the library says less. In: /sys and /dev. Out: plain facts.
+"""What the kernel's own files say of AMD GPUs, where the library says less. In: /sys, /dev. Out: plain facts.
 
-The KFD's topology fills the architecture and compute units, which amdsmi reports from 6.4 on only; the PCI bus
-names GPUs that no driver holds; `gpu_metrics` v1.3 (MI200) names the throttle reasons, which amdsmi folds into one bit.
+The KFD's topology has the architecture and compute units, which amdsmi reports only from 6.4 on; the PCI
+bus names GPUs that no driver holds; `gpu_metrics` v1.3 (MI200) names the throttle reasons, of which amdsmi
+tells only whether there is one.
 """
 
 import struct
@@ -14,7 +15,7 @@ AMD = "0x1002"
 COMPUTE_CLASSES = ("0x1200", "0x0380")  # processing accelerator (MI300), other display controller (MI200)
 HANDED_ON = "vfio-pci"  # given to a virtual machine on purpose
 
-# struct gpu_metrics_v1_3 of the kernel's kgd_pp_interface.h: the last eight bytes, and the bits of amdgpu_smu.h.
+# struct gpu_metrics_v1_3 of the kernel's kgd_pp_interface.h: the last eight bytes; bits of amdgpu_smu.h.
 METRICS_V1_3 = (1, 3)
 THROTTLE_OFFSET = 112
 NORMAL_THROTTLES = {

@@ -1,7 +1,8 @@
 """AMD's `amdsmi` module, any release from 6.1 on: opened, asked, its ways of saying nothing told apart.
 
-In: the name of a call and its arguments. Out: its answer, or an `Absence`. Calls and enumerations are found by name
-in the module that is installed; link types were renumbered in ROCm 7.0, so no literal value is ever compared.
+In: the name of a call and its arguments. Out: its answer, or an `Absence`. Calls and enumerations are found
+by name in the module that is installed; link types were renumbered in ROCm 7.0, so no literal value is
+compared.
 """
 
 import functools
@@ -59,7 +60,7 @@ def reading(answer: object) -> Reading:
     """One figure: its value, or which of the four ways of not being there."""
     if isinstance(answer, Absence):
         return answer
-    if answer is None or answer == "" or answer == "N/A":
+    if answer is None or answer in ("", "N/A"):
         return Absence.NOT_AVAILABLE
     if isinstance(answer, int) and not isinstance(answer, bool) and answer in ALL_ONES:
         return Absence.ALL_ONES
@@ -77,7 +78,7 @@ def field(answer: Any, *names: str) -> Reading:
 
 
 def member(smi: Any, *names: str) -> Any:
-    """An enumeration's value by the names that releases gave it: "Class.MEMBER"; None where there is none of them."""
+    """An enumeration's value by the names that releases gave it: "Class.MEMBER"; None where none is there."""
     for name in names:
         family, _, one = name.partition(".")
         value = getattr(getattr(smi, family, None), one, None)
@@ -101,7 +102,7 @@ def words(error: Exception) -> str:
 
 
 def rows(answer: Any) -> Iterator[Mapping[str, Any]]:
-    """The rows of a list answer; none where it is an absence or a sentence (6.1.1 says "No bad pages found.")."""
+    """The rows of a list; none where it is an absence or a sentence (6.1.1 says "No bad pages found.")."""
     return iter(()) if isinstance(answer, Absence | str) else iter(answer)
 
 

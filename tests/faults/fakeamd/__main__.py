@@ -1,4 +1,4 @@
-"""`python -m fakeamd [STATE [--library RELEASE] -- COMMAND…]`: run a command on a fabricated host, or list the states.
+"""`python -m fakeamd [STATE [--library RELEASE] -- COMMAND…]`: a command on a fabricated host, or all states.
 
 Example, from tests/faults as root: `python -m fakeamd mi300x -- amd-smi topology`.
 """

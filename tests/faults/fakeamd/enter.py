@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fakeamd import kfd, sysfs, tree
+from fakeamd import board, kfd, sysfs, tree
 from fakeamd.moving import movers
 from fakeamd.rootfs import MOUNT_POINT
 from fakeamd.states import STATES, HostState
@@ -114,7 +114,7 @@ def _write_facts(folder: Path, state: HostState) -> None:
             "compute_units": product.compute_units,
             "bus_bits": product.bus_bits,
             "memory_bytes": kfd.memory_bytes(state, gpu),
-            "used_bytes": sysfs.USED_BYTES,
+            "used_bytes": board.USED_BYTES,
         }
         (folder / str(index)).write_text(tree.properties(facts) + "\n", encoding="utf-8")
 

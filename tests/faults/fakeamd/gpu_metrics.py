@@ -15,7 +15,7 @@ UNFILLED = 0xFF  # the driver presets every byte so; all-ones reads as "not fill
 
 
 def encode(revision: int, values: Mapping[str, Value]) -> bytes:
-    """The file of structure v1.`revision`; fields that are not named stay unfilled, names that it lacks are ignored."""
+    """The file of structure v1.`revision`; fields not named stay unfilled, names it lacks are ignored."""
     record = layout(revision)()
     c.memset(c.byref(record), UNFILLED, c.sizeof(record))
     header = {"structure_size": c.sizeof(record), "format_revision": 1, "content_revision": revision}

@@ -38,8 +38,9 @@ def require_root() -> None:
     """Raise, saying why, where namespaces and device nodes cannot be made."""
     if os.geteuid() != 0:
         raise FakeAmdError(
-            "a fabricated AMD host needs root: it mounts a private /sys and makes device nodes (CAP_SYS_ADMIN,"
-            f" CAP_MKNOD); this is uid {os.geteuid()}. Run it as root, or leave it out with -k 'not amd_hosts'"
+            "a fabricated AMD host needs root: it mounts a private /sys and makes device nodes"
+            f" (CAP_SYS_ADMIN, CAP_MKNOD); this is uid {os.geteuid()}. Run it as root, or leave it out with"
+            " -k 'not amd_hosts'"
         )
     if shutil.which("unshare") is None:
         raise FakeAmdError("unshare is not installed; on Debian: apt-get install util-linux")
@@ -57,7 +58,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` where AMD's library sees `state`; stdout and stderr come back together in `stdout`.
 
-    Raises `FakeAmdError` where this machine cannot, `subprocess.TimeoutExpired` when the command does not end.
+    Raises `FakeAmdError` where this machine cannot, `TimeoutExpired` when the command does not end.
     """
     require_root()
     entry = Entry(

@@ -51,6 +51,17 @@ def memory_bytes(state: HostState, gpu: int) -> int:
     return change.memory_bytes if change and change.memory_bytes else state.product.memory_bytes
 
 
+def device_folder(gpu: int) -> str:
+    """A GPU's own folder, behind the root port of its bus."""
+    bus = BUSES[gpu]
+    return f"devices/pci0000:{bus - 1:02x}/0000:{bus - 1:02x}:01.1/{bdf(gpu)}"
+
+
+def bdf(gpu: int) -> str:
+    """A GPU's PCI address."""
+    return f"0000:{BUSES[gpu]:02x}:00.0"
+
+
 def _processor(state: HostState, processor: int) -> Tree:
     here = f"{TOPOLOGY}/nodes/{processor}"
     mine = [gpu for gpu in bound(state) if processor_of(state, gpu) == processor]
@@ -112,7 +123,7 @@ def _links(state: HostState, gpu: int) -> dict[str, list[str]]:
 
 
 def _gpu_values(product: Product) -> dict[str, int]:
-    """One GPU's properties; the library's start-up refuses a node without some of them (`hive_id`, `array_count`)."""
+    """One GPU's properties; the library refuses to start without some of them (`hive_id`, `array_count`)."""
     return {
         "cpu_cores_count": 0,
         "simd_count": 4 * product.compute_units,

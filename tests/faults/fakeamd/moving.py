@@ -1,4 +1,4 @@
-"""What changes on a host while it is looked at: counters that the firmware moves, errors that are counted late.
+"""What changes on a host while it is looked at: counters that the firmware moves, errors counted late.
 
 In: a state and its tree on disk. Out: functions that run beside the command until the namespaces end.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fakeamd import gpu_metrics, sysfs
+from fakeamd import gpu_metrics, kfd, telemetry
 from fakeamd.states import Counting, HostState, Moving
 
 TICK_S = 0.01
@@ -17,12 +17,10 @@ TICK_S = 0.01
 
 def movers(state: HostState, sys_root: Path, metrics_revision: int) -> tuple[Callable[[], None], ...]:
     """One function for each thing that moves."""
-    revision = sysfs.revision_of(state.product, metrics_revision)
-    late = [
-        partial(_count, sys_root / sysfs.device_folder(one.gpu) / one.path, one) for one in state.counting
-    ]
+    revision = telemetry.revision_of(state.product, metrics_revision)
+    late = [partial(_count, sys_root / kfd.device_folder(one.gpu) / one.path, one) for one in state.counting]
     steady = [
-        partial(_move, sys_root / sysfs.device_folder(one.gpu) / "gpu_metrics", one, revision)
+        partial(_move, sys_root / kfd.device_folder(one.gpu) / "gpu_metrics", one, revision)
         for one in state.moving
     ]
     return (*late, *steady)

@@ -1,4 +1,4 @@
-"""What AMD sells, as far as the kernel's files show it: one `Product` for each device that the fabricated hosts hold.
+"""What AMD sells, as far as the kernel's files show it: one `Product` for each kind of GPU.
 
 Nominal figures are those of devices.json; formats are those of the amdgpu and KFD sources.
 """

@@ -1,6 +1,6 @@
 """Debian root file systems that carry AMD's SMI library, and the shim compiled against their headers.
 
-In: a `Library` and the host's own apt sources. Out: a folder below build/fakeamd/, made once and never written again.
+In: a `Library` and the host's own apt sources. Out: a folder below build/fakeamd/, made once, then only read.
 """
 
 import fcntl
@@ -54,7 +54,7 @@ def library(release: str) -> Library:
 
 
 def ensure(wanted: Library) -> Path:
-    """The root file system of that generation, bootstrapped when it is not cached. Seconds, some 25 MB of packages."""
+    """The root file system of that generation, bootstrapped in seconds when it is not cached."""
     with _locked(wanted.suite):
         if _stamp(wanted.folder) != PACKAGES:
             _bootstrap(wanted)
@@ -102,7 +102,7 @@ def archive() -> str:
 
 
 def _bootstrap(wanted: Library) -> None:
-    """Unpack the packages without their maintainer scripts: nothing here needs a booted or configured system."""
+    """Unpack the packages without their maintainer scripts: nothing here needs a configured system."""
     fresh = wanted.folder.with_suffix(".new")
     shutil.rmtree(fresh, ignore_errors=True)
     # Mirrors and snapshots of testing are often older than the date its index promises.
@@ -128,7 +128,7 @@ def _bootstrap(wanted: Library) -> None:
 
 
 def _compile_modules(root: Path, wanted: Library) -> None:
-    """Python's bytecode for what the suites import: halves the start of every process in the fabricated host."""
+    """Python's bytecode for what the suites import: halves the start of every process in there."""
     imports = "import pytest, _pytest.terminal, amdsmi, multiprocessing, concurrent.futures, ctypes.util"
     if wanted.python_path:
         _run(["chroot", root, "python3", "-m", "compileall", "-q", wanted.python_path])

@@ -51,5 +51,5 @@ def write(root: Path, tree: Mapping[str, Entry]) -> None:
 
 
 def _kernel_form(target: Path, folder: Path) -> str:
-    """As kernfs writes links: up to a folder above the target, never past it, so that the text ends in its name."""
+    """As kernfs writes links: up to a folder above the target, so that the text ends in its name."""
     return os.path.join(os.path.relpath(target.parent, folder), target.name)  # noqa: PTH118

@@ -1,9 +1,10 @@
-"""Loaded into pytest inside a fabricated host (`-p torchless`): says what cannot be there, so that the rest can run.
+"""Loaded into pytest inside a fabricated host (`-p torchless`): what cannot be there, so that the rest can.
 
-ROCm's torch needs a KFD that computes. So: a suite that imports torch is skipped as a whole; a check that asks a
-worker for what torch sees is skipped; the load under which PCIe links are judged is stood in for by an idle moment
-(the fabricated links do not step down); the HIP release of the torch that the image would have comes from
-$FAKEAMD_HIP. $FAKEAMD_SMI_TIMEOUT_S shortens the wait for a library that hangs. Nothing else is touched.
+ROCm's torch needs a KFD that computes. So: a suite that imports torch is skipped as a whole; a check that
+asks a worker for what torch sees is skipped; the load under which PCIe links are judged is stood in for by
+an idle moment (the fabricated links do not step down); the HIP release of the torch that the image would
+have comes from $FAKEAMD_HIP. $FAKEAMD_SMI_TIMEOUT_S shortens the wait for a library that hangs. Nothing
+else is touched.
 """
 
 import os
