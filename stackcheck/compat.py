@@ -165,22 +165,14 @@ class _Group:
     """Rules that look at the same axes, and what they found for the values seen so far."""
 
     def __init__(self, axes: tuple[str, ...], rules: Sequence[Rule]) -> None:
-        self._axes = axes
-        self._rules = rules
-        self._seen: dict[tuple[str | None, ...], tuple[Finding, ...]] = {}
+        self.axes = axes
+        self.rules = rules
+        self.seen: dict[tuple[str | None, ...], tuple[Finding, ...]] = {}
 
     def can_speak(self, named: Iterable[str]) -> bool:
         """Whether any rule could say something of a combination that names these axes."""
         given = set(named)
-        return any(rule.when.keys() <= given and rule.require.keys() & given for rule in self._rules)
-
-    def findings(self, combination: Mapping[str, str]) -> tuple[Finding, ...]:
-        """What the rules say."""
-        values = tuple(map(combination.get, self._axes))
-        found = self._seen.get(values)
-        if found is None:
-            found = self._seen[values] = tuple(_findings(self._rules, combination))
-        return found
+        return any(rule.when.keys() <= given and rule.require.keys() & given for rule in self.rules)
 
 
 class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by design
@@ -214,8 +206,13 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by 
         if groups is None:
             groups = self._speaking[named] = tuple(group for group in self._groups if group.can_speak(named))
         findings: list[Finding] = []
+        value_of = combination.get
         for group in groups:
-            findings += group.findings(combination)
+            values = tuple(map(value_of, group.axes))
+            found = group.seen.get(values)
+            if found is None:
+                found = group.seen[values] = tuple(_findings(group.rules, combination))
+            findings += found
         return Judgement(combination=combination, findings=tuple(findings))
 
     def derive(self, combination: Mapping[str, str], axis: str) -> str | None:

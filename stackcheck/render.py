@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _INCLUDE = re.compile(r'^\{% include "([a-z/.0-9-]+)" %\}\n', re.MULTILINE)
 
 
+_encode = json.JSONEncoder().encode
+
+
 class _OneTemplate(jinja2.FileSystemLoader):
     """Puts the text of a part where it is included: one template renders several times faster than eight."""
 
@@ -79,7 +82,7 @@ def _assignments(values: Mapping[str, str], separator: str) -> str:
 
 def _lines(value: Mapping[str, Any]) -> str:
     """JSON with one line a key."""
-    return "{\n" + ",\n".join(f'  "{key}": {json.dumps(entry)}' for key, entry in value.items()) + "\n}\n"
+    return "{\n" + ",\n".join(f'  "{key}": {_encode(entry)}' for key, entry in value.items()) + "\n}\n"
 
 
 def image_name(base: Base) -> str:
