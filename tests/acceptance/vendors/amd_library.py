@@ -115,10 +115,11 @@ def _import() -> Any:
             "the amdsmi module is not installed: take the one of the installed libamd_smi"
             f" ({' or '.join(MODULE_FOLDERS)}), or pip install the release of that number"
         ) from error
-    except (
-        OSError,
-        KeyError,
-        AttributeError,
-    ) as error:  # the module loads libamd_smi.so while it is imported
+    # The module loads libamd_smi.so and looks up its functions while it is imported.
+    except AttributeError as error:  # as the 7.0.2 module of PyPI over the libraries 6.1.2 and 10.1
+        raise VendorAbsentError(
+            f"the amdsmi module and libamd_smi.so are of different releases: {words(error)}"
+        ) from error
+    except (OSError, KeyError) as error:
         raise VendorAbsentError(f"libamd_smi.so cannot be loaded: {words(error)}") from error
     return amdsmi

@@ -1,0 +1,118 @@
+"""What AMD's library leaves unsaid, told apart; and the host's side over the same fabricated kernel files."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from fakeamd import host, sysfs, tree  # noqa: E402
+from fakeamd.gpu_metrics import encode, layout, offset  # noqa: E402
+from fakeamd.rootfs import FakeAmdError  # noqa: E402
+from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
+from vendors import Absence, Host, amd, amd_kernel, amd_library  # noqa: E402
+
+from stackcheck.vendors import amd as host_side  # noqa: E402
+
+
+class LibraryError(Exception):
+    """As amdsmi's own: a number that only the module's names explain."""
+
+    def get_error_code(self) -> int:
+        return int(self.args[0])
+
+
+def failing(code: int) -> SimpleNamespace:
+    def call() -> None:
+        raise LibraryError(code)
+
+    names = {"AMDSMI_STATUS_NOT_SUPPORTED": 77, "AMDSMI_STATUS_NO_PERM": 78, "AMDSMI_STATUS_BUSY": 79}
+    wrapper = SimpleNamespace(**names)
+    return SimpleNamespace(AmdSmiLibraryException=LibraryError, amdsmi_wrapper=wrapper, amdsmi_get=call)
+
+
+@pytest.mark.parametrize(
+    ("answer", "meaning"),
+    [
+        ("N/A", Absence.NOT_AVAILABLE),
+        ("", Absence.NOT_AVAILABLE),
+        (0xFFFF, Absence.ALL_ONES),
+        (0xFFFFFFFF, Absence.ALL_ONES),
+        (0xFFFFFFFFFFFFFFFF, Absence.ALL_ONES),
+        (0, 0),
+        (True, True),
+        ("SPX", "SPX"),
+    ],
+)
+def test_an_absence_is_never_a_value(answer: object, meaning: object) -> None:
+    assert amd_library.reading(answer) is meaning or amd_library.reading(answer) == meaning
+
+
+@pytest.mark.parametrize(("code", "meaning"), [(77, Absence.NOT_SUPPORTED), (78, Absence.NO_PERMISSION)])
+def test_a_status_is_known_by_the_modules_own_name(code: int, meaning: Absence) -> None:
+    assert amd_library.ask(failing(code), "amdsmi_get") is meaning
+
+
+def test_a_call_that_the_release_lacks_is_not_supported() -> None:
+    assert amd_library.ask(failing(77), "amdsmi_get_of_the_future") is Absence.NOT_SUPPORTED
+
+
+def test_a_status_that_is_no_absence_is_raised() -> None:
+    with pytest.raises(LibraryError):
+        amd_library.ask(failing(79), "amdsmi_get")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (0, "")]
+)
+def test_architectures_are_spelled_as_compilers_do(number: int, name: str) -> None:
+    assert amd_kernel.architecture({"gfx_target_version": number}) == name
+
+
+@pytest.mark.parametrize(
+    ("driver", "rocm", "words"),
+    [
+        ("6.16.13", "7.2.53211-e1a6bc5663", None),
+        ("6.12.12", "6.3", None),
+        ("6.12.12", "5.7", "serves ROCm 6.3 to 7.2"),
+        ("6.7.0", "7.0", "serves ROCm 5.7 to 6.4"),
+        ("6.99.1", "7.2", "is in no table"),
+    ],
+)
+def test_driver_windows(driver: str, rocm: str, words: str | None) -> None:
+    problem = amd.driver_problem(Host(vendor="amd", library="", driver=driver), rocm)
+    assert (problem is None) if words is None else (words in str(problem))
+
+
+@pytest.mark.parametrize(("revision", "size"), [(3, 120), (8, 3872)])
+def test_gpu_metrics_have_the_kernels_size(revision: int, size: int) -> None:
+    assert len(encode(revision, {})) == size
+    assert offset(3, "indep_throttle_status") == (amd_kernel.THROTTLE_OFFSET, 8)
+    assert layout(revision) is layout(revision)
+
+
+@pytest.mark.parametrize("state", HEALTHY, ids=lambda state: state.name)
+def test_the_host_side_sees_the_fabricated_devices(
+    state: HostState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.write(tmp_path, sysfs.tree(state, 8))
+    monkeypatch.setattr(host_side, "SYS", tmp_path)
+    found = host_side.devices()
+    assert [device.model for device in found] == [state.product.name] * 8
+    assert host_side.driver() == "6.12.12"
+    assert host_side.partition() == ("SPX/NPS1" if state.product.partitions else None)
+
+
+def test_a_state_changes_only_what_it_names() -> None:
+    healthy, faulty = (sysfs.tree(STATES[name], 8) for name in ("mi300x", "power-cap-lowered"))
+    changed = [path for path in healthy if healthy[path] != faulty[path]]
+    assert [path.rpartition("/")[2] for path in changed] == ["power1_cap"]
+
+
+def test_without_root_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(FakeAmdError, match="needs root"):
+        host.run(STATES["mi300x"], host.rootfs.LIBRARIES[0], ["true"])
