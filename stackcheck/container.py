@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 LABEL = "org.stackcheck.run"
 API_TIMEOUT_S = 120
+# torchrun and gloo look up the name of their own host. Without a network nobody answers, and each look-up
+# costs ten seconds: so the name is in /etc/hosts, and the name server is one that refuses at once.
+OWN_NAME: dict[str, Any] = {
+    "hostname": "stackcheck",
+    "extra_hosts": {"stackcheck": "127.0.0.1"},
+    "dns": ["127.0.0.1"],
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +48,7 @@ class RunSpec:
 
     Attributes:
         tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
-        devices: Device nodes of the host, by path, with the same path inside.
+        devices: Device nodes of the host, by path, with the same path inside; or CDI names.
         group_add: Numeric groups.
         ulimits: Name -> soft and hard limit; -1 is unlimited.
         timeout_s: The container is killed after this many seconds.
@@ -126,11 +133,15 @@ def _create_arguments(spec: RunSpec) -> dict[str, Any]:
             types.Mount(m.target, str(m.source.absolute()), type="bind", read_only=m.read_only)
             for m in spec.mounts
         ],
-        "devices": [f"{device}:{device}:rwm" for device in spec.devices],
+        "devices": [f"{device}:{device}:rwm" for device in spec.devices if "=" not in device],
+        "device_requests": [
+            types.DeviceRequest(driver="cdi", device_ids=[name]) for name in spec.devices if "=" in name
+        ],
         "group_add": list(spec.group_add),
         "tmpfs": dict(spec.tmpfs),
         "shm_size": spec.shm_size_bytes,
         "network_mode": spec.network,
+        **(OWN_NAME if spec.network == "none" else {}),
         "read_only": spec.read_only,
         "cap_drop": list(spec.cap_drop),
         "security_opt": list(spec.security_opt),
