@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Verified", "local_name", "pull", "run", "verify"]
 
 SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs, not memory that is taken
+CONTAINER_ENV = {
+    "HOME": "/tmp",  # noqa: S108  # the container's own tmpfs
+    # Without a network the container's host name does not resolve, and torchrun would look it up for minutes.
+    "PET_LOCAL_ADDR": "127.0.0.1",
+}
 RUN_TIMEOUT_S = 365 * 24 * 3600.0  # training ends when it ends
 
 
@@ -100,7 +105,7 @@ def run(
         image=name,
         command=tuple(command),
         user=f"{os.getuid()}:{os.getgid()}",  # so that what it writes belongs to who ran it
-        env={**dict(needs.env), "HOME": "/tmp"},  # noqa: S108  # the container's own tmpfs
+        env={**dict(needs.env), **CONTAINER_ENV},
         mounts=(Mount(source=folder, target=place, read_only=False), *binds),
         devices=needs.devices,
         group_add=needs.groups,
