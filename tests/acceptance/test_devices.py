@@ -1,7 +1,7 @@
 """The devices: there are as many as promised, they are what they should be, healthy, linked and ours alone.
 
-A reading that is not there is a skip with its reason (not supported, N/A, no permission); all-ones is a failure,
-because a device that answers 0xFF.. does not answer.
+A reading that is not there is a skip with its reason (not supported, N/A, no permission); all-ones is a
+failure, because a device that answers 0xFF.. does not answer.
 """
 
 import os
@@ -57,7 +57,9 @@ def test_device_count(
 
 
 def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
-    """Every device is a known product by PCI id, architecture, compute units and memory, and all are the same one."""
+    """Every device is a known product by PCI id, architecture, compute units and memory, and all are the
+    same one.
+    """
     try:
         rows = [models.identify(vendor.NAME, device) for device in devices]
     except models.UnknownDeviceError as error:
@@ -79,7 +81,7 @@ def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) ->
 def test_torch_and_the_library_mean_the_same_devices(
     devices: tuple[Device, ...], seen: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Each device of torch joins one of the library by bus address or UUID, with equal architecture and size."""
+    """Each device of torch joins one of the library by address or UUID, with equal architecture and size."""
     _only_with(seen, "torch sees no GPU")
     for one in seen:
         (match,) = [device for device in devices if _same(device, one)] or [None]
@@ -131,7 +133,9 @@ def test_pcie_link_is_full(
 
 
 def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Mapping[str, Any]) -> None:
-    """Each pair of devices talks over the vendor's link with every lane up; one PCIe pair costs 5 to 10 times."""
+    """Each pair of devices talks over the vendor's link with every lane up; one PCIe pair costs 5 to 10
+    times.
+    """
     _only_with(host.links, "one device has no pair")
     wrong = []
     for link in host.links:

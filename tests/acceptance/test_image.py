@@ -95,7 +95,7 @@ def test_torch_is_built_for_the_vendor(vendor: Vendor, loaded: Mapping[str, Any]
 def test_every_architecture_is_compiled_in(
     acceptance: AcceptanceSession, devices: tuple[Device, ...], loaded: Mapping[str, Any]
 ) -> None:
-    """torch holds device code for each architecture of the stack, or of this machine where none is declared."""
+    """torch holds device code for each architecture of the stack, or of this machine if none is declared."""
     content = json.loads(DECLARATION.read_text(encoding="utf-8")) if DECLARATION.exists() else {}
     machine = [] if acceptance.vendor == "cpu" else [device.arch for device in devices]
     wanted = sorted({*content.get("archs", ()), *machine})
@@ -112,7 +112,7 @@ def test_every_extension_loads(on_device: OnDevice) -> None:
 
 
 def test_libraries_are_there_once(on_device: OnDevice) -> None:
-    """One file serves each of NCCL/RCCL, the runtime, Triton and torch: two copies mean undefined behaviour."""
+    """One file serves each of NCCL/RCCL, the runtime, Triton and torch: two copies are undefined."""
     doubled = {name: files for name, files in on_device(image.mapped).items() if len(files) > 1}
     owners = importlib.metadata.packages_distributions()
     doubled |= {name: owners[name] for name in ("torch", "triton") if len(set(owners.get(name, ()))) > 1}
@@ -168,7 +168,9 @@ def _wheel(folder: Path, name: str, version: str) -> None:
 
 
 def _covered(arch: str, compiled: Sequence[str]) -> bool:
-    """Code for sm_XY runs on a later minor of the same major (CUDA's binary compatibility); gfx has no such rule."""
+    """Code for sm_XY runs on a later minor of the same major (CUDA's binary compatibility); gfx has no such
+    rule.
+    """
     if arch in compiled or not arch.startswith("sm_"):
         return arch in compiled
     major, minor = int(arch[3:-1]), int(arch[-1])

@@ -1,4 +1,6 @@
-"""The image's Triton compiles for every GPU it names, without one: right instructions, no spill, no silent upcast."""
+"""The image's Triton compiles for every GPU it names, without one: right instructions, no spill, no silent
+upcast.
+"""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -8,7 +10,8 @@ import pytest
 from harness.fixtures import OnDevice
 from harness.session import AcceptanceSession
 
-# (arch, dtype) -> the matrix instruction of a healthy compiler (ISA manuals of both vendors; seen with Triton 3.6).
+# (arch, dtype) -> the matrix instruction of a healthy compiler (ISA manuals of both vendors; seen with
+# Triton 3.6).
 EXPECTED: Mapping[tuple[str, str], str] = {
     ("gfx90a", "bf16"): "v_mfma_f32_32x32x8bf16_1k",
     ("gfx90a", "fp16"): "v_mfma_f32_32x32x8f16",
@@ -73,7 +76,7 @@ def test_matrix_instruction_is_the_expected_one(compiled: Compile, arch: str, dt
     ("arch", "dtype"), FOREIGN_FP8, ids=[f"{arch}-{dtype}" for arch, dtype in FOREIGN_FP8]
 )
 def test_foreign_fp8_is_refused_or_known_to_be_upcast(compiled: Compile, arch: str, dtype: str) -> None:
-    """An fp8 format that the arch lacks is refused, or computed wider; never by another format's instruction."""
+    """An fp8 format that the arch lacks is refused or computed wider, never as another fp8 format."""
     found = compiled("matmul", arch, dtype)
     refused = found["error"] is not None and "not supported" in found["error"]
     assert refused or not _fp8(found["matrix"]), found

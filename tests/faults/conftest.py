@@ -13,7 +13,11 @@ import pytest
 def suite_python() -> str:
     """A Python that can run the suites."""
     found = subprocess.run(
-        [planting.SUITE_PYTHON, "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))"],
+        [
+            planting.SUITE_PYTHON,
+            "-c",
+            "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))",
+        ],
         check=False,
     )
     if found.returncode:

@@ -16,10 +16,11 @@ A fault is data. To add one, put a `Fault` into a table and hand the table to `p
     def test_healthy(plant):
         plant(Fault("nothing", "test_kernels.py::test_gemm", outcome="passed"))
 
-`check` is a file, a function or one instance of it: every instance that ran must end as `outcome` (for "failed" at
-least one), and one reason must hold `says`. What can be planted: `env` variables; `files`, put first on the import
-path of pytest and of every child it starts, as are the folders in `paths`; `patches` of "module:name" by a Python expression in which `original` is
-the real function; `nvml`, the state that stubs/pynvml.py shows; and `arguments` for pytest.
+`check` is a file, a function or one instance of it: every instance that ran must end as `outcome` (for
+"failed" at least one), and one reason must hold `says`. What can be planted: `env` variables; `files`, put
+first on the import path of pytest and of every child it starts, as are the folders in `paths`; `patches` of
+"module:name" by a Python expression in which `original` is the real function; `nvml`, the state that
+stubs/pynvml.py shows; and `arguments` for pytest.
 """
 
 import json
@@ -40,7 +41,7 @@ TIMEOUT_S = 300
 SUITE_PYTHON = os.environ.get("STACKCHECK_SUITE_PYTHON", sys.executable)
 
 # Executed by every Python process that starts with the planted folder first on its path.
-HOOK = '''
+HOOK = """
 import importlib.abc, importlib.util, json, os, sys
 PATCHES = json.loads(os.environ["STACKCHECK_PATCHES"])
 
@@ -72,7 +73,7 @@ class Patcher(importlib.abc.MetaPathFinder):
         return spec
 
 sys.meta_path.insert(0, Patcher())
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,14 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
     }
     out = folder / "out"
     command = (
-        *(SUITE_PYTHON, "-m", "pytest", str(TESTS / "acceptance" / fault.check), "--gpu-vendor", fault.vendor),
+        *(
+            SUITE_PYTHON,
+            "-m",
+            "pytest",
+            str(TESTS / "acceptance" / fault.check),
+            "--gpu-vendor",
+            fault.vendor,
+        ),
         *("--tier", fault.tier, "--result-dir", str(out), "--lease-dir", str(folder / "leases")),
         *("-p", "no:cacheprovider", *fault.arguments),
     )
@@ -133,7 +141,9 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
 
 def judge(fault: Fault, result: Mapping[str, Any]) -> None:
     """Assert that the check ended as the fault demands."""
-    checks = [check for check in result["checks"] if check["id"].split("[")[0].startswith(fault.check.split("[")[0])]
+    checks = [
+        check for check in result["checks"] if check["id"].split("[")[0].startswith(fault.check.split("[")[0])
+    ]
     outcomes = [check["outcome"] for check in checks]
     assert checks, result["output"]
     if fault.outcome == "failed":

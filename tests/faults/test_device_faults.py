@@ -1,5 +1,6 @@
 """Faults of devices, planted in the NVML library, and the healthy host that must pass."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import importlib.util
 import sys
 from pathlib import Path
@@ -88,7 +89,9 @@ def test_healthy_host_passes_every_device_check(plant) -> None:
 
 def test_library_that_hangs_in_init_fails_the_run_in_time(plant) -> None:
     patches = SEEN | {"harness.monitor:TIMEOUT_S": "3.0"}
-    fault = Fault("init hangs", D + "test_device_count", vendor="nvidia", nvml={"init": "hang"}, patches=patches)
+    fault = Fault(
+        "init hangs", D + "test_device_count", vendor="nvidia", nvml={"init": "hang"}, patches=patches
+    )
     result = plant(fault)
     assert "did not answer in" in result["checks"][0]["reason"]
 
@@ -102,4 +105,6 @@ def test_every_name_of_the_stub_is_one_of_nvidia_ml_py() -> None:
     names = [name for name in vars(stub) if name.lower().startswith(("nvml", "c_nvml"))]
     assert not [name for name in names if not hasattr(real, name)]
     constants = [name for name in names if name.isupper()]
-    assert {name: getattr(stub, name) for name in constants} == {name: getattr(real, name) for name in constants}
+    assert {name: getattr(stub, name) for name in constants} == {
+        name: getattr(real, name) for name in constants
+    }

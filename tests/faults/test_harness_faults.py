@@ -1,9 +1,10 @@
-"""Faults of a run: what must never look like a pass, and what a hang leaves behind. The suite is a file planted here."""
+"""Faults of a run: what must never look like a pass, and what a hang leaves behind. The suite is a file
+planted here.
+"""
 
 import json
 import os
 import subprocess
-
 import time
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from harness.check import invalid
 
 def test_figure(record_metric):
     """A figure is kept."""
-    record_metric("gemm_tflops", VALUE, unit="TFLOP/s", conditions={"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192},
-                  gate=True)
+    conditions = {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192}
+    record_metric("gemm_tflops", VALUE, unit="TFLOP/s", conditions=conditions, gate=True)
 
 def test_crash(on_device):
     on_device("work:crash")
@@ -66,7 +67,9 @@ if sys.argv[1] == "sum" and rank == 0: print(json.dumps({"sum": 3}))
 """
 
 
-def run_suite(folder: Path, check: str, *arguments: str, value: str = "1.0", vendor: str = "cpu", env=None) -> dict:
+def run_suite(
+    folder: Path, check: str, *arguments: str, value: str = "1.0", vendor: str = "cpu", env=None
+) -> dict:
     """Run the planted suite in a copy of tests/acceptance, so that it meets the real conftest and harness."""
     copy = folder / "tests"
     if not copy.exists():
@@ -84,7 +87,16 @@ def run_suite(folder: Path, check: str, *arguments: str, value: str = "1.0", ven
     path = os.pathsep.join((str(folder), str(planting.STUBS)))
     target = copy / "acceptance" / ("test_planted.py" + (f"::{check}" if check else ""))
     command = (
-        *(planting.SUITE_PYTHON, "-m", "pytest", str(target), "--gpu-vendor", vendor, "-p", "no:cacheprovider"),
+        *(
+            planting.SUITE_PYTHON,
+            "-m",
+            "pytest",
+            str(target),
+            "--gpu-vendor",
+            vendor,
+            "-p",
+            "no:cacheprovider",
+        ),
         *("--result-dir", str(folder / "out"), "--lease-dir", str(folder / "leases"), *arguments),
     )
     ended = subprocess.run(
@@ -112,7 +124,11 @@ def _needs_torch(suite_python) -> None:
 @pytest.mark.parametrize("value", ["float('nan')", "float('inf')", "-float('inf')"])
 def test_figure_that_is_no_number_fails_the_check(tmp_path, value) -> None:
     check = only(run_suite(tmp_path, "test_figure", value=value))
-    assert (check["outcome"], check["metrics"][0]["verdict"], check["metrics"][0]["value"]) == ("failed", "fail", None)
+    assert (check["outcome"], check["metrics"][0]["verdict"], check["metrics"][0]["value"]) == (
+        "failed",
+        "fail",
+        None,
+    )
 
 
 def test_gated_figure_on_cpu_is_recorded_and_says_that_it_has_no_bound(tmp_path) -> None:
@@ -123,28 +139,39 @@ def test_gated_figure_on_cpu_is_recorded_and_says_that_it_has_no_bound(tmp_path)
 
 
 def test_half_of_the_bound_fails_and_says_all_five_things(tmp_path) -> None:
-    result = run_suite(tmp_path, "test_figure", value="400.0", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": "{}"})
+    result = run_suite(
+        tmp_path, "test_figure", value="400.0", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": "{}"}
+    )
     reason = only(result)["reason"]
     assert only(result)["outcome"] == "failed"
-    for part in ("gemm_tflops 400 TFLOP/s < 760 TFLOP/s", "H200 x1", "thresholds/nvidia/H200.json", "measured 2026"):
+    for part in (
+        "gemm_tflops 400 TFLOP/s < 760 TFLOP/s",
+        "H200 x1",
+        "thresholds/nvidia/H200.json",
+        "measured 2026",
+    ):
         assert part in reason
     assert "look at: throttling" in result["output"]
     assert "next: pytest" in result["output"]
 
 
 def test_reference_figure_passes_its_bound(tmp_path) -> None:
-    result = run_suite(tmp_path, "test_figure", value="800.0", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": "{}"})
+    result = run_suite(
+        tmp_path, "test_figure", value="800.0", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": "{}"}
+    )
     assert only(result)["metrics"][0]["verdict"] == "pass"
 
 
 def test_figure_without_a_threshold_fails_and_says_where_to_add_it(tmp_path) -> None:
-    b200 = json.dumps({"pci_device_id": 0x290110DE, "memory": 183359 << 20, "capability": [10, 0], "cores": 18944})
+    b200 = json.dumps(
+        {"pci_device_id": 0x290110DE, "memory": 183359 << 20, "capability": [10, 0], "cores": 18944}
+    )
     result = run_suite(tmp_path, "test_figure", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": b200})
     assert only(result)["metrics"][0]["verdict"] == "no_threshold"
     assert "thresholds/nvidia/B200.json" in only(result)["reason"]
 
 
-def test_wrong_unit_is_an_error(tmp_path) -> None:
+def test_wrong_unit_is_an_error() -> None:
     script = "from harness.check import Check; Check(vendor='nvidia', model='H200').record("
     script += "'copy_gb_per_s', 4.2, unit='TB/s', gate=True)"
     ended = subprocess.run(
@@ -223,7 +250,12 @@ def test_workers_of_xdist_report_into_one_file(tmp_path) -> None:
     pytest.importorskip("xdist")
     result = run_suite(tmp_path, "", "-n", "2", "-k", "figure or after or invalid or ranks and not silent")
     outcomes = {check["id"].rpartition("::")[2]: check["outcome"] for check in result["checks"]}
-    expected = {"test_figure": "passed", "test_after": "passed", "test_invalid": "invalid", "test_ranks": "passed"}
+    expected = {
+        "test_figure": "passed",
+        "test_after": "passed",
+        "test_invalid": "invalid",
+        "test_ranks": "passed",
+    }
     assert outcomes == expected, result["output"]
     assert result["selection"]["collected"] == 4
 

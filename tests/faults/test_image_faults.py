@@ -36,7 +36,7 @@ def declaration(**changes: object) -> str:
 
 
 @pytest.fixture
-def stack(tmp_path, suite_python, request) -> dict[str, str]:
+def stack(tmp_path, request) -> dict[str, str]:
     """The environment of an image that declares what the test asks for."""
     path = tmp_path / "stack.json"
     path.write_text(declaration(**getattr(request, "param", {})), encoding="utf-8")
@@ -52,7 +52,11 @@ def stack(tmp_path, suite_python, request) -> dict[str, str]:
         ({"vendor": "amd"}, "test_the_image_is_the_stack_that_was_asked_for", "amd"),
         ({"packages": {"torch": "2.0.0"}}, "test_loaded_libraries_are_the_declared_ones", "2.0.0"),
         ({"archs": ["gfx942"]}, "test_every_architecture_is_compiled_in", "gfx942"),
-        ({"env": {"HSA_NO_SCRATCH_RECLAIM": "1"}}, "test_environment_is_as_declared", "HSA_NO_SCRATCH_RECLAIM"),
+        (
+            {"env": {"HSA_NO_SCRATCH_RECLAIM": "1"}},
+            "test_environment_is_as_declared",
+            "HSA_NO_SCRATCH_RECLAIM",
+        ),
         ({}, "test_torch_cannot_be_replaced", "would take torch 0.0.1"),
     ],
     indirect=["stack"],
@@ -63,7 +67,11 @@ def test_drift_from_the_declaration_is_caught(stack, check, says, plant) -> None
 
 def test_torch_of_another_vendor_is_caught(plant) -> None:
     other = "lambda: {**original(), 'cuda': '13.0', 'torch': '2.12.0+cu130'}"
-    plant(Fault("a CUDA torch", I + "test_torch_is_built_for_the_vendor", says="nvidia", patches={LOADED: other}))
+    plant(
+        Fault(
+            "a CUDA torch", I + "test_torch_is_built_for_the_vendor", says="nvidia", patches={LOADED: other}
+        )
+    )
 
 
 def test_extension_with_an_undefined_symbol_is_caught(plant, tmp_path) -> None:

@@ -1,4 +1,6 @@
-"""Leases: two processes never hold one device, performance is alone, and a killed holder leaves nothing behind."""
+"""Leases: two processes never hold one device, performance is alone, and a killed holder leaves nothing
+behind.
+"""
 
 import multiprocessing
 import os
@@ -12,7 +14,13 @@ from vendors import Device
 
 def device(index: int) -> Device:
     return Device(
-        index=index, uuid=f"u{index}", bdf=f"0000:0{index}:00.0", name="", arch="", compute_units=1, memory_bytes=1
+        index=index,
+        uuid=f"u{index}",
+        bdf=f"0000:0{index}:00.0",
+        name="",
+        arch="",
+        compute_units=1,
+        memory_bytes=1,
     )
 
 
@@ -43,18 +51,30 @@ def overlap(a, b) -> bool:
 
 
 def test_no_device_is_held_twice_and_performance_is_alone(tmp_path) -> None:
-    wishes = [(1, False), (2, False), (8, False), (4, False), (1, True), (8, True), (2, False), (1, False)] * 2
+    wishes = [
+        (1, False),
+        (2, False),
+        (8, False),
+        (4, False),
+        (1, True),
+        (8, True),
+        (2, False),
+        (1, False),
+    ] * 2
     records = held_by_many(tmp_path, wishes)
     assert len(records) == len(wishes)
     for number, a in enumerate(records):
         for b in records[number + 1 :]:
             if overlap(a, b):
-                assert not (a[1] or b[1]), "performance was not alone"
+                assert not any((a[1], b[1])), "performance was not alone"
                 assert not set(a[0]) & set(b[0]), "one device was held twice"
 
 
 def test_devices_come_in_index_order(tmp_path) -> None:
-    with leases.hold(tmp_path, EIGHT, 3, alone=False) as first, leases.hold(tmp_path, EIGHT, 2, alone=False) as second:
+    with (
+        leases.hold(tmp_path, EIGHT, 3, alone=False) as first,
+        leases.hold(tmp_path, EIGHT, 2, alone=False) as second,
+    ):
         assert [device.index for device in first.devices] == [0, 1, 2]
         assert [device.index for device in second.devices] == [3, 4]
 

@@ -1,5 +1,8 @@
-"""Faults of a compiler: an fp8 product silently computed in fp16, spills, narrow loads, too much shared memory."""
+"""Faults of a compiler: an fp8 product silently computed in fp16, spills, narrow loads, too much shared
+memory.
+"""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import pytest
 from planting import SUITE_PYTHON, Fault
 

@@ -1,4 +1,6 @@
-"""Thresholds: the lint refuses what would let a bad figure pass, and each committed bound fails half of its reference."""
+"""Thresholds: the lint refuses what would let a bad figure pass, and each committed bound fails half of its
+reference.
+"""
 
 import math
 
@@ -84,6 +86,15 @@ def test_most_specific_entry_wins() -> None:
 
 @pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
 def test_every_device_figure_has_a_source(row) -> None:
-    figures = ("peak_tflops", "memory_gb_per_s", "link", "power_w", "pcie", "compute_units", "memory_bytes", "pci_ids")
+    figures = (
+        "peak_tflops",
+        "memory_gb_per_s",
+        "link",
+        "power_w",
+        "pcie",
+        "compute_units",
+        "memory_bytes",
+        "pci_ids",
+    )
     without = [name for name in figures if row[name] and not row["sources"].get(name)]
     assert not without

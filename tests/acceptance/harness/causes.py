@@ -1,4 +1,5 @@
-"""What a failed figure most likely means. In: a metric's name. Out: causes in words, and the next command to type.
+"""What a failed figure most likely means. In: a metric's name. Out: causes in words, and the next command
+to type.
 
 The pictures of faults are those of nccl-tests issues and of both vendors' acceptance guides (docs/checks).
 """

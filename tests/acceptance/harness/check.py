@@ -1,4 +1,4 @@
-"""What one check measured and saw. In: calls of the fixtures. Out: metrics with their verdicts, and evidence."""
+"""What one check measured and saw. In: calls of the fixtures. Out: metrics with verdicts, and evidence."""
 
 import math
 import statistics
@@ -133,7 +133,9 @@ class Check:
             return "fail"
         if not gate or self.vendor == "cpu":
             return "recorded"
-        self.violations.append(_no_threshold(name, value, unit, conditions, self.vendor, self.model))
+        self.violations.append(
+            _no_threshold(name, value, unit, conditions=conditions, vendor=self.vendor, model=self.model)
+        )
         return "no_threshold"
 
     def _source(self, entry: thresholds.Threshold | None, *, gate: bool) -> str | None:
@@ -159,7 +161,7 @@ def _violation(
 
 
 def _no_threshold(
-    name: str, value: float, unit: str, conditions: Mapping[str, Any], vendor: VendorName, model: str
+    name: str, value: float, unit: str, *, conditions: Mapping[str, Any], vendor: VendorName, model: str
 ) -> str:
     path = thresholds.path_of(vendor, model)
     return (

@@ -1,4 +1,4 @@
-"""The fixtures that checks use. In: the session. Out: leased devices, calls into children, and kept figures."""
+"""The fixtures that checks use. In: the session. Out: leased devices, calls into children, kept figures."""
 
 import contextlib
 import time
@@ -127,11 +127,11 @@ def lease(
     count = mark.args[0] if mark else 1
     options = mark.kwargs if mark else {}
     alone = bool(options.get("perf") or options.get("exclusive"))
-    if acceptance.vendor == "cpu":
-        wanted = 1  # n gloo ranks share the one machine
-    elif (wanted := count) > len(acceptance.devices):
+    if count > len(acceptance.devices) and not acceptance.shares_devices:
         pytest.skip(f"needs {count} devices, {len(acceptance.devices)} visible")
-    with leases.hold(acceptance.lease_dir, acceptance.devices, wanted, alone=alone) as held:
+    with leases.hold(
+        acceptance.lease_dir, acceptance.devices, count, alone=alone, shared=acceptance.shares_devices
+    ) as held:
         check.devices, check.count = device_names(held.devices), count
         check.before = evidence(acceptance.monitor.read(), held.devices)
         with _sampled(acceptance, held, check, perf=bool(options.get("perf"))):
@@ -194,7 +194,7 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
 
 
 def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
-    """What says whether these devices are fit: throttling, memory errors, processes. Keys are device indices."""
+    """Throttling, memory errors and processes, by device index: what says whether a device is fit."""
     leased = {device.index for device in devices}
     return {str(device.index): _state(device) for device in host.devices if device.index in leased}
 
@@ -206,7 +206,7 @@ def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
         early = before.get(index, late)
         found += [f"device {index} throttled: {reason}" for reason in late["unfit"]]
         found += [
-            f"device {index} throttled during the check: {name} grew from {early['accumulators'].get(name)} to {value}"
+            f"device {index} throttled during the check: {name} grew to {value}"
             for name, value in late["accumulators"].items()
             if _grew(early["accumulators"].get(name), value)
         ]
@@ -246,7 +246,7 @@ def _grew(early: object, late: object) -> bool:
 def _sampled(
     acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool
 ) -> Iterator[None]:
-    if not perf or acceptance.vendor == "cpu":
+    if not perf or acceptance.shares_devices:
         yield
         return
     sampler = Sampler(acceptance.monitor, [device.index for device in held.devices]).start()
@@ -272,14 +272,14 @@ def _failing(acceptance: AcceptanceSession, lease: leases.Lease) -> Iterator[Non
 
 def _left_behind(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
     """Words for memory that a killed child left on a leased device; empty when it is clean."""
-    if acceptance.vendor == "cpu":
+    if acceptance.shares_devices:
         return ""
     assert acceptance.host is not None
     start = {device.index: device.memory_used_bytes for device in acceptance.host.devices}
     deadline = time.monotonic() + CLEAN_WAIT_S
     while dirty := _dirty(acceptance.monitor.read(), lease, start):
         if time.monotonic() > deadline:
-            return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them before another run"
+            return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
         time.sleep(1)
     return ""
 

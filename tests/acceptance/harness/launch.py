@@ -1,4 +1,6 @@
-"""Multi-process workloads. In: a program for torchrun. Out: the JSON line of rank 0, or a failure with its causes."""
+"""Multi-process workloads. In: a program for torchrun. Out: the JSON line of rank 0, or a failure with its
+causes.
+"""
 
 import json
 import subprocess
@@ -40,7 +42,7 @@ def launch(
     except subprocess.TimeoutExpired:
         stacks = processes.keep_stacks(home)
         raise WorkloadError(
-            f"{program} on {nproc} ranks did not end in {timeout_s:g} s; stacks and flight recorder in {home}\n{stacks}"
+            f"{program} on {nproc} ranks did not end in {timeout_s:g} s; stacks in {home}\n{stacks}"
         ) from None
     finally:
         processes.kill(token, process)

@@ -1,8 +1,8 @@
 """Who may use which device: file locks, one per physical device. In: a wish. Out: a held `Lease`.
 
-The directory may be shared between containers: locks are flocks, so a killed holder leaves nothing behind. A
-turnstile makes waiting fair: whoever waits holds it, so that eight devices are not starved by checks that want one.
-Correctness holds the machine's lock shared and performance holds it alone.
+The directory may be shared between containers: locks are flocks, so a killed holder leaves nothing behind.
+A turnstile makes waiting fair: whoever waits holds it, so that eight devices are not starved by checks that
+want one. Correctness holds the machine's lock shared and performance holds it alone.
 """
 
 import contextlib
@@ -45,16 +45,22 @@ def device_key(device: Device) -> str:
 
 @contextlib.contextmanager
 def hold(
-    folder: Path, devices: Sequence[Device], count: int, *, alone: bool, wait_s: float = WAIT_S
+    folder: Path,
+    devices: Sequence[Device],
+    count: int,
+    *,
+    alone: bool,
+    shared: bool = False,
+    wait_s: float = WAIT_S,
 ) -> Iterator[Lease]:
-    """Hold `count` of the devices. Raises `LeaseError` after `wait_s`."""
+    """Hold `count` of the devices; nobody locks `shared` ones (a CPU). Raises `LeaseError` after `wait_s`."""
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as held:
         with _locked(folder / "turnstile.lock", fcntl.LOCK_EX, deadline):
             how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
             held.enter_context(_locked(folder / "machine.lock", how, deadline))
-            chosen = _take(held, folder, devices, count, deadline)
+            chosen = tuple(devices) if shared else _take(held, folder, devices, count, deadline)
         yield Lease(devices=chosen, alone=alone)
 
 

@@ -1,7 +1,8 @@
-"""Which product a device is. In: a `Device` and devices.json. Out: its row, or the row that somebody has to add.
+"""Which product a device is. In: a `Device` and devices.json. Out: its row, or the row that somebody has to
+add.
 
-By PCI id where it is listed, else by architecture, compute units and memory; never by the marketing name, which on
-ROCm depends on a file of ids that containers often lack.
+By PCI id where it is listed, else by architecture, compute units and memory; never by the marketing name,
+which on ROCm depends on a file of ids that containers often lack.
 """
 
 import functools

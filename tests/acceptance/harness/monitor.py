@@ -1,23 +1,28 @@
-"""The machine as the vendor's library sees it, read in a child with a timeout. In: a vendor. Out: `vendors.Host`.
+"""The machine as the vendor's library sees it, read in a child with a timeout. In: a vendor. Out:
+`vendors.Host`.
 
-A wedged driver hangs inside the library, so the library never runs in this process. The child lives on between
-readings; after a timeout it is killed and the next reading starts another.
+A wedged driver hangs inside the library, so the library never runs in this process. The child lives on
+between readings; after a timeout it is killed and the next reading starts another.
 """
 
+import contextlib
 import os
 import pickle
 import select
-import subprocess
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vendors import Host, Sample, VendorAbsentError, VendorName
 
 from harness import processes
+
+if TYPE_CHECKING:
+    import subprocess
 
 TIMEOUT_S = 60.0  # as AMD's own command line waits for its library
 
@@ -70,7 +75,7 @@ class Monitor:
             except TimeoutError:
                 self.stop()
                 raise MonitorError(
-                    f"the {self.vendor} library did not answer in {self.timeout_s:g} s: the driver is wedged; "
+                    f"the {self.vendor} library did not answer in {self.timeout_s:g} s: a wedged driver; "
                     "look at dmesg, then reset the device or reboot"
                 ) from None
         if isinstance(answer, VendorAbsentError):
@@ -134,8 +139,7 @@ class Sampler:
         return tuple(self.samples)
 
     def _run(self) -> None:
-        while not self._done.wait(self.PERIOD_S):
-            try:
+        # The reading after the check says what happened to the library; there is no sample to add here.
+        with contextlib.suppress(MonitorError, VendorAbsentError):
+            while not self._done.wait(self.PERIOD_S):
                 self.samples.extend(self.monitor.sample(self.indices))
-            except (MonitorError, VendorAbsentError):
-                return  # the reading after the check says what happened; there is no figure to add here

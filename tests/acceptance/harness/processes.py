@@ -98,7 +98,7 @@ def _stack_file(pid_file: Path) -> Path:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _environ(pid: int) -> list[bytes]:

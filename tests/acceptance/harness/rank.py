@@ -1,4 +1,6 @@
-"""What torchrun starts for each rank: offer the stacks, then run the program as if it had been started itself."""
+"""What torchrun starts for each rank: offer the stacks, then run the program as if it had been started
+itself.
+"""
 
 import os
 import runpy

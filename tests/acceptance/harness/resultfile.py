@@ -1,10 +1,10 @@
 """The writer of result.json, schema 1. In: check records as they end. Out: one file, whole at every moment.
 
-`state` is "running" from before the first check, so that a run that dies says so; "crashed" when pytest itself was
-interrupted; "finished" only at an ordinary end.
+`state` is "running" from before the first check, so that a run that dies says so; "crashed" when pytest
+itself was interrupted; "finished" only at an ordinary end.
 """
 
-import datetime
+import datetime as dt
 import hashlib
 import importlib.metadata
 import json
@@ -69,7 +69,7 @@ class ResultFile:
 
 def now() -> str:
     """The time, as RFC 3339 in UTC."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def head(
@@ -104,11 +104,10 @@ def head(
 def software() -> dict[str, str]:
     """Versions of what matters, by package metadata: importing torch here would take a second."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower()
+        if name in PACKAGES:
+            found[name] = distribution.version
     return found
 
 

@@ -1,7 +1,7 @@
 """The pytest hooks of an acceptance run: read the host, choose by tier, keep records, write result.json.
 
-Under pytest-xdist the controller reads the host, writes the file and tells the workers; each check's record travels
-to it as text on the teardown report.
+Under pytest-xdist the controller reads the host, writes the file and tells the workers; each check's record
+travels to it as text on the teardown report.
 """
 
 import functools
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vendors
 from vendors import Device, Host, VendorAbsentError, VendorName
 
 from harness import leases, resultfile, summary
@@ -55,9 +56,14 @@ class AcceptanceSession:
         """The devices that this run may use."""
         return self.host.devices[: self.config.getoption("gpus")] if self.host else ()
 
+    @property
+    def shares_devices(self) -> bool:
+        """Whether the "device" is the whole machine, which any number of checks may use at once."""
+        return not vendors.module(self.vendor).VISIBILITY
+
     @functools.cached_property
     def model(self) -> str:
-        """The device model of this machine; an unknown or mixed one is said in words, and has no thresholds."""
+        """The device model; an unknown or mixed one is said in words, and has no thresholds."""
         found = sorted({resultfile.model_of(self.vendor, device) for device in self.devices})
         return found[0] if len(found) == 1 else " + ".join(found) or "none"
 

@@ -1,13 +1,16 @@
-"""The end of the terminal output. In: the result. Out: for each check that did not pass, what a person needs to act."""
+"""The end of the terminal output. In: the result. Out: for each check that did not pass, what a person
+needs to act.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from harness import causes
 from harness.resultfile import ResultFile
+
+if TYPE_CHECKING:
+    import pytest
 
 SHOWN = 20  # a machine without devices fails every check with one reason; the file has them all
 

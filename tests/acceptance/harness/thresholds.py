@@ -1,7 +1,9 @@
-"""What a metric must reach. In: thresholds/<vendor>/<device-model>.json. Out: the bound of one metric, or what is wrong.
+"""What a metric must reach. In: thresholds/<vendor>/<device-model>.json. Out: the bound of one metric, or
+what is wrong.
 
-An entry: metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source, tolerance. It holds when each of
-its conditions equals the metric's; the entry with the most conditions wins. No default, no slack, no expression.
+An entry: metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source, tolerance. It holds
+when each of its conditions equals the metric's; the entry with the most conditions wins. No default, no
+slack, no expression.
 """
 
 import functools
@@ -19,8 +21,9 @@ KEYS = {"metric", "conditions", "bound", "unit", "direction", "ceiling", "source
 PLACEHOLDERS = ("todo", "tbd", "fixme", "xxx", "placeholder", "coming soon", "?")
 LOWEST_SHARE, HIGHEST_SHARE = 0.30, 1.00
 
-# What this project measures: unit, direction, and the conditions that may select a bound. An entry outside it is
-# unreachable. "devices" is the count of the lease, "size" of a model is its name in trainers/presets.py.
+# What this project measures: unit, direction, and the conditions that may select a bound. An entry outside
+# it is unreachable. "devices" is the count of the lease, "size" of a model is its name in
+# trainers/presets.py.
 METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
     "gemm_tflops": ("TFLOP/s", "min", frozenset({"dtype", "m", "n", "k", "layout"})),
     "copy_gb_per_s": ("GB/s", "min", frozenset({"bytes", "kind"})),
@@ -135,7 +138,7 @@ def _key_problems(entry: Mapping[str, Any]) -> Iterator[str]:
     if entry["unit"] != unit:
         yield f"unit {entry['unit']!r}, expected {unit!r}"
     if entry["direction"] != direction:
-        yield f"wrong direction {entry['direction']!r}: more of it is {'better' if direction == 'min' else 'worse'}"
+        yield f"wrong direction {entry['direction']!r}, expected {direction!r}"
     unknown = sorted(set(entry["conditions"]) - conditions)
     if unknown:
         yield f"unreachable: the metric has no condition {unknown}"

@@ -1,4 +1,5 @@
-"""The parent's half of `on_device`. In: a function's name and JSON arguments. Out: its JSON result, or a failure.
+"""The parent's half of `on_device`. In: a function's name and JSON arguments. Out: its JSON result, or a
+failure.
 
 The worker lives as long as the same devices are leased, because importing torch and making a device context
 costs seconds. It is replaced after a crash or a timeout.

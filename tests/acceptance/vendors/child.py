@@ -1,7 +1,8 @@
-"""The child in which a vendor's library runs: one pickled request in, one pickled answer out, until the pipe closes.
+"""The child in which a vendor's library runs: one pickled request in, one pickled answer out, until the
+pipe closes.
 
-Requests are ("read",) and ("sample", indices). Pickle, because both ends are this file's own and typed readings
-with their absences survive it; nothing else ever writes to these pipes.
+Requests are ("read",) and ("sample", indices). Pickle, because both ends are this file's own and typed
+readings with their absences survive it; nothing else ever writes to these pipes.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""What a container must offer, from files alone: device nodes, shared memory, locked memory. Out: `Requirement`s."""
+"""What a container must offer, from files alone: device nodes, shared memory, locked memory. Out:
+`Requirement`s.
+"""
 
 import os
 import resource

@@ -1,7 +1,7 @@
 """The `cpu` vendor: no GPU. One device that stands for the machine, so that the same checks run everywhere.
 
-In: /proc and /dev/shm. Out: a `Host` whose one device has the machine's cores as compute units. It proves the flow
-and the numerics, never a GPU: it has no bandwidth links, no ECC and no power figures to judge.
+In: /proc and /dev/shm. Out: a `Host` whose one device has the machine's cores as compute units. It proves
+the flow and the numerics, never a GPU: it has no bandwidth links, no ECC and no power figures to judge.
 """
 
 import os

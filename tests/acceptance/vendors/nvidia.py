@@ -1,7 +1,9 @@
-"""NVIDIA through nvidia-ml-py. In: NVML, in a child process. Out: `Host` and `Sample`s of plain, typed readings.
+"""NVIDIA through nvidia-ml-py. In: NVML, in a child process. Out: `Host` and `Sample`s of plain, typed
+readings.
 
-Names are those of nvidia-ml-py 12 and 13; a call that the installed release or the driver lacks is an `Absence`.
-Reason bits and field numbers: NVML API reference, "Clocks Event Reasons" and "Field Value Enums".
+Names are those of nvidia-ml-py 12 and 13; a call that the installed release or the driver lacks is an
+`Absence`. Reason bits and field numbers: NVML API reference, "Clocks Event Reasons" and "Field Value
+Enums".
 """
 
 import functools
@@ -37,7 +39,12 @@ PEER_LINK = "nvlink"
 REFERENCE_PARTITION: Mapping[str, str] = {"mig": "disabled"}
 
 # Bits of the clocks-event reasons. A power cap is how a GEMM runs on every healthy H100 and H200.
-UNFIT_REASONS = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+UNFIT_REASONS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
 NORMAL_REASONS = {0x01: "idle", 0x02: "application clocks", 0x04: "software power cap", 0x10: "sync boost"}
 ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
@@ -45,7 +52,8 @@ RECOVERY_ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain peer-to-peer",
 MAX_LINKS = 18
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # the defaults of AMD's preflight serve both vendors
 
-# CUDA release -> first driver branch that serves it (CUDA release notes, table of minor-version compatibility).
+# CUDA release -> first driver branch that serves it (CUDA release notes, table of minor-version
+# compatibility).
 DRIVER_WINDOW = {11: 450, 12: 525, 13: 580}
 WINDOW_SOURCE = "CUDA toolkit release notes, minor-version compatibility"
 
@@ -57,9 +65,7 @@ def read() -> Host:
     every = [_device(nvml, handle, index) for index, handle in enumerate(handles)]
     shown = _visible(every)
     links = [
-        _link(nvml, handles, every, a.index, b.index)
-        for number, a in enumerate(shown)
-        for b in shown[number + 1 :]
+        _link(nvml, handles, a.index, b.index) for number, a in enumerate(shown) for b in shown[number + 1 :]
     ]
     return Host(
         vendor=NAME,
@@ -103,19 +109,23 @@ def torch_runtime() -> str | None:
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:
     """CUDA's minor-version compatibility: a driver branch serves every later minor of its major."""
-    major = int(runtime_version.split(".")[0])
+    major = int(runtime_version.split(".", maxsplit=1)[0])
     least = DRIVER_WINDOW.get(major)
     if least is None:
-        return f"no driver window is known for CUDA {runtime_version}: add it with its source ({WINDOW_SOURCE})"
+        return (
+            f"no driver window is known for CUDA {runtime_version}: add it with its source ({WINDOW_SOURCE})"
+        )
     if not is_known(host.driver):
         return f"the driver's version cannot be read: {host.driver}"
     if int(str(host.driver).split(".")[0]) < least:
-        return f"driver {host.driver} is older than {least}, which CUDA {runtime_version} needs ({WINDOW_SOURCE})"
+        return (
+            f"driver {host.driver} is older than {least}, as CUDA {runtime_version} needs ({WINDOW_SOURCE})"
+        )
     return None
 
 
 @functools.cache
-def _open() -> Any:  # noqa: ANN401
+def _open() -> Any:
     """The library, initialised once per child; NVML needs no closing before its process ends."""
     try:
         import pynvml
@@ -128,7 +138,7 @@ def _open() -> Any:  # noqa: ANN401
     return pynvml
 
 
-def _get(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> Any:  # noqa: ANN401
+def _get(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> Any:
     """The answer of one call, or why there is none."""
     call = getattr(nvml, function, None) if isinstance(function, str) else function
     if call is None:
@@ -140,7 +150,7 @@ def _get(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> A
     return _reading(answer)
 
 
-def _absence(nvml: Any, error: Any) -> Absence:  # noqa: ANN401
+def _absence(nvml: Any, error: Any) -> Absence:
     known = {
         nvml.NVML_ERROR_NOT_SUPPORTED: Absence.NOT_SUPPORTED,
         nvml.NVML_ERROR_FUNCTION_NOT_FOUND: Absence.NOT_SUPPORTED,
@@ -153,7 +163,7 @@ def _absence(nvml: Any, error: Any) -> Absence:  # noqa: ANN401
     raise error  # the GPU is lost, needs a reset, or the driver is broken: never an ordinary absence
 
 
-def _reading(answer: Any) -> Any:  # noqa: ANN401
+def _reading(answer: Any) -> Any:
     if isinstance(answer, bytes):
         answer = answer.decode()
     if answer == "N/A":
@@ -161,12 +171,12 @@ def _reading(answer: Any) -> Any:  # noqa: ANN401
     return Absence.ALL_ONES if isinstance(answer, int) and answer in ALL_ONES else answer
 
 
-def _text(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> Reading:  # noqa: ANN401
+def _text(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> Reading:
     answer = _get(nvml, function, *arguments)
     return answer if isinstance(answer, Absence) else str(answer)
 
 
-def _device(nvml: Any, handle: Any, index: int) -> Device:  # noqa: ANN401
+def _device(nvml: Any, handle: Any, index: int) -> Device:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
@@ -202,7 +212,7 @@ def _bdf(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def _multiprocessors(nvml: Any, handle: Any) -> Reading:  # noqa: ANN401
+def _multiprocessors(nvml: Any, handle: Any) -> Reading:
     """NVML counts CUDA cores; 128 of them make a multiprocessor from Ampere's sm_86 on, and 64 on sm_80."""
     cores = _get(nvml, "nvmlDeviceGetNumGpuCores", handle)
     if isinstance(cores, Absence):
@@ -211,7 +221,7 @@ def _multiprocessors(nvml: Any, handle: Any) -> Reading:  # noqa: ANN401
     return int(cores) // (64 if tuple(capability) in {(7, 0), (7, 5), (8, 0)} else 128)
 
 
-def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:  # noqa: ANN401
+def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:
     return {
         "vbios": _text(nvml, "nvmlDeviceGetVbiosVersion", handle),
         "inforom": _text(nvml, "nvmlDeviceGetInforomImageVersion", handle),
@@ -219,14 +229,14 @@ def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:  # noqa: ANN401
     }
 
 
-def _mig(nvml: Any, handle: Any) -> Reading:  # noqa: ANN401
+def _mig(nvml: Any, handle: Any) -> Reading:
     mode = _get(nvml, "nvmlDeviceGetMigMode", handle)
     if isinstance(mode, Absence):
         return mode
     return "disabled" if mode[0] == 0 else "enabled"
 
 
-def _pcie(nvml: Any, handle: Any) -> PcieLink:  # noqa: ANN401
+def _pcie(nvml: Any, handle: Any) -> PcieLink:
     return PcieLink(
         generation=_get(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
         width=_get(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
@@ -236,7 +246,7 @@ def _pcie(nvml: Any, handle: Any) -> PcieLink:  # noqa: ANN401
     )
 
 
-def _ecc(nvml: Any, handle: Any) -> Ecc:  # noqa: ANN401
+def _ecc(nvml: Any, handle: Any) -> Ecc:
     mode = _get(nvml, "nvmlDeviceGetEccMode", handle)
     rows = _get(nvml, "nvmlDeviceGetRemappedRows", handle)
     remapped = [rows] * 4 if isinstance(rows, Absence) else list(rows)
@@ -253,7 +263,7 @@ def _ecc(nvml: Any, handle: Any) -> Ecc:  # noqa: ANN401
     )
 
 
-def _throttle(nvml: Any, handle: Any) -> Throttle:  # noqa: ANN401
+def _throttle(nvml: Any, handle: Any) -> Throttle:
     call = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
     word = _get(nvml, call or "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     if isinstance(word, Absence):
@@ -265,7 +275,7 @@ def _throttle(nvml: Any, handle: Any) -> Throttle:  # noqa: ANN401
     )
 
 
-def _power(nvml: Any, handle: Any) -> Power:  # noqa: ANN401
+def _power(nvml: Any, handle: Any) -> Power:
     return Power(
         cap_w=_watts(_get(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)),
         default_cap_w=_watts(_get(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle)),
@@ -277,7 +287,7 @@ def _watts(milliwatts: Reading) -> Reading:
     return milliwatts if isinstance(milliwatts, Absence) else float(milliwatts) / 1000
 
 
-def _processes(nvml: Any, handle: Any) -> tuple[Process, ...] | Absence:  # noqa: ANN401
+def _processes(nvml: Any, handle: Any) -> tuple[Process, ...] | Absence:
     found = _get(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
     if isinstance(found, Absence):
         return found
@@ -300,7 +310,7 @@ def _numa_node(bdf: str) -> Reading:
     return node if node >= 0 else Absence.NOT_AVAILABLE
 
 
-def _recovery(nvml: Any, handle: Any) -> Reading:  # noqa: ANN401
+def _recovery(nvml: Any, handle: Any) -> Reading:
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     if field is None:
         return Absence.NOT_SUPPORTED
@@ -313,7 +323,7 @@ def _recovery(nvml: Any, handle: Any) -> Reading:  # noqa: ANN401
     return RECOVERY_ACTIONS.get(action, f"action {action}")
 
 
-def _fabric(nvml: Any, handle: Any) -> Reading:  # noqa: ANN401
+def _fabric(nvml: Any, handle: Any) -> Reading:
     """Only boards behind NVSwitch have one; an H200 without it says "not supported"."""
     if not hasattr(nvml, "c_nvmlGpuFabricInfo_t"):
         return Absence.NOT_SUPPORTED
@@ -329,8 +339,10 @@ def _fabric(nvml: Any, handle: Any) -> Reading:  # noqa: ANN401
     return state if info.status == 0 else f"{state}, status {info.status}"
 
 
-def _link(nvml: Any, handles: Sequence[Any], devices: Sequence[Device], a: int, b: int) -> Link:  # noqa: ANN401
-    reads = _get(nvml, "nvmlDeviceGetP2PStatus", handles[a], handles[b], 0)  # READ; the constant is a tuple by mistake
+def _link(nvml: Any, handles: Sequence[Any], a: int, b: int) -> Link:
+    reads = _get(
+        nvml, "nvmlDeviceGetP2PStatus", handles[a], handles[b], 0
+    )  # READ; the constant is a tuple by mistake
     nvlink = _get(nvml, "nvmlDeviceGetP2PStatus", handles[a], handles[b], nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     linked = nvlink == nvml.NVML_P2P_STATUS_OK
     active = _active_links(nvml, handles[a])
@@ -344,11 +356,11 @@ def _link(nvml: Any, handles: Sequence[Any], devices: Sequence[Device], a: int, 
     )
 
 
-def _active_links(nvml: Any, handle: Any) -> int:  # noqa: ANN401
+def _active_links(nvml: Any, handle: Any) -> int:
     return sum(_get(nvml, "nvmlDeviceGetNvLinkState", handle, link) == 1 for link in range(MAX_LINKS))
 
 
-def _link_errors(nvml: Any, handle: Any) -> int:  # noqa: ANN401
+def _link_errors(nvml: Any, handle: Any) -> int:
     kinds = (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
     counts = (
         _get(nvml, "nvmlDeviceGetNvLinkErrorCounter", handle, link, kind)
@@ -358,7 +370,7 @@ def _link_errors(nvml: Any, handle: Any) -> int:  # noqa: ANN401
     return sum(count for count in counts if isinstance(count, int))
 
 
-def _sample(nvml: Any, handle: Any, index: int) -> Sample:  # noqa: ANN401
+def _sample(nvml: Any, handle: Any, index: int) -> Sample:
     throttle = _throttle(nvml, handle)
     return Sample(
         index=index,
@@ -370,7 +382,7 @@ def _sample(nvml: Any, handle: Any, index: int) -> Sample:  # noqa: ANN401
     )
 
 
-def _cuda_of_driver(nvml: Any) -> Reading:  # noqa: ANN401
+def _cuda_of_driver(nvml: Any) -> Reading:
     version = _get(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     return version if isinstance(version, Absence) else f"{version // 1000}.{version % 1000 // 10}"
 
@@ -393,5 +405,6 @@ def _visible(devices: Sequence[Device]) -> list[Device]:
 
 def _is_named(device: Device, names: Sequence[str]) -> bool:
     return any(
-        name == str(device.index) or (name.startswith("GPU-") and device.uuid.startswith(name)) for name in names
+        name == str(device.index) or (name.startswith("GPU-") and device.uuid.startswith(name))
+        for name in names
     )

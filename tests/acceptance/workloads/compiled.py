@@ -1,103 +1,101 @@
-"""Triton kernels compiled for GPUs that are not there. In: a kernel, an arch, a dtype. Out: what the code holds.
+"""A transformer block through torch.compile, against the same block in eager mode and in float64.
 
-That is: matrix instructions, spills, shared memory, the width of loads.
-`triton.compile` with an explicit target needs no driver. An unsupported fp8 raises for NVIDIA and is silently
-computed in fp16 for AMD; only the instruction tells.
+Comes in: a dtype. Goes out: the report of `cases.run`.
 """
 
-import inspect
-import re
-import subprocess
-import warnings
+import functools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import triton
-import triton.language as tl
-from triton.backends import backends
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+from torch import nn
 
-BLOCK = 64
-WIDE_LOAD = re.compile(
-    r"(?:global|buffer)_load_(?:dwordx4|b128)|ld\.global\.\S*v4\.b32|cp\.async\.cg\S* \[.*?\], 0x10"
-)
-MATRIX = re.compile(r"v_mfma_\w+|wgmma\.mma_async\.\S+|tcgen05\.mma\S*|(?<!w)mma\.sync\.\S+")
-SPILL = re.compile(r"(?:[vs]gpr_spill_count|ScratchSize):?\s+(\d+)")
+from workloads import cases, device, operands
+from workloads.gates import Reading, frobenius
 
-
-@triton.jit
-def matmul(a, b, c, width, BLOCK: tl.constexpr):
-    """One tile of c = a @ b with fp32 accumulation."""
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inner = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    for start in range(0, width, BLOCK):
-        x = tl.load(a + rows[:, None] * width + (start + inner)[None, :])
-        y = tl.load(b + (start + inner)[:, None] + columns[None, :] * width)
-        total = tl.dot(x, y, total)
-    tl.store(c + rows[:, None] * width + columns[None, :], total)
+WIDTH, HEADS, HIDDEN = 64, 4, 160
+LENGTHS = (128, 96, 72)
+# Two compilations: the first length as a constant, then one with the length as a symbol for all others.
+MOST_COMPILATIONS = 2
+FACTOR = 3.0
+# Inductor's CPU code needs a C++ compiler, which an image need not have; the tracing is the same.
+BACKEND = {"cuda": "inductor", "cpu": "aot_eager"}
 
 
-@triton.jit
-def softmax(a, b, c, width, BLOCK: tl.constexpr):
-    """A softmax of rows, which links the device's math library."""
-    columns = tl.arange(0, BLOCK * BLOCK)
-    mask = columns < width
-    row = tl.load(a + tl.program_id(0) * width + columns, mask=mask, other=-float("inf")).to(tl.float32)
-    scaled = tl.exp(row - tl.max(row, 0))
-    tl.store(c + tl.program_id(0) * width + columns, scaled / tl.sum(scaled, 0), mask=mask)
-    tl.store(b + tl.program_id(0), tl.max(row, 0).to(b.dtype.element_ty))
+class Block(nn.Module):
+    """Pre-norm attention and a gated MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 2 * HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        gate, up = self.up(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
 
 
-def backend_names() -> list[str]:
-    """The backends of this Triton: "amd", "nvidia"."""
-    return sorted(backends)
+def check(dtype: str) -> dict[str, Any]:
+    """No graph break, no more compilations than lengths ask for, and the precision of eager mode."""
+    return cases.run(_cases(operands.DTYPES[dtype]))
 
 
-def compiled(kernel: str, arch: str, dtype: str) -> dict[str, Any]:
-    """What came of compiling a kernel; `error` where the compiler refused."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            result = triton.compile(
-                _source({"matmul": matmul, "softmax": softmax}[kernel], dtype), target=_target(arch)
-            )
-        # The compiler's errors have no common type over the releases, and their text is the answer.
-        except Exception as error:  # noqa: BLE001
-            return {"error": str(error)}
-    text = result.asm.get("amdgcn") or result.asm["ptx"]
-    return {
-        "error": None,
-        "matrix": sorted(set(MATRIX.findall(text))),
-        "spills": _spills(result.asm),
-        "shared_bytes": result.metadata.shared,
-        "wide_loads": len(WIDE_LOAD.findall(text)),
-        "warnings": [str(warning.message) for warning in caught],
-    }
+def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
+    yield "no graph break", functools.partial(_unbroken, dtype)
+    yield "as good as eager at three lengths", functools.partial(_lengths, dtype)
 
 
-def _target(arch: str) -> GPUTarget:
-    return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
+def _block(dtype: torch.dtype) -> Block:
+    torch.manual_seed(1)
+    return Block().to(device=device(), dtype=dtype)
 
 
-def _source(kernel: Any, dtype: str) -> ASTSource:
-    signature = {"a": f"*{dtype}", "b": f"*{dtype}", "c": "*fp32", "width": "i32", "BLOCK": "constexpr"}
-    if (
-        "constexprs" in inspect.signature(ASTSource).parameters
-    ):  # Triton 3.2 renamed it and wants attributes by index
-        aligned = {(index,): [["tt.divisibility", 16]] for index in range(4)}
-        return ASTSource(kernel, signature, {"BLOCK": BLOCK}, aligned)
-    signature.pop("BLOCK")
-    return ASTSource(kernel, signature, {"BLOCK": BLOCK})
+def _data(dtype: torch.dtype, length: int) -> torch.Tensor:
+    return operands.normal(2, length, WIDTH, dtype=dtype, seed=length)
 
 
-def _spills(asm: Any) -> int | None:
-    """Registers or scratch bytes that did not fit; None where the code object does not say."""
-    if "amdgcn" in asm:
-        return sum(int(count) for count in SPILL.findall(asm["amdgcn"]))
-    try:
-        sass = asm["sass"]  # disassembled on demand by the tool of the wheel
-    except (KeyError, OSError, subprocess.CalledProcessError):
-        return None
-    return len(re.findall(r"\b(?:STL|LDL)\b", sass))
+def _unbroken(dtype: torch.dtype) -> Iterable[Reading]:
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(_block(dtype))(_data(dtype, LENGTHS[0]))
+    yield Reading("graph breaks", float(found.graph_break_count), 0.0, str(found.break_reasons)[:300])
+
+
+def _lengths(dtype: torch.dtype) -> Iterable[Reading]:
+    torch._dynamo.reset()
+    counted = torch._dynamo.testing.CompileCounterWithBackend(BACKEND[device().type])
+    block = _block(dtype)
+    fast = torch.compile(block, backend=counted)
+    wide = _block(torch.float32).double()
+    wide.load_state_dict(block.state_dict())
+    for length in LENGTHS:
+        x = _data(dtype, length)
+        got, eager, ref = (_run(module, x) for module in (fast, block, wide))
+        for name, index in (("out", 0), ("dx", 1), ("dw", 2)):
+            yield frobenius(got[index], ref[index], eager[index], factor=FACTOR, name=f"{length} {name}")
+    count = counted.frame_count
+    yield Reading("compilations", float(count), float(MOST_COMPILATIONS))
+    if device().type == "cuda":
+        yield _fused(fast, _data(dtype, LENGTHS[0]))
+
+
+def _fused(fast: Any, x: torch.Tensor) -> Reading:
+    """Compiled code that runs no generated kernel is eager code with a detour."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        _run(fast, x)
+        torch.cuda.synchronize()
+    generated = [event.key for event in seen.key_averages() if event.key.startswith("triton_")]
+    return Reading("generated kernels missing", float(not generated), 0.0)
+
+
+def _run(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    parameter = next(p for name, p in module.named_parameters() if name.endswith("qkv.weight"))
+    leaf = x.detach().to(parameter.dtype).requires_grad_()
+    out = module(leaf)
+    grads = torch.autograd.grad(out, (leaf, parameter), operands.normal(*x.shape, dtype=leaf.dtype, seed=9))
+    return (out.detach(), *grads)

@@ -1,4 +1,6 @@
-"""What torch sees of the devices, and copies that use their links. In: nothing or seconds. Out: plain figures."""
+"""What torch sees of the devices, and copies that use their links. In: nothing or seconds. Out: plain
+figures.
+"""
 
 import time
 from typing import Any
@@ -15,7 +17,9 @@ def seen() -> list[dict[str, Any]]:
 
 
 def busy_links(seconds: float) -> int:
-    """Copy between host and every visible device, so that their links leave the idle state; returns copies made."""
+    """Copy between host and every visible device, so that their links leave the idle state; returns copies
+    made.
+    """
     host = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
     buffers = [torch.empty_like(host, device=f"cuda:{index}") for index in range(torch.cuda.device_count())]
     deadline, copies = time.monotonic() + seconds, 0
@@ -29,7 +33,9 @@ def busy_links(seconds: float) -> int:
 
 
 def peer_copies() -> list[dict[str, Any]]:
-    """Copy a pattern that names both ends over every ordered pair, and compare it bit by bit where it arrived."""
+    """Copy a pattern that names both ends over every ordered pair, and compare it bit by bit where it
+    arrived.
+    """
     count = torch.cuda.device_count()
     return [_peer_copy(a, b) for a in range(count) for b in range(count) if a != b]
 

@@ -1,4 +1,6 @@
-"""What an image holds, seen from a process that has loaded it. In: paths. Out: versions, files and loader errors."""
+"""What an image holds, seen from a process that has loaded it. In: paths. Out: versions, files and loader
+errors.
+"""
 
 import ctypes
 import importlib

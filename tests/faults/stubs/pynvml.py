@@ -1,9 +1,11 @@
 """A stand-in for nvidia-ml-py: four healthy H200s, changed by the JSON in STACKCHECK_FAKE_NVML.
 
-Keys: devices (count); init ("hang", "driver_not_loaded"); any field below for every device; and "one": the same for
-device 0 only. A value "N/A" is answered as such; "not_supported" and "no_permission" are raised as NVML's errors.
+Keys: devices (count); init ("hang", "driver_not_loaded"); any field below for every device; and "one": the
+same for device 0 only. A value "N/A" is answered as such; "not_supported" and "no_permission" are raised as
+NVML's errors.
 """
 
+# ruff: noqa: E501, N801, N802, N816 - the names are NVML's own
 import json
 import os
 import time
@@ -32,7 +34,11 @@ HEALTHY = {
     "temperature": 35, "processes": [], "recovery": 0, "fabric_state": 3, "fabric_status": 0, "links": 18,
     "p2p_read": 0, "p2p_nvlink": 0,
 }  # fmt: skip
-ERRORS = {"not_supported": NVML_ERROR_NOT_SUPPORTED, "no_permission": NVML_ERROR_NO_PERMISSION, "lost": NVML_ERROR_GPU_IS_LOST}
+ERRORS = {
+    "not_supported": NVML_ERROR_NOT_SUPPORTED,
+    "no_permission": NVML_ERROR_NO_PERMISSION,
+    "lost": NVML_ERROR_GPU_IS_LOST,
+}
 
 
 class NVMLError(Exception):
@@ -80,7 +86,9 @@ def nvmlDeviceGetMemoryInfo(handle):
 
 
 def nvmlDeviceGetPciInfo(handle):
-    return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0", pciDeviceId=value(handle, "pci_device_id"))
+    return SimpleNamespace(
+        busId=f"00000000:{0x1B + handle:02X}:00.0", pciDeviceId=value(handle, "pci_device_id")
+    )
 
 
 def nvmlDeviceGetUUID(handle):
@@ -117,7 +125,9 @@ def nvmlDeviceGetGpuFabricInfo(handle, reference):
 
 
 def nvmlDeviceGetP2PStatus(a, b, cap):
-    return max(value(handle, "p2p_nvlink" if cap == NVML_P2P_CAPS_INDEX_NVLINK else "p2p_read") for handle in (a, b))
+    return max(
+        value(handle, "p2p_nvlink" if cap == NVML_P2P_CAPS_INDEX_NVLINK else "p2p_read") for handle in (a, b)
+    )
 
 
 def nvmlDeviceGetNvLinkState(handle, link):
