@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vendors import (
@@ -59,8 +60,8 @@ def read() -> Host:
     time.sleep(METRICS_PERIOD_S)
     every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
     shown = _visible(every)
-    errors = [_link_errors(smi, handle) for handle in handles]
-    links = [_link(smi, handles, errors, a, b) for number, a in enumerate(shown) for b in shown[number + 1 :]]
+    ends = [_End(handle, _link_states(smi, handle), _link_errors(smi, handle)) for handle in handles]
+    links = [_link(smi, ends, a, b) for number, a in enumerate(shown) for b in shown[number + 1 :]]
     return Host(
         vendor=NAME,
         library=f"amdsmi {version(smi)}",
@@ -149,18 +150,32 @@ def _unheld(bdf: str) -> Requirement:
     )
 
 
-def _link(smi: Any, handles: Sequence[Any], errors: Sequence[Reading], a: Device, b: Device) -> Link:
-    one, other = handles[a.index], handles[b.index]
-    states = [_link_state(smi, one, b.bdf), _link_state(smi, other, a.bdf)]
+@dataclass(frozen=True)
+class _End:
+    """One device's side of its links."""
+
+    handle: Any
+    states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
+    errors: Reading
+
+    def state(self, peer: str) -> Reading:
+        if isinstance(self.states, Absence):
+            return self.states
+        return self.states.get(peer, Absence.NOT_AVAILABLE)
+
+
+def _link(smi: Any, ends: Sequence[_End], a: Device, b: Device) -> Link:
+    one, other = ends[a.index], ends[b.index]
+    states = [one.state(b.bdf), other.state(a.bdf)]
     known = [state for state in states if is_known(state)]
-    counts = [errors[a.index], errors[b.index]]
+    counts = [one.errors, other.errors]
     return Link(
         a=a.index,
         b=b.index,
-        kind=_kind(smi, one, other),
+        kind=_kind(smi, one.handle, other.handle),
         active="down" if "down" in known else known[0] if known else states[0],
         errors=sum(int(count) for count in counts) if all(map(is_known, counts)) else counts[0],
-        p2p=reading(ask(smi, "amdsmi_is_P2P_accessible", one, other)),
+        p2p=reading(ask(smi, "amdsmi_is_P2P_accessible", one.handle, other.handle)),
     )
 
 
@@ -176,16 +191,15 @@ def _kind(smi: Any, one: Any, other: Any) -> Reading:
     return kinds.get(getattr(kind, "value", kind), f"type {kind}")  # 7.0.2 returns a raw ctypes object
 
 
-def _link_state(smi: Any, handle: Any, peer: str) -> Reading:
-    """Of the link to a peer: link i of the status is link i of the metrics, which names the peer."""
+def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:
+    """By peer: link i of the status is link i of the metrics, which names where it leads."""
     status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
     metrics = ask(smi, "amdsmi_get_link_metrics", handle)
     if isinstance(status, Absence) or isinstance(metrics, Absence):
         return Absence.NOT_SUPPORTED
-    for letter, link in zip(status["status"], metrics["links"], strict=False):
-        if str(link["bdf"]).lower() == peer:
-            return {"U": "up", "D": "down", "X": Absence.NOT_AVAILABLE}.get(letter, f"state {letter}")
-    return Absence.NOT_AVAILABLE
+    words: Mapping[str, Reading] = {"U": "up", "D": "down", "X": Absence.NOT_AVAILABLE}
+    pairs = zip(status["status"], metrics["links"], strict=False)
+    return {str(link["bdf"]).lower(): words.get(letter, f"state {letter}") for letter, link in pairs}
 
 
 def _link_errors(smi: Any, handle: Any) -> Reading:

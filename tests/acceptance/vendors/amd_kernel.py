@@ -5,6 +5,7 @@ bus names GPUs that no driver holds; `gpu_metrics` v1.3 (MI200) names the thrott
 tells only whether there is one.
 """
 
+import functools
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +45,7 @@ UNFIT_THROTTLES = {
 }
 
 
+@functools.cache  # one child, one host: nodes do not come and go under it
 def topology() -> Mapping[str, Mapping[str, int]]:
     """PCI address -> properties of its KFD node, in the order in which ROCr numbers devices."""
     folder = SYS / "class/kfd/kfd/topology/nodes"
