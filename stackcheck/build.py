@@ -41,6 +41,7 @@ def build(
     root: Path,
     report: Callable[[str], None],
     wheel_folders: Sequence[Path] = (),
+    no_cache: bool = False,
 ) -> tuple[Image, ...]:
     """Make the images of stacks, or keep those whose inputs did not change.
 
@@ -50,6 +51,7 @@ def build(
         root: The checkout.
         report: Gets a line a step.
         wheel_folders: Folders of wheels to look in first, for machines without an index.
+        no_cache: Build every step again, as a proof that the same comes out.
 
     Raises:
         BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
@@ -57,9 +59,9 @@ def build(
     plans = [make_plan(stack, engine, root, report) for stack in stacks]
     for plan in plans:
         plan.folder.mkdir(parents=True, exist_ok=True)
-    kept = {plan.stack.id: image for plan in plans if (image := _kept(plan, engine, report))}
+    kept = {p.stack.id: image for p in plans if not no_cache and (image := _kept(p, engine, report))}
     missing = [plan for plan in plans if plan.stack.id not in kept]
-    made = _bake(missing, engine, report, wheel_folders) if missing else {}
+    made = _bake(missing, engine, report, wheel_folders, no_cache=no_cache) if missing else {}
     return tuple((kept | made)[stack.id] for stack in stacks)
 
 
@@ -130,14 +132,21 @@ def _kept(plan: Plan, engine: Engine, report: Callable[[str], None]) -> Image | 
 
 
 def _bake(
-    plans: Sequence[Plan], engine: Engine, report: Callable[[str], None], wheel_folders: Sequence[Path]
+    plans: Sequence[Plan],
+    engine: Engine,
+    report: Callable[[str], None],
+    wheel_folders: Sequence[Path],
+    *,
+    no_cache: bool,
 ) -> dict[str, Image]:
     settings = wheels.host_settings(wheel_folders)
     if not engine.containerd_store:
         report("the engine has the classic image store: layers and manifest come from `docker save`")
     with tempfile.TemporaryDirectory(prefix="stackcheck-secrets-") as scratch:
         targets = {
-            plan.target: _target(plan, engine, settings, Path(scratch) / plan.target) for plan in plans
+            plan.target: _target(plan, engine, settings, Path(scratch) / plan.target)
+            | {"no-cache": no_cache}
+            for plan in plans
         }
         definition = {"group": {"default": {"targets": list(targets)}}, "target": targets}
         log = plans[0].folder / "build.log"

@@ -1,6 +1,6 @@
 """What decides an image, and one key for it: equal keys mean that an image need not be built again.
 
-In: a stack with its rendered files, the engine that will build. Out: a `Plan`, with the base file system made.
+In: a stack with its rendered files, the engine that will build. Out: a `Plan`, with the base made.
 """
 
 from __future__ import annotations

@@ -1,0 +1,382 @@
+"""Builds and containers against a real daemon; a host without one is set up first, as a user's would be."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stackcheck import apt, archive, bootstrap, build, buildplan, host_setup, resolve, wheels
+from stackcheck.engine import Engine, Mount, RunSpec
+from stackcheck.errors import BuildError, ChecksFailedError, EngineError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+ASSETS = Path(__file__).parent / "assets"
+
+
+def silent(_line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    host_setup.ensure_engine(silent)
+    return Engine.connect()
+
+
+@pytest.fixture(scope="session")
+def cpu_stack() -> resolve.Stack:
+    return resolve.load_stacks(ROOT, ("cpu-*",))[0]
+
+
+PROGRAMS = ["bash", "cat", "cp", "date", "df", "grep", "id", "ls", "rm", "sleep", "tail", "touch", "true"]
+
+
+@pytest.fixture(scope="session")
+def small_base(tmp_path_factory: pytest.TempPathFactory, cpu_stack: resolve.Stack) -> Path:
+    """A folder of bases in which the stack's base is a few megabytes: a shell, with libraries of this host."""
+    folder = tmp_path_factory.mktemp("bases")
+    found = {path for name in PROGRAMS if (path := shutil.which(name))}
+    for program in sorted(found):
+        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+        found |= {word for word in listed.split() if word.startswith("/")}
+    assert cpu_stack.base.suite
+    tar = folder / f"{bootstrap.key(cpu_stack.base.suite, cpu_stack.base.packages)}.tar"
+    with tarfile.open(tar, "w") as archived:
+        for directory in ("etc", "tmp", "proc", "sys", "dev"):
+            header = tarfile.TarInfo(directory)
+            header.type, header.mode = tarfile.DIRTYPE, 0o755
+            archived.addfile(header)
+        for path in sorted(found):
+            header = archived.gettarinfo(os.path.realpath(path), arcname=path.removeprefix("/"))
+            header.mtime = 0
+            with Path(path).open("rb") as file:
+                archived.addfile(header, file)
+        for name in ("bash", "sh", "true"):
+            header = tarfile.TarInfo(f"bin/{name}")
+            real = shutil.which("bash" if name == "sh" else name) or ""
+            header.type, header.linkname = tarfile.SYMTYPE, real
+            if real != f"/bin/{name}":
+                archived.addfile(header)
+    tar.with_suffix(".json").write_text(json.dumps({"digest": "sha256:" + "0" * 64, "packages": {}}))
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, small_base: Path) -> Path:
+    """A checkout for small stacks."""
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "bases").symlink_to(small_base)
+    return tmp_path
+
+
+def small_stack(checkout: Path, dockerfile: str, cpu_stack: resolve.Stack, lock: str = "") -> resolve.Stack:
+    stack = dataclasses.replace(cpu_stack, id=f"small-{checkout.name}".lower()[:60].strip("_-"))
+    folder = checkout / "images" / stack.id
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ASSETS / f"{dockerfile}.Dockerfile", folder / "Dockerfile")
+    (folder / "stack.json").write_text(json.dumps({"stack_id": stack.id}))
+    (folder / "requirements.lock").write_text(lock)
+    return stack
+
+
+def build_one(stack: resolve.Stack, engine: Engine, checkout: Path, **options: bool) -> build.Image:
+    (image,) = build.build((stack,), engine, root=checkout, report=silent, **options)
+    return image
+
+
+def layer_bytes(image: build.Image) -> bytes:
+    """Every file and name of every layer, with the manifest and the config; layers must be plain tars."""
+    manifest = archive.read_json(image.layout, image.manifest_digest)
+    text = [
+        archive.blob(image.layout, digest).read_bytes()
+        for digest in (image.manifest_digest, image.config_digest)
+    ]
+    for layer in manifest["layers"]:
+        assert layer["mediaType"].endswith(".tar")
+        text.append(archive.blob(image.layout, layer["digest"]).read_bytes())
+    return b"\n".join(text)
+
+
+@pytest.fixture
+def planted_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, ...]:
+    """A host whose pip configuration, certificates and wheels would be known again anywhere."""
+    folder = tmp_path / "planted-folder-of-wheels"
+    folder.mkdir()
+    (folder / "planted-1.0-py3-none-any.whl").write_bytes(b"planted wheel, 5f1c")
+    certificates = tmp_path / "planted-bundle.crt"
+    certificates.write_text("planted certificate, serial 77ae\n")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://planted-user:planted-token@index.invalid/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CERT", str(certificates))
+    archives = [line.encode() for line in wheels.apt_sources("debian12").splitlines()]
+    return (b"planted-user", b"planted-token", b"index.invalid", b"planted-folder", b"planted certificate",
+            b"planted wheel", b"planted-bundle", *archives)  # fmt: skip
+
+
+def test_settings_of_the_host_reach_the_build_and_no_layer_keeps_them(
+    engine: Engine,
+    checkout: Path,
+    cpu_stack: resolve.Stack,
+    planted_settings: tuple[bytes, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Plain layers can be searched byte by byte; the config names the same unpacked layers either way.
+    monkeypatch.setattr(buildplan, "COMPRESSION", "compression=uncompressed,force-compression=true")
+    monkeypatch.setattr(build, "COMPRESSION", "compression=uncompressed,force-compression=true")
+    stack = small_stack(checkout, "secrets", cpu_stack, lock="planted==1.0\n")
+    image = build_one(stack, engine, checkout)
+    everything = layer_bytes(image)
+    assert b"opt/stackcheck/stack.json" in everything
+    assert [text for text in planted_settings if text in everything] == []
+    engine.remove(image.reference)
+
+
+def test_steps_done_again_give_the_same_image_and_unchanged_inputs_none_at_all(
+    engine: Engine, checkout: Path, cpu_stack: resolve.Stack
+) -> None:
+    stack = small_stack(checkout, "plain", cpu_stack)
+    first = build_one(stack, engine, checkout)
+    kept = build_one(stack, engine, checkout)
+    assert (kept.reused, kept.manifest_digest) == (True, first.manifest_digest)
+    again = build_one(stack, engine, checkout, no_cache=True)
+    assert (again.reused, again.manifest_digest) == (False, first.manifest_digest)
+    assert build.load_image(checkout / "build" / stack.id / "image.json").config_digest == first.config_digest
+    engine.remove(first.reference)
+    assert build_one(stack, engine, checkout).reused  # the layout is loaded again
+    assert engine.has(first.reference)
+    engine.remove(first.reference)
+
+
+def test_a_failing_step_is_named_with_its_stage_line_and_last_words(
+    engine: Engine, checkout: Path, cpu_stack: resolve.Stack
+) -> None:
+    stack = small_stack(checkout, "failing", cpu_stack)
+    with pytest.raises(BuildError) as caught:
+        build_one(stack, engine, checkout)
+    assert caught.value.where == "Dockerfile:6, stage wheels 1/1"
+    assert "the disk of Babel" in (caught.value.got or "")
+    assert not (checkout / "build" / stack.id / "image.json").exists()
+
+
+@pytest.fixture(scope="module")
+def small_image(
+    engine: Engine, cpu_stack: resolve.Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> build.Image:
+    folder = tmp_path_factory.mktemp("small-image")
+    (folder / "build").mkdir()
+    (folder / "build" / "bases").symlink_to(small_base)
+    stack = small_stack(folder, "plain", cpu_stack)
+    return build_one(stack, engine, folder)
+
+
+def run(engine: Engine, image: build.Image, script: str, **options: object) -> tuple[int, list[str]]:
+    lines: list[str] = []
+    spec = RunSpec(image=image.reference, command=("/bin/bash", "-c", script), on_line=lines.append)
+    code = engine.run(dataclasses.replace(spec, **options))
+    return code, lines
+
+
+def test_a_container_has_no_rights_by_default(engine: Engine, small_image: build.Image) -> None:
+    script = (
+        "id -u; grep CapEff /proc/self/status; grep NoNewPrivs /proc/self/status;"
+        "touch /written 2>&1 | grep -o 'Read-only file system'; ls /sys/class/net;"
+        "cp /bin/true /tmp/x && /tmp/x && exit 7"
+    )
+    code, lines = run(engine, small_image, script)
+    assert code == 7, lines
+    assert lines[0] == "1000"
+    assert lines[1].split() == ["CapEff:", "0000000000000000"]
+    assert lines[2].split() == ["NoNewPrivs:", "1"]
+    assert lines[3:] == ["Read-only file system", "lo"]
+
+
+def test_mounts_environment_and_user_are_what_was_asked_for(
+    engine: Engine, small_image: build.Image, tmp_path: Path
+) -> None:
+    (tmp_path / "told").write_text("words")
+    (tmp_path / "out").mkdir(mode=0o777)
+    (tmp_path / "out").chmod(0o777)
+    mounts = (
+        Mount(source=tmp_path / "told", target="/told"),
+        Mount(source=tmp_path / "out", target="/out", read_only=False),
+    )
+    script = "cat /told > /out/heard; echo $PLANET; id -u; id -G; df -B1 --output=size /dev/shm | tail -1"
+    code, lines = run(
+        engine,
+        small_image,
+        script,
+        mounts=mounts,
+        env={"PLANET": "Mars"},
+        user="1234:1234",
+        group_add=(44,),
+        shm_size_bytes=1 << 27,
+    )
+    assert code == 0
+    assert (tmp_path / "out" / "heard").read_text() == "words"
+    assert [line.strip() for line in lines] == ["Mars", "1234", "1234 44", str(1 << 27)]
+
+
+def test_output_streams_while_the_container_runs(engine: Engine, small_image: build.Image) -> None:
+    seen: list[float] = []
+    start = time.monotonic()
+    run(
+        engine,
+        small_image,
+        "echo early; sleep 2",
+        on_line=lambda _line: seen.append(time.monotonic() - start),
+    )
+    assert time.monotonic() - start - seen[0] > 1.5
+
+
+def test_a_container_over_its_time_is_killed_and_removed(engine: Engine, small_image: build.Image) -> None:
+    start = time.monotonic()
+    with pytest.raises(ChecksFailedError, match="did not end in time"):
+        run(engine, small_image, "trap '' TERM; sleep 100 & wait", timeout_s=2)
+    assert time.monotonic() - start < 20
+    assert containers_of(small_image) == []
+
+
+def test_an_interrupted_run_leaves_no_container(engine: Engine, small_image: build.Image) -> None:
+    def interrupt(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, small_image, "echo hello; sleep 100", on_line=interrupt)
+    assert containers_of(small_image) == []
+
+
+def containers_of(image: build.Image) -> list[str]:
+    command = ["docker", "ps", "--all", "--quiet", "--filter", f"ancestor={image.reference}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_an_image_that_is_not_there_is_named(engine: Engine) -> None:
+    with pytest.raises(EngineError) as caught:
+        engine.run(RunSpec(image="stackcheck/none:none", command=("true",)))
+    assert caught.value.exit_code == 4
+    assert "stackcheck/none" in str(caught.value)
+
+
+def test_an_exported_image_loads_with_plain_docker(
+    engine: Engine, small_image: build.Image, tmp_path: Path
+) -> None:
+    build.export(small_image, tmp_path / "image.tar")
+    with tarfile.open(tmp_path / "image.tar") as tar:
+        assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())
+    before = engine.inspect(small_image.reference).id
+    engine.remove(small_image.reference)
+    subprocess.run(
+        ["docker", "load", "--input", str(tmp_path / "image.tar")], check=True, capture_output=True
+    )
+    assert engine.inspect(small_image.reference).id == before
+
+
+def test_any_image_of_the_engine_can_be_adopted(
+    engine: Engine, small_image: build.Image, tmp_path: Path
+) -> None:
+    adopted = build.adopt(small_image.reference, engine, folder=tmp_path, report=silent)
+    assert adopted.stack_id is None
+    assert adopted.config_digest == small_image.config_digest
+    assert adopted.manifest_digest == small_image.manifest_digest
+
+
+def test_a_base_made_again_has_the_same_bytes_and_nothing_of_the_host(
+    engine: Engine,  # noqa: ARG001  # its set-up has made the host ready
+    cpu_stack: resolve.Stack,
+    tmp_path: Path,
+) -> None:
+    assert cpu_stack.base.suite
+    packages = cpu_stack.base.packages
+    first = bootstrap.bootstrap(cpu_stack.base.suite, packages, ROOT / "build" / "bases", report=silent)
+    second = bootstrap.bootstrap(cpu_stack.base.suite, packages, tmp_path / "bases", report=silent)
+    assert (second.reused, second.digest) == (False, first.digest)
+    data = second.path.read_bytes()
+    # The address alone is in the packages' own examples; no line of a source may be there.
+    lines = [f"URIs: {uri}" for source in apt.sources() for uri in source.uris]
+    lines += [
+        f"deb {uri} {suite}" for source in apt.sources() for uri in source.uris for suite in source.suites
+    ]
+    assert [line for line in lines if line.encode() in data] == []
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert not [name for name in tar.getnames() if name.startswith("./etc/apt/sources.list")][1:]
+        latest = max(member.mtime for member in tar.getmembers())
+    assert latest <= bootstrap.SOURCE_DATE_EPOCH
+
+
+@pytest.fixture
+def classic_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine):  # noqa: ARG001
+    """A second daemon with the classic image store and no network, which a test may stop."""
+    socket = tmp_path / "docker.sock"
+    # In a network namespace of its own: a daemon without a bridge deletes docker0, also another daemon's.
+    command = [
+        *("unshare", "--net"),
+        "dockerd",
+        "--config-file",
+        str(tmp_path / "daemon.json"),
+        "--data-root",
+        str(tmp_path / "data"),
+    ]
+    command += [
+        "--exec-root",
+        str(tmp_path / "exec"),
+        "--pidfile",
+        str(tmp_path / "pid"),
+        "--host",
+        f"unix://{socket}",
+    ]
+    command += ["--bridge=none", "--iptables=false", "--ip-masq=false"]
+    (tmp_path / "daemon.json").write_text('{"features": {"containerd-snapshotter": false}}')
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
+    deadline = time.monotonic() + 30
+    while not host_setup.socket_answers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    yield process
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    for mounted in sorted((tmp_path / "data" / "overlay2").glob("*/merged")):
+        subprocess.run(["umount", "--lazy", str(mounted)], check=False, capture_output=True)
+
+
+def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
+    classic_daemon: subprocess.Popen[bytes], checkout: Path, cpu_stack: resolve.Stack
+) -> None:
+    engine = Engine.connect()
+    assert not engine.containerd_store
+    lines: list[str] = []
+    stack = small_stack(checkout, "plain", cpu_stack)
+    (image,) = build.build((stack,), engine, root=checkout, report=lines.append)
+    assert any("classic image store" in line for line in lines)
+    assert engine.inspect(image.reference).id == image.config_digest
+    slow = small_stack(checkout, "slow", dataclasses.replace(cpu_stack, id="slow"))
+    seen = threading.Event()
+
+    def stop_when_sleeping() -> None:
+        seen.wait(60)
+        time.sleep(1)
+        classic_daemon.terminate()
+
+    stopper = threading.Thread(target=stop_when_sleeping)
+    stopper.start()
+    with pytest.raises((EngineError, BuildError)) as caught:
+        build.build((slow,), engine, root=checkout, report=lambda line: seen.set() if "RUN" in line else None)
+    stopper.join()
+    assert "engine stopped in the middle of a build" in str(caught.value)
+    assert caught.value.exit_code == 4
+    assert not list((checkout / "build" / slow.id).glob("oci*"))[1:]
