@@ -4,13 +4,43 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from workloads import arch, attention, cases, fp8, gemm, losses, norms, performance
+from workloads import (
+    arch,
+    attention,
+    attention_backends,
+    cases,
+    compiled,
+    convolution,
+    elementwise,
+    fp8,
+    gemm,
+    grouped,
+    large,
+    lookups,
+    losses,
+    norms,
+    optimizers,
+    performance,
+    reductions,
+    repeatability,
+)
 
 HALVES = ("bf16", "fp16")
+FAMILIES = ("fp32", *HALVES)
+CPU_RANKS = 2
+SCREEN_S = {"smoke": 5, "standard": 10, "soak": 1800}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`ranks` is every device of this run."""
+    if "ranks" in metafunc.fixturenames:
+        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
+        count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
+        metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
 
 
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("dtype", ["fp32", *HALVES])
+@pytest.mark.parametrize("dtype", FAMILIES)
 def test_gemm(dtype: str, acceptance: Any, on_device: Any) -> None:
     """Matrix products of every layout and edge size are as good as their precision allows, both ways."""
     cases.require(on_device(gemm.check, dtype=dtype, tier=acceptance.tier))
@@ -23,31 +53,155 @@ def test_fp8_gemm(acceptance: Any, on_device: Any) -> None:
 
 
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("dtype", ["fp32", *HALVES])
+@pytest.mark.parametrize("dtype", FAMILIES)
 def test_attention(dtype: str, acceptance: Any, on_device: Any) -> None:
     """Attention as a trainer calls it, forward and backward, masked, grouped and peaked, loses no key."""
     cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("dtype", ["fp32", *HALVES])
+@pytest.mark.parametrize("dtype", FAMILIES)
 def test_rms_norm(dtype: str, acceptance: Any, on_device: Any) -> None:
     """RMSNorm and its gradients hold over widths, scales, zero rows and a huge element."""
     cases.require(on_device(norms.check, norm="rms_norm", dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("dtype", ["fp32", *HALVES])
+@pytest.mark.parametrize("dtype", FAMILIES)
 def test_layer_norm(dtype: str, acceptance: Any, on_device: Any) -> None:
     """LayerNorm and its gradients hold over widths, scales, constant rows and a huge element."""
     cases.require(on_device(norms.check, norm="layer_norm", dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("dtype", ["fp32", *HALVES])
+@pytest.mark.parametrize("dtype", FAMILIES)
 def test_cross_entropy(dtype: str, acceptance: Any, on_device: Any) -> None:
     """Cross entropy and its gradient hold for large vocabularies, peaked logits and ignored rows."""
     cases.require(on_device(losses.check, dtype=dtype, tier=acceptance.tier))
+
+
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])
+def test_attention_backend(backend: str, dtype: str, acceptance: Any, on_device: Any) -> None:
+    """Each attention backend of the architecture runs when it is asked for, is what ran, and is right."""
+    if backend not in on_device(arch.attention_backends):
+        pytest.skip(f"this architecture has no {backend} attention")
+    cases.require(on_device(attention_backends.check, dtype=dtype, backend=backend))
+    cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier, backend=backend))
+
+
+@pytest.mark.gpus(1)
+def test_attention_default_is_fused(on_device: Any) -> None:
+    """Attention without a named backend is not the slow formula in plain operations."""
+    chosen = on_device(attention_backends.chosen, dtype="bf16")
+    assert chosen["backend"] in {"flash", "efficient", "cudnn"}, f"what ran: {chosen}"
+
+
+@pytest.mark.gpus(1)
+def test_fp32_is_ieee_by_default(on_device: Any) -> None:
+    """A float32 product is one by default: TF32 would cost 3e-4, and nobody asked for it."""
+    cases.require(on_device(gemm.default_precision))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_tf32_gemm(acceptance: Any, on_device: Any) -> None:
+    """Matrix products with TF32 asked for are as good as ten bits allow."""
+    if not on_device(arch.has_tf32):
+        pytest.skip("the architecture has no TF32 behind PyTorch's switch")
+    cases.require(on_device(gemm.check, dtype="tf32", tier=acceptance.tier))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", FAMILIES)
+def test_activations_and_rope(dtype: str, on_device: Any) -> None:
+    """SwiGLU, GELU and rotary embedding hold at odd widths, extreme inputs and far positions."""
+    cases.require(on_device(elementwise.check, dtype=dtype))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", FAMILIES)
+def test_softmax_and_reductions(dtype: str, acceptance: Any, on_device: Any) -> None:
+    """Softmax, sums, extremes and prefix sums hold for odd lengths, strides, masked rows and NaN."""
+    cases.require(on_device(reductions.check, dtype=dtype, tier=acceptance.tier))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", FAMILIES)
+def test_embedding(dtype: str, on_device: Any) -> None:
+    """Embedding copies rows bit for bit, and sums the gradients of repeated indices."""
+    cases.require(on_device(lookups.check, dtype=dtype))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", FAMILIES)
+def test_convolution(dtype: str, on_device: Any) -> None:
+    """Convolution and its gradients hold for strides, groups and both memory layouts."""
+    cases.require(on_device(convolution.check, dtype=dtype))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_adamw(on_device: Any) -> None:
+    """AdamW, fused, foreach and plain, follows its formula for a hundred steps."""
+    cases.require(on_device(optimizers.check))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_grouped_gemm(on_device: Any) -> None:
+    """Grouped products give each expert its own result, also with no rows or one."""
+    if not on_device(grouped.available):
+        pytest.skip("this torch has no grouped product for the architecture")
+    cases.require(on_device(grouped.check))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_compiled_block(dtype: str, on_device: Any) -> None:
+    """A compiled transformer block has no graph break, recompiles once, and is as good as eager."""
+    cases.require(on_device(compiled.check, dtype=dtype, timeout_s=300))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_determinism(dtype: str, on_device: Any) -> None:
+    """Operations that promise it give the same bits every time."""
+    cases.require(on_device(repeatability.deterministic, dtype=dtype, repeats=50))
+
+
+@pytest.mark.gpus(1)
+def test_graph_replay(on_device: Any) -> None:
+    """A captured graph, forward and backward, replays to the bits of eager mode."""
+    cases.require(on_device(repeatability.graph_replay, dtype="bf16"))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_beyond_32_bits(acceptance: Any, on_device: Any) -> None:
+    """Tensors of more than 2^31 elements are indexed right."""
+    if acceptance.vendor == "cpu":
+        pytest.skip("needs a device with 40 GiB of memory")
+    cases.require(on_device(large.check))
+
+
+@pytest.mark.tier("standard")
+def test_no_silent_corruption(ranks: int, acceptance: Any, launch: Any) -> None:
+    """Products at full power give the same bits on every repeat and on every device."""
+    seconds = SCREEN_S[acceptance.tier] if acceptance.vendor != "cpu" else 0.5
+    found = launch("corruption_screen.py", seconds, nproc=ranks, timeout_s=seconds + 90)["devices"]
+    assert len(found) == ranks
+    wrong = [f"rank {rank}: {text}" for rank, one in enumerate(found) for text in one["differences"]]
+    assert not wrong, "bits changed between repeats\n" + "\n".join(wrong)
+    sums = {(one["inputs"], one["checksum"]) for one in found}
+    assert len(sums) == 1, f"devices disagree on the same product: {found}"
 
 
 @pytest.fixture

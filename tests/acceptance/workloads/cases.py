@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from workloads import device
 from workloads.gates import Reading
 
 Case = tuple[str, Callable[[], Iterable[Reading]]]
@@ -33,6 +34,11 @@ def _run_one(name: str, function: Callable[[], Iterable[Reading]]) -> dict[str, 
         "failures": [str(reading) for reading in readings if not reading.passed],
         "margin": max(margins, default=0.0),
     }
+
+
+def thorough(tier: str) -> bool:
+    """Whether to take every shape: a CPU would need hours for what a GPU does in seconds."""
+    return tier != "smoke" and device().type == "cuda"
 
 
 def require(report: Mapping[str, Any]) -> None:

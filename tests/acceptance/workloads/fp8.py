@@ -30,7 +30,7 @@ def _cases(tier: str) -> Iterator[cases.Case]:
         yield f"all codes of {dtype} round-trip", functools.partial(_round_trip, dtype)
     yield "casts agree with the format's definition", functools.partial(_nearest, torch.float8_e4m3fn)
     if arch.fp8() is not None:
-        for shape in SHAPES if tier == "smoke" else SHAPES + MORE_SHAPES:
+        for shape in SHAPES + MORE_SHAPES if cases.thorough(tier) else SHAPES:
             yield f"scaled product {shape}", functools.partial(_product, *shape)
         yield "scaled product of exact integers", _integers
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from workloads import cases, operands
-from workloads.gates import Reading, elementwise, exact, frobenius, unit_roundoff
+from workloads.gates import Reading, elementwise, exact, frobenius, relative_error, unit_roundoff
 from workloads.reference import float64, precision
 
 EDGES = (1, 7, 17, 127, 129, 1000, 4097)
@@ -21,6 +21,7 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 # Rounding of the accumulated products: fp32 accumulators; TF32 cuts the operands to 11 bits.
 ACCUMULATOR = {"fp32": 2**-24, "tf32": 2**-11, "bf16": 2**-24, "fp16": 2**-24}
 FORWARD, BACKWARD = 2.0, 3.0
+IEEE = 1e-6  # TF32 reads 3e-4
 
 
 def check(dtype: str, tier: str) -> dict[str, Any]:
@@ -29,8 +30,19 @@ def check(dtype: str, tier: str) -> dict[str, Any]:
         return cases.run(_cases(dtype, tier))
 
 
+def default_precision() -> dict[str, Any]:
+    """A float32 product without touching any switch."""
+    return cases.run([("fp32 by default", _default_precision)])
+
+
+def _default_precision() -> Iterable[Reading]:
+    a, b = (operands.normal(512, 512, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    x, y = float64(a, b)
+    yield Reading("relative error", relative_error(torch.mm(a, b), x @ y), IEEE)
+
+
 def _cases(dtype: str, tier: str) -> Iterator[cases.Case]:
-    shapes = SMOKE_SHAPES if tier == "smoke" else tuple(itertools.product(EDGES, repeat=3))
+    shapes = tuple(itertools.product(EDGES, repeat=3)) if cases.thorough(tier) else SMOKE_SHAPES
     for index, (m, n, k) in enumerate(shapes):
         layout = LAYOUTS[index % 4]
         yield f"mm {layout} {m}x{n}x{k}", functools.partial(_mm, m, n, k, layout=layout, dtype=dtype)

@@ -23,6 +23,8 @@ FORWARD, BACKWARD = 2.0, 3.0
 STEPS = 3.0
 FLOAT32 = 2.0**-24
 DEVIATIONS = 4.0  # rows err independently: four times the root sum of their squares
+# PyTorch's CPU kernel of LayerNorm sums dw in the dtype itself, in as many parts as there are threads.
+WIDENED = {("layer_norm", "cpu", "dw"): 3.0}
 
 
 def check(norm: str, dtype: str, tier: str) -> dict[str, Any]:
@@ -82,8 +84,9 @@ def _against_float64(norm: str, x: torch.Tensor) -> Iterable[Reading]:
     ref = _with_gradients(plain, norm, *float64(x, weight, g))
     yardstick = _with_gradients(eager, norm, x, weight, g)
     for index, name in enumerate(("out", "dx", "dw")):
-        factor = BACKWARD if index else FORWARD
-        allowance = _slack(norm, x, weight, g)[index]
+        widened = WIDENED.get((norm, device().type, name), 1.0)
+        factor = widened * (BACKWARD if index else FORWARD)
+        allowance = widened * _slack(norm, x, weight, g)[index]
         yield frobenius(got[index], ref[index], yardstick[index], factor=factor, name=f"{name} frobenius")
         yield elementwise(got[index], ref[index], allowance, name=f"{name} elementwise")
 

@@ -1,0 +1,70 @@
+"""More than 2^31 elements: where a 32-bit index wraps, values land in the wrong place without an error.
+
+Comes in: nothing; wants about 40 GiB of free device memory. Goes out: the report of `cases.run`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from workloads import cases, device, operands
+from workloads.gates import Reading, exact
+
+COUNT = 2**31 + 4099
+PIECE = 1 << 26
+TAIL = 1 << 16
+
+
+def check() -> dict[str, Any]:
+    """Copy, addition, softmax rows, embedding and a product, each beyond the limit."""
+    every = [("copy and add", _elementwise), ("product", _product), ("softmax rows", _rows), ("sum", _sum)]
+    return cases.run(every)
+
+
+def pattern(start: int, count: int) -> torch.Tensor:
+    """A value for each address: its index mod 251."""
+    return (torch.arange(start, start + count, device=device()) % 251).to(torch.bfloat16)
+
+
+def _elementwise() -> Iterable[Reading]:
+    x = torch.empty(COUNT, dtype=torch.bfloat16, device=device())
+    for start in range(0, COUNT, PIECE):
+        piece = x[start : start + PIECE]
+        piece.copy_(pattern(start, len(piece)))
+    y = x.clone().add_(x)
+    wrong = 0
+    for start in range(0, COUNT, PIECE):
+        piece = y[start : start + PIECE]
+        wrong += int((piece != 2 * pattern(start, len(piece))).sum())
+    yield Reading("wrong elements", float(wrong), 0.0)
+
+
+def _product() -> Iterable[Reading]:
+    """46,400^2 outputs; the first and last rows against the same rows computed alone."""
+    rows = 46_400
+    a = operands.integers(rows, 64, dtype=torch.bfloat16, seed=1, density=0.5)
+    b = operands.integers(64, rows, dtype=torch.bfloat16, seed=2, density=0.5)
+    out = torch.mm(a, b)
+    for start in (0, rows // 2, rows - 64):
+        part = slice(start, start + 64)
+        yield exact(out[part], a[part].double() @ b.double(), name=f"rows from {start}")
+
+
+def _rows() -> Iterable[Reading]:
+    """A batch of logits as large as B x T x V becomes."""
+    vocabulary = 128_256
+    rows = 2**31 // vocabulary + 3
+    x = torch.zeros(rows, vocabulary, dtype=torch.bfloat16, device=device())
+    target = torch.arange(rows, device=device()) * 7919 % vocabulary
+    x[torch.arange(rows, device=device()), target] = 1024.0
+    loss = F.cross_entropy(x, target, reduction="none")
+    yield exact(loss, torch.zeros_like(loss), name="loss")
+    yield exact(x.argmax(-1)[-TAIL:], target[-TAIL:], name="argmax")
+
+
+def _sum() -> Iterable[Reading]:
+    ones = torch.ones(COUNT, dtype=torch.int8, device=device())
+    yield exact(ones.sum(), torch.tensor(COUNT))
+    yield exact((ones == 1).sum(), torch.tensor(COUNT), name="count")

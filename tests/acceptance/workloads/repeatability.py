@@ -1,0 +1,108 @@
+"""The same bits again: over repeats, in a graph, and on every device. In: a count. Out: cases or checksums.
+
+Silent corruption rarely makes a NaN (about one outcome in a hundred, arXiv 2605.04213), so bits are compared,
+on normal data, with the matrix units under full load.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from workloads import attention, cases, device, operands
+from workloads.gates import Reading, checksum, exact
+
+SIZE = {"cuda": 4096, "cpu": 192}
+HOT_SIZE = {"cuda": 8192, "cpu": 128}
+
+
+def deterministic(dtype: str, repeats: int) -> dict[str, Any]:
+    """Operations that promise the same bits on the same device keep the promise."""
+    return cases.run(_deterministic(dtype, repeats))
+
+
+def _deterministic(dtype: str, repeats: int) -> Iterator[cases.Case]:
+    for name, function in _operations(dtype).items():
+        yield f"{name} {repeats} times", functools.partial(_repeats, function, repeats)
+
+
+def _operations(dtype: str) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
+    size, kind = SIZE[device().type], operands.DTYPES[dtype]
+    a, b = (operands.normal(size, size, dtype=kind, seed=seed) for seed in (1, 2))
+    q, k, v, _ = attention.inputs(attention.Shape(sq=size // 4, sk=size // 4, causal=True), dtype)
+    weight = operands.normal(size, dtype=kind, seed=3)
+    return {
+        "product": lambda: (torch.mm(a, b),),
+        "attention forward": lambda: (attention.attend(q, k, v, causal=True),),
+        "rms_norm": lambda: (F.rms_norm(a, (size,), weight),),
+        "softmax": lambda: (a.softmax(-1),),
+        "sum": lambda: (a.sum(0), a.sum(1)),
+    }
+
+
+def _repeats(function: Callable[[], tuple[torch.Tensor, ...]], repeats: int) -> Iterable[Reading]:
+    first = [checksum(tensor) for tensor in function()]
+    other = [i for i in range(repeats) if [checksum(tensor) for tensor in function()] != first]
+    yield Reading("repeats with other bits", float(len(other)), 0.0, f"repeats {other[:8]}")
+
+
+def graph_replay(dtype: str) -> dict[str, Any]:
+    """A captured forward and backward replays to the bits of eager mode, on new data."""
+    return cases.run([(f"{dtype} replay equals eager", functools.partial(_replayed, dtype))])
+
+
+def _replayed(dtype: str) -> Iterable[Reading]:
+    kind = operands.DTYPES[dtype]
+    x, w = (operands.normal(512, 512, dtype=kind, seed=seed) for seed in (4, 5))
+    weight = torch.ones(512, dtype=kind, device=device())
+
+    def step() -> tuple[torch.Tensor, ...]:
+        leaf = x.detach().requires_grad_()
+        out = F.silu(F.rms_norm(leaf, (512,), weight) @ w)
+        return (out.detach(), *torch.autograd.grad(out, leaf, x))
+
+    captured, replay = capture(step)
+    for seed in (6, 7, 8):
+        x.copy_(operands.normal(512, 512, dtype=kind, seed=seed))
+        replay()
+        for index, expected in enumerate(step()):
+            yield exact(captured[index], expected, name=f"output {index}, data {seed}")
+
+
+def capture(
+    step: Callable[[], tuple[torch.Tensor, ...]],
+) -> tuple[tuple[torch.Tensor, ...], Callable[[], None]]:
+    """(outputs, replay). Without a GPU there are no graphs: the step itself is replayed into the outputs."""
+    if device().type == "cpu":
+        outputs = step()
+        return outputs, lambda: [o.copy_(n) for o, n in zip(outputs, step(), strict=True)] and None
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+    return outputs, graph.replay
+
+
+def screen(seconds: float) -> dict[str, Any]:
+    """Products at full power for so long: `checksum` of the first, and every repeat that differs.
+
+    The checksums of all devices of one model and stack are equal; a test compares them.
+    """
+    size = HOT_SIZE[device().type]
+    a, b = (operands.normal(size, size, dtype=torch.bfloat16, seed=seed) for seed in (10, 11))
+    golden = torch.mm(a, b)
+    other, repeats, end = [], 0, time.monotonic() + seconds
+    while not repeats or time.monotonic() < end:
+        for _ in range(20):
+            out = torch.mm(a, b)
+        repeats += 20
+        reading = exact(out, golden)
+        if not reading.passed:
+            other.append(f"repeat {repeats}: {reading}")
+    return {"checksum": checksum(golden), "inputs": checksum(a), "repeats": repeats, "differences": other[:8]}
