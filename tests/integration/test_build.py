@@ -45,7 +45,7 @@ PROGRAMS = ["bash", "cat", "cp", "date", "df", "grep", "id", "ls", "rm", "sleep"
 
 @pytest.fixture(scope="session")
 def small_base(tmp_path_factory: pytest.TempPathFactory, cpu_stack: resolve.Stack) -> Path:
-    """A folder of bases in which the stack's base is a few megabytes: a shell, with libraries of this host."""
+    """A folder of bases in which the stack's base is a few megabytes: a shell of this host."""
     folder = tmp_path_factory.mktemp("bases")
     found = {path for name in PROGRAMS if (path := shutil.which(name))}
     for program in sorted(found):
@@ -56,7 +56,7 @@ def small_base(tmp_path_factory: pytest.TempPathFactory, cpu_stack: resolve.Stac
     with tarfile.open(tar, "w") as archived:
         for directory in ("etc", "tmp", "proc", "sys", "dev"):
             header = tarfile.TarInfo(directory)
-            header.type, header.mode = tarfile.DIRTYPE, 0o755
+            header.type, header.mode = tarfile.DIRTYPE, 0o1777 if directory == "tmp" else 0o755
             archived.addfile(header)
         for path in sorted(found):
             header = archived.gettarinfo(os.path.realpath(path), arcname=path.removeprefix("/"))

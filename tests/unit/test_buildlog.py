@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from stackcheck import buildx
+from stackcheck.buildlog import BuildLog
+
+FAILED = Path(__file__).parent / "assets" / "buildlog" / "failed.txt"
+
+
+def read(path: Path) -> tuple[BuildLog, list[str]]:
+    lines: list[str] = []
+    log = BuildLog(lines.append)
+    for line in path.read_text().splitlines():
+        log.feed(line + "\n")
+    return log, lines
+
+
+def test_progress_is_one_short_line_a_step() -> None:
+    _, lines = read(FAILED)
+    assert lines == [
+        "[base 1/2] ADD rootfs.tar /",
+        "[wheels 1/2] RUN pip install --require-hashes -r requirements.lock",
+    ]
+
+
+def test_cached_steps_are_counted() -> None:
+    log, _ = read(FAILED)
+    assert (len(log.steps), len(log.cached & log.steps)) == (2, 1)
+
+
+def test_a_failure_knows_its_stage_line_and_last_words() -> None:
+    log, _ = read(FAILED)
+    failure = log.failure()
+    assert (failure.stage, failure.file, failure.line) == ("wheels 1/2", "Dockerfile", 38)
+    assert failure.last_lines[-1].endswith("requirement torch==9.9.9")
+    assert failure.message.startswith("failed to solve")
+
+
+def test_an_error_before_any_step_is_not_lost() -> None:
+    log = BuildLog(lambda _line: None)
+    log.feed("ERROR: failed to find target image-1\n")
+    assert log.failure().message == "failed to find target image-1"
+    assert log.failure().stage is None
+
+
+def test_a_full_disk_is_called_that(monkeypatch) -> None:
+    monkeypatch.setattr(buildx.host_setup, "socket_answers", lambda: True)
+    log = BuildLog(lambda _line: None)
+    log.feed("ERROR: failed to solve: write /var/lib/docker/x: no space left on device\n")
+    error = buildx._error(log, None, None)
+    assert error.what == "the disk is full"
+    assert "docker builder prune" in str(error)
+
+
+def test_a_daemon_that_went_away_is_an_engine_error(monkeypatch) -> None:
+    monkeypatch.setattr(buildx.host_setup, "socket_answers", lambda: False)
+    log, _ = read(FAILED)
+    assert buildx._error(log, None, None).exit_code == 4
+
+
+def test_a_build_without_end_is_called_that() -> None:
+    log, _ = read(FAILED)
+    assert "within 5 s" in str(buildx._error(log, None, 5.0))
