@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Verified", "local_name", "pull", "run", "verify"]
 
 SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs, not memory that is taken
-CONTAINER_ENV = {
-    "HOME": "/tmp",  # noqa: S108  # the container's own tmpfs
-    # Without a network the container's host name does not resolve, and torchrun would look it up for minutes.
-    "PET_LOCAL_ADDR": "127.0.0.1",
-}
+CONTAINER_ENV = {"HOME": "/tmp"}  # noqa: S108  # the container's own tmpfs
 RUN_TIMEOUT_S = 365 * 24 * 3600.0  # training ends when it ends
 
 

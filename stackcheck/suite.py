@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import uuid
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +31,8 @@ TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 2
 # NCCL, RCCL and DataLoader workers share buffers through /dev/shm; 64 MiB, Docker's default, is too little.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 CONTAINER_USER = 1000
+# pytest's lines with a share done, the suites' own header, and its closing list of failures.
+PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
 # The root file system is read-only; /tmp is the container's own tmpfs.
 CONTAINER_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}  # noqa: S108
 
@@ -144,10 +147,11 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
 
 
 def _command(plan: Plan) -> tuple[str, ...]:
+    # One word an option: pytest takes a lone path for something to collect, and looks for its settings there.
     return (
         *("python3", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
-        *("--gpu-vendor", plan.host.vendor, "--tier", plan.tier),
-        *("--run-file", "/stackcheck/run.json", "--result-dir", "/stackcheck/out"),
+        *(f"--gpu-vendor={plan.host.vendor}", f"--tier={plan.tier}"),
+        *("--run-file=/stackcheck/run.json", "--result-dir=/stackcheck/out"),
         *plan.selection,
     )
 
@@ -176,10 +180,13 @@ def _run_file(plan: Plan, run_id: str) -> dict[str, Any]:
     }
 
 
-def _tee(first: Callable[[str], object], second: Callable[[str], None]) -> Callable[[str], None]:
+def _tee(log: Callable[[str], object], report: Callable[[str], None]) -> Callable[[str], None]:
+    """Keep every line; report those that say how far the run is, or what failed."""
+
     def both(line: str) -> None:
-        first(line + "\n")
-        second(line)
+        log(line + "\n")
+        if PROGRESS.search(line):
+            report(line.replace("../stackcheck/tests/acceptance/", ""))
 
     return both
 

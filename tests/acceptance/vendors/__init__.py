@@ -180,6 +180,7 @@ class Vendor(Protocol):
     NAME: VendorName
     VISIBILITY: str  # the variable that limits a child to some devices; "" on cpu
     PEER_LINK: str  # the kind that every pair of a healthy machine has: "xgmi", "nvlink", ""
+    FOREIGN_RUNTIMES: tuple[str, ...]  # libraries of other vendors: what links them is not for this one
     REFERENCE_PARTITION: Mapping[
         str, str
     ]  # what training figures assume: {"compute": "SPX", "memory": "NPS1"}

@@ -30,6 +30,7 @@ from vendors.container import device_node, locked_memory, shared_memory
 NAME: VendorName = "amd"
 VISIBILITY = "ROCR_VISIBLE_DEVICES"  # the first filter; HIP_ and CUDA_VISIBLE_DEVICES number what it leaves
 PEER_LINK = "xgmi"
+FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms

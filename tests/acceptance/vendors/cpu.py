@@ -15,6 +15,15 @@ from vendors.container import shared_memory
 NAME: VendorName = "cpu"
 VISIBILITY = ""
 PEER_LINK = ""
+FOREIGN_RUNTIMES = (
+    "libcuda",
+    "libcudart",
+    "libnvrtc",
+    "libnccl",
+    "libamdhip64",
+    "librccl",
+    "libhsa-runtime64",
+)
 REFERENCE_PARTITION: Mapping[str, str] = {}
 SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little
 

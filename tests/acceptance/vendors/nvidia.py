@@ -36,6 +36,7 @@ from vendors.container import device_node, locked_memory, shared_memory
 NAME: VendorName = "nvidia"
 VISIBILITY = "CUDA_VISIBLE_DEVICES"
 PEER_LINK = "nvlink"
+FOREIGN_RUNTIMES = ("libamdhip64", "librccl", "libhsa-runtime64")
 REFERENCE_PARTITION: Mapping[str, str] = {"mig": "disabled"}
 
 # Bits of the clocks-event reasons. A power cap is how a GEMM runs on every healthy H100 and H200.

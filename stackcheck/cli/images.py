@@ -1,0 +1,340 @@
+"""The verbs that make images: build, test, certify, publish, images, export."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from stackcheck import build, flow, keys, matrix, publish, resolve, vendors
+from stackcheck.cli.output import Progress, print_facts, print_json, print_table
+from stackcheck.engine import Engine
+from stackcheck.errors import NothingSelectedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+app = typer.Typer()
+
+TierName = Literal["smoke", "standard", "soak"]
+VendorName = Literal["amd", "nvidia", "cpu"]
+
+Selectors = Annotated[list[str] | None, typer.Argument(metavar="[SELECTOR]…", help="Patterns on stack ids.")]
+Name = Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or any image reference.")]
+Root = Annotated[Path, typer.Option(help="The checkout.", show_default=False)]
+Tier = Annotated[TierName, typer.Option(help="How thorough: smoke, standard or soak.")]
+Vendor = Annotated[VendorName | None, typer.Option("--gpu-vendor", help="Whose checks run [the stack's].")]
+Target = Annotated[str, typer.Option("--to", help="Where to publish: oci:DIR or HOST/REPO.")]
+Key = Annotated[Path | None, typer.Option(help="Signing key, PEM [made on first use].")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Run again even when nothing changed.")]
+
+HERE = Path()
+
+
+@app.command("images")
+def make_images(
+    selectors: Selectors = None,
+    *,
+    tier: Tier = "smoke",
+    to: Target = "oci:dist",
+    key: Key = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Build, test, certify and publish every stack this host can run, or the selected ones."""
+    chosen = _selected(root, selectors)
+    if dry_run:
+        for stack in chosen:
+            print(f"{stack.id}: build, {tier} suites, certify, publish to {to}")
+        return
+    report = Progress()
+    settings = _settings(root, tier=tier, target=to, key=key, force=force)
+    with build.exclusive(settings.root, "stackcheck images", report):
+        outcomes = list(flow.images(chosen, _engine(report), settings, report))
+    if as_json:
+        print_json([_row(outcome) for outcome in outcomes])
+    else:
+        _print_outcomes(outcomes)
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    if errors:
+        raise typer.Exit(errors[0].exit_code)
+
+
+@app.command("build")
+def build_images(
+    selectors: Selectors = None, *, as_json: AsJson = False, dry_run: DryRun = False, root: Root = HERE
+) -> None:
+    """Build the images of stacks, without testing them."""
+    chosen = _selected(root, selectors)
+    if dry_run:
+        for stack in chosen:
+            print(f"{stack.id}: build")
+        return
+    report = Progress()
+    with build.exclusive(root.resolve(), "stackcheck build", report):
+        built = build.build(chosen, _engine(report), root=root.resolve(), report=report)
+    rows = [_image_row(image) for image in built]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(("stack", "image", "size", "seconds"), [_image_cells(image) for image in built])
+
+
+@app.command("test")
+def run_suites(
+    name: Name,
+    *,
+    tier: Tier = "smoke",
+    vendor: Vendor = None,
+    as_json: AsJson = False,
+    root: Root = HERE,
+    force: Force = True,
+) -> None:
+    """Run the acceptance suites inside an image and judge them; sign nothing."""
+    report = Progress()
+    settings = _settings(root, tier=tier, vendor=vendor, force=force)
+    with build.exclusive(settings.root, "stackcheck test", report):
+        subject = _candidate(name, _engine(report), settings, report)
+        result, judged, _reused = flow.examine(subject, _engine(report), settings, report)
+    if as_json:
+        print_json(dataclasses.asdict(judged))
+    else:
+        print_facts(
+            {
+                "image": subject.image.reference,
+                "verdict": judged.status,
+                "passed": str(len(judged.passed)),
+                "failed": str(len(judged.failed)),
+                "skipped": str(len(judged.skipped)),
+                "result": str(settings.folder(subject.name) / "run" / "result.json"),
+                "next": f"stackcheck certify {result.stack_id or name}",
+            }
+        )
+    if judged.status != "PASSED":
+        raise flow.refusal(judged, settings.folder(subject.name))
+
+
+@app.command("certify")
+def certify_image(
+    name: Name,
+    *,
+    tier: Tier = "smoke",
+    vendor: Vendor = None,
+    key: Key = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Run the suites, judge, and sign the verdict; `publish` then promotes the image with it."""
+    if dry_run:
+        print(f"{name}: {tier} suites, judge, sign")
+        return
+    report = Progress()
+    settings = _settings(root, tier=tier, vendor=vendor, key=key, force=force)
+    with build.exclusive(settings.root, "stackcheck certify", report):
+        engine = _engine(report)
+        subject = _candidate(name, engine, settings, report)
+        result, judged, _reused = flow.examine(subject, engine, settings, report)
+        if judged.status == "UNFIT":
+            raise flow.refusal(judged, settings.folder(subject.name))
+        flow.sign(subject, result, judged, settings)
+    facts = {
+        "verdict": judged.status,
+        "digest": subject.image.manifest_digest,
+        "statements": str(settings.folder(subject.name) / "statements"),
+        "next": f"stackcheck publish {name} --to oci:dist",
+    }
+    print_json(facts) if as_json else print_facts(facts)
+    if judged.status != "PASSED":
+        raise flow.refusal(judged, settings.folder(subject.name))
+
+
+@app.command("publish")
+def publish_image(
+    name: Name,
+    *,
+    to: Target = "oci:dist",
+    key: Key = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Publish an image that `certify` signed as PASSED: candidate, attach, verify, tag last."""
+    settings = _settings(root, target=to, key=key)
+    label = _label(name)
+    image = build.load_image(settings.folder(label) / "image.json")
+    envelopes = flow.signed(label, settings)
+    if dry_run:
+        print(f"{image.manifest_digest}: publish to {to}:{label} with {len(envelopes)} statements")
+        return
+    done = publish.publish(
+        image.layout,
+        tag=label,
+        envelopes=envelopes,
+        target=to,
+        public_key=keys.load_or_create(settings.key).public_key(),
+        report=Progress(),
+    )
+    facts = {
+        "reference": str(done.reference),
+        "digest": image.manifest_digest,
+        "next": f"stackcheck verify {done.reference}",
+    }
+    print_json(facts) if as_json else print_facts(facts)
+
+
+@app.command("export")
+def export_image(
+    name: Name,
+    *,
+    output: Annotated[Path | None, typer.Option(help="The tar to write [STACK.tar].")] = None,
+    root: Root = HERE,
+) -> None:
+    """Write an image as one tar for `docker load`, `podman load` and Apptainer."""
+    image = build.load_image(root.resolve() / "build" / _label(name) / "image.json")
+    path = output or Path(f"{_label(name)}.tar")
+    build.export(image, path)
+    print_facts({"tar": str(path), "digest": image.manifest_digest, "next": f"docker load --input {path}"})
+
+
+def _settings(
+    root: Path,
+    *,
+    tier: TierName = "smoke",
+    target: str = "oci:dist",
+    key: Path | None = None,
+    vendor: VendorName | None = None,
+    force: bool = False,
+) -> flow.Settings:
+    return flow.Settings(
+        root=root.resolve(),
+        tier=tier,
+        target=target,
+        key=key or keys.default_path(),
+        vendor=vendor,
+        force=force,
+    )
+
+
+def _engine(report: Progress) -> Engine:
+    from stackcheck import host_setup
+
+    host_setup.ensure_engine(report)
+    return Engine.connect()
+
+
+def _selected(root: Path, selectors: Sequence[str] | None) -> tuple[resolve.Stack, ...]:
+    stacks = resolve.load_stacks(root.resolve(), tuple(selectors or ()))
+    if selectors:
+        return stacks
+    vendor = vendors.detect()
+    runnable = tuple(stack for stack in stacks if stack.vendor == vendor)
+    if not runnable:
+        raise NothingSelectedError(
+            f"no stack of the matrix runs on this host ({vendor})", next_step="stackcheck list"
+        )
+    return runnable
+
+
+def _candidate(name: str, engine: Engine, settings: flow.Settings, report: Progress) -> flow.Candidate:
+    """A stack of the matrix (built when it has to be), or any image reference."""
+    stacks = {stack.id: stack for stack in resolve.load_stacks(settings.root)}
+    found = resolve.select(tuple(stacks.values()), (name,)) if _is_selector(name, stacks) else ()
+    if len(found) > 1:
+        raise NothingSelectedError(
+            f"{name} matches {len(found)} stacks, and this verb takes one",
+            got=", ".join(stack.id for stack in found),
+        )
+    if found:
+        (image,) = build.build(found, engine, root=settings.root, report=report)
+        return flow.candidate(found[0], image, settings)
+    image = build.adopt(name, engine, folder=settings.folder(_label(name)), report=report)
+    loaded = matrix.load(settings.root / "matrix.yaml")
+    return flow.foreign(image, _label(name), loaded, settings)
+
+
+def _is_selector(name: str, stacks: dict[str, resolve.Stack]) -> bool:
+    """Stack ids hold neither `/`, `:` nor `@`; image references that are worth testing hold one."""
+    return name in stacks or not re.search(r"[/:@]", name)
+
+
+def _label(name: str) -> str:
+    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+
+
+def _print_outcomes(outcomes: Sequence[flow.Outcome]) -> None:
+    columns = ("stack", "state", "passed/failed/skipped", "digest", "size", "time")
+    print_table(columns, [_cells(outcome) for outcome in outcomes])
+    for outcome in outcomes:
+        _print_one(outcome)
+
+
+def _print_one(outcome: flow.Outcome) -> None:
+    print()
+    if outcome.error:
+        print(f"{outcome.name}: {outcome.error}")
+        return
+    for name, value in _figures(outcome):
+        print(f"  {name}: {value}")
+    print(f"{outcome.name}: {outcome.state}{': ' + outcome.reason if outcome.reason else ''}")
+    print(f"  certificate: {outcome.reference}")
+    print(f"  next: stackcheck verify {outcome.reference}")
+    print(
+        f"        stackcheck run {outcome.reference} -- python3 -c 'import torch; print(torch.__version__)'"
+    )
+
+
+def _figures(outcome: flow.Outcome) -> list[tuple[str, str]]:
+    """The figures worth a line: what was measured with a rate as its unit."""
+    checks = outcome.result.checks if outcome.result else ()
+    metrics = [metric for check in checks for metric in check.metrics if "/s" in metric.unit]
+    return [(metric.name, f"{metric.value:,.1f} {metric.unit}") for metric in metrics if metric.value][:6]
+
+
+def _cells(outcome: flow.Outcome) -> tuple[str, ...]:
+    judged = outcome.verdict
+    counts = f"{len(judged.passed)}/{len(judged.failed)}/{len(judged.skipped)}" if judged else "-"
+    image = outcome.image
+    digest = image.manifest_digest[:19] if image else "-"
+    size = _gigabytes(image) if image else "-"
+    return (outcome.name, outcome.state, counts, digest, size, f"{outcome.seconds:.1f} s")
+
+
+def _row(outcome: flow.Outcome) -> dict[str, Any]:
+    return {
+        "id": outcome.name,
+        "state": outcome.state,
+        "reason": outcome.reason,
+        "digest": outcome.image.manifest_digest if outcome.image else None,
+        "size_bytes": outcome.image.size_bytes if outcome.image else None,
+        "verdict": outcome.verdict.status if outcome.verdict else None,
+        "reference": outcome.reference,
+        "seconds": round(outcome.seconds, 3),
+    }
+
+
+def _image_row(image: build.Image) -> dict[str, Any]:
+    return {
+        "id": image.stack_id,
+        "reference": image.reference,
+        "digest": image.manifest_digest,
+        "size_bytes": image.size_bytes,
+        "reused": image.reused,
+    }
+
+
+def _image_cells(image: build.Image) -> tuple[str, ...]:
+    return (image.stack_id or "-", image.reference, _gigabytes(image), f"{image.seconds:.1f}")
+
+
+def _gigabytes(image: build.Image) -> str:
+    return f"{image.size_bytes / 1e9:.2f} GB"
