@@ -32,8 +32,8 @@ def main() -> None:
         for op, name, function in cases(ranks, tier):
             book.judge(op, name, function)
         for payload in payloads(tier, FLOATS):
-            digest = collectives.all_reduce_normal(ranks, payload)
-            book.same_everywhere("all_reduce", f"{payload} normal data, same bits on all ranks", digest)
+            found = collectives.all_reduce_normal(ranks, payload)
+            book.same_everywhere("all_reduce", f"{payload} normal data, same bits on all ranks", *found)
         if (merged := book.merged()) is not None:
             print(json.dumps(merged), flush=True)
 

@@ -75,9 +75,10 @@ class Book:
         failures = [str(reading) for reading in readings if not reading.passed]
         self.cases[f"{op}: {name}"] = {"read": len(readings), "failures": failures, "digest": None}
 
-    def same_everywhere(self, op: str, name: str, digest: int) -> None:
-        """A result that every rank must hold bit for bit."""
-        self.cases.setdefault(f"{op}: {name}", {"read": 1, "failures": []})["digest"] = str(digest)
+    def same_everywhere(self, op: str, name: str, digest: int, reading: Reading) -> None:
+        """A result that every rank must hold bit for bit, beside what its own gate read."""
+        self.judge(op, name, lambda: (reading,))
+        self.cases[f"{op}: {name}"]["digest"] = str(digest)
 
     def merged(self) -> dict[str, Any] | None:
         """On rank 0 `{"cases": [{"name", "failures", "margin"}]}` over all ranks."""

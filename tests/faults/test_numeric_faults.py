@@ -1,0 +1,112 @@
+"""Kernels and collectives with planted faults: each check catches its mutants and passes the healthy case."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import planting
+import pytest
+
+FOLDER = Path(__file__).resolve().parent
+ACCEPTANCE = FOLDER.parent / "acceptance"
+TIMEOUT_S = 300
+RUNS = {
+    "kernel": (str(FOLDER / "kernel_mutants.py"),),
+    "collective": (
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        str(FOLDER / "collective_mutants.py"),
+    ),
+}
+# A count that falls says that somebody dropped a mutant.
+LEAST = {"kernel": 41, "collective": 14}
+
+
+@pytest.fixture(scope="module", params=sorted(RUNS))
+def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[str, int]]:
+    """Failing cases by mutant, all mutants in one process: importing torch for each would take minutes."""
+    run = subprocess.run(
+        (suite_python, *RUNS[request.param]),
+        env=planting_environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
+    return request.param, json.loads(lines[-1])
+
+
+def planting_environment() -> dict[str, str]:
+    """The suites on the path, nothing left behind, one thread."""
+    ours = {"PYTHONPATH": str(ACCEPTANCE), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **ours}
+
+
+def test_every_mutant_is_caught(found: tuple[str, dict[str, int]]) -> None:
+    kind, counts = found
+    mutants = {name: failing for name, failing in counts.items() if not name.startswith("healthy")}
+    assert len(mutants) >= LEAST[kind], f"{len(mutants)} mutants ran"
+    assert not [name for name, failing in mutants.items() if not failing], "these passed every gate"
+
+
+def test_healthy_kernels_and_collectives_pass(found: tuple[str, dict[str, int]]) -> None:
+    healthy = {name: failing for name, failing in found[1].items() if name.startswith("healthy")}
+    assert healthy
+    assert not any(healthy.values()), healthy
+
+
+FAULTS = (
+    planting.Fault(
+        "a product with a zeroed element",
+        "test_kernels.py::test_gemm",
+        says="elements outside",
+        tier="smoke",
+        patches={
+            "torch:mm": "lambda *a, **k: "
+            "(o := original(*a, **k), o.view(-1)[-1].zero_() if o.dtype.itemsize < 8 else 0)[0]"
+        },
+    ),
+    planting.Fault(
+        "rank 1 keeps its own values",
+        "test_collectives.py::test_all_reduce_values",
+        says="rank 1",
+        tier="smoke",
+        patches={
+            "torch.distributed:all_reduce": "lambda t, *a, **k: (m := t.clone(), w := original(t, *a, **k), "
+            "t.copy_(m) if get_rank() == 1 else 0)[1]"
+        },
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
+    plant(fault)
+
+
+@pytest.mark.parametrize(
+    ("curve", "dips"),
+    [
+        ({1 << 24: 250.0, 1 << 28: 341.0, 1 << 30: 355.0}, 0),
+        ({1 << 24: 250.0, 1 << 28: 120.0, 1 << 30: 355.0}, 1),
+        ({1 << 24: 250.0, 1 << 28: float("nan"), 1 << 30: 355.0}, 2),
+        ({1 << 28: 341.0, 1 << 30: 330.0}, 0),
+    ],
+    ids=["healthy", "one slow size", "not a number", "three per cent"],
+)
+def test_a_slow_size_in_a_curve_is_found(curve: dict[int, float], dips: int, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ACCEPTANCE / "workloads"))
+    import curves
+
+    assert len(curves.dips(curve)) == dips
+
+
+def test_bus_bandwidth_is_nccl_tests_definition(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ACCEPTANCE / "workloads"))
+    import curves
+
+    # nccl-tests on 4 H200: all_reduce of 64 KiB in 21.5 us reads 4.57 GB/s
+    assert curves.busbw_gb_per_s("all_reduce", 65_536, 21.5e-6, 4) == pytest.approx(4.57, rel=0.01)
+    assert curves.busbw_gb_per_s("all_gather", 1000, 1e-6, 4) == pytest.approx(0.75)
