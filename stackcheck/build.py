@@ -144,8 +144,7 @@ def _bake(
         report("the engine has the classic image store: layers and manifest come from `docker save`")
     with tempfile.TemporaryDirectory(prefix="stackcheck-secrets-") as scratch:
         targets = {
-            plan.target: _target(plan, engine, settings, Path(scratch) / plan.target)
-            | {"no-cache": no_cache}
+            plan.target: _target(plan, engine, settings, Path(scratch) / plan.target) | {"no-cache": no_cache}
             for plan in plans
         }
         definition = {"group": {"default": {"targets": list(targets)}}, "target": targets}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import threading
 import time
@@ -23,6 +24,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 4 * 3600.0
+
+# What a failed step says, what that means, and what to configure; the first that matches counts.
+CAUSES = (
+    (r"no space left on device", "the disk is full", "free space: docker builder prune"),
+    (
+        r"failed to resolve source metadata|pull access denied|failed to do request: (Head|Get)",
+        "the base image's registry cannot be reached, or refuses",
+        "docker login, or configure a registry mirror or proxy for the daemon",
+    ),
+    (
+        r"No matching distribution found|Could not find a version|NewConnectionError|Max retries exceeded",
+        "a wheel of the lock cannot be had from the package indexes that this host's pip names",
+        "configure pip's index-url, extra-index-url or find-links (pip config set global.…)",
+    ),
+    (
+        r"Failed to fetch|Unable to locate package|Temporary failure resolving",
+        "a package cannot be had from the distribution's archive",
+        "mend this host's apt sources; a base of the same distribution is built with them",
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,12 +108,12 @@ def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> B
     text = "\n    ".join(failure.last_lines)
     place = f"{failure.file}:{failure.line}" if failure.file else None
     stage = f"stage {failure.stage}" if failure.stage else None
-    full = "no space left on device" in f"{text} {failure.message}"
+    cause = next((c for c in CAUSES if re.search(c[0], f"{text}\n{failure.message}")), None)
     return BuildError(
-        "the disk is full" if full else f"a build step failed: {failure.step or failure.message}",
+        cause[1] if cause else f"a build step failed: {failure.step or failure.message}",
         where=", ".join(part for part in (place, stage) if part) or None,
         got=f"{failure.message}; it wrote last:\n    {text}",
-        next_step="free space: docker builder prune" if full else f"read {log}" if log else None,
+        next_step=cause[2] if cause else f"read {log}" if log else None,
     )
 
 

@@ -12,12 +12,16 @@ import tarfile
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck import apt, archive, bootstrap, build, buildplan, host_setup, resolve, wheels
 from stackcheck.engine import Engine, Mount, RunSpec
 from stackcheck.errors import BuildError, ChecksFailedError, EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -173,12 +177,14 @@ def test_a_failing_step_is_named_with_its_stage_line_and_last_words(
 @pytest.fixture(scope="module")
 def small_image(
     engine: Engine, cpu_stack: resolve.Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> build.Image:
+) -> Iterator[build.Image]:
     folder = tmp_path_factory.mktemp("small-image")
     (folder / "build").mkdir()
     (folder / "build" / "bases").symlink_to(small_base)
     stack = small_stack(folder, "plain", cpu_stack)
-    return build_one(stack, engine, folder)
+    image = build_one(stack, engine, folder)
+    yield image
+    engine.remove(image.reference)
 
 
 def run(engine: Engine, image: build.Image, script: str, **options: object) -> tuple[int, list[str]]:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from stackcheck import buildx
 from stackcheck.buildlog import BuildLog
 
@@ -51,6 +53,26 @@ def test_a_full_disk_is_called_that(monkeypatch) -> None:
     error = buildx._error(log, None, None)
     assert error.what == "the disk is full"
     assert "docker builder prune" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("failed to resolve source metadata for registry.example.org/a", "registry cannot be reached"),
+        ("E: Failed to fetch http://mirror.example.org/x", "distribution's archive"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "package indexes"),
+    ],
+)
+def test_what_cannot_be_reached_is_named_with_what_to_configure(
+    monkeypatch: pytest.MonkeyPatch, said: str, meant: str
+) -> None:
+    monkeypatch.setattr(buildx.host_setup, "socket_answers", lambda: True)
+    log = BuildLog(lambda _line: None)
+    log.feed(f"ERROR: {said}\n")
+    error = buildx._error(log, None, None)
+    assert error.exit_code == 5
+    assert meant in error.what
+    assert error.next_step
 
 
 def test_a_daemon_that_went_away_is_an_engine_error(monkeypatch) -> None:
