@@ -30,12 +30,16 @@ def skeleton(family: Any, config: Any, **arguments: Any) -> nn.Module:
 
 
 def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What is sharded and compiled as one: each block, then what else holds weights, by name."""
-    for name, block in model.blocks.items():
-        yield f"blocks.{name}", block
-    for name, child in model.named_children():
-        if name != "blocks" and any(True for _ in child.parameters()) and not shares_weights(model):
-            yield name, child
+    """What is sharded, gathered and compiled as one, by name, in the order in which forward uses it.
+
+    The order matters: zero1 gathers weights in it, behind the optimizer and ahead of the next forward.
+    """
+    rooted = {*getattr(model, "at_root", ())}
+    children = [] if shares_weights(model) else [(n, c) for n, c in model.named_children() if n not in rooted]
+    held = [(name, child) for name, child in children if any(True for _ in child.parameters())]
+    yield from ((name, child) for name, child in held if name not in {"blocks", "head"})
+    yield from ((f"blocks.{name}", block) for name, block in model.blocks.items())
+    yield from ((name, child) for name, child in held if name == "head")
 
 
 def shares_weights(model: nn.Module) -> bool:

@@ -53,7 +53,7 @@ class Options:
     asynchronous: bool
     resume: bool
     record: Path | None
-    profile: Path | None
+    profile: bool
     price_per_hour: float | None
     digest: bool
 
@@ -180,7 +180,7 @@ def _files(group: argparse._ArgumentGroup) -> None:
     add("--asynchronous", action=toggle, default=False, help="write checkpoints while training goes on")
     add("--resume", action=toggle, default=True, help="continue from the newest complete checkpoint")
     add("--record", type=Path, help="write the JSON record here too")
-    add("--profile", type=Path, help="write a table of where one step's time goes to this folder")
+    add("--profile", action=toggle, default=False, help="add a table of where one step's time goes (GPU)")
     add(
         "--digest",
         action=toggle,

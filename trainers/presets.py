@@ -12,7 +12,7 @@ from typing import Any
 
 import flops
 from errors import RefusedError
-from models import llama
+from models import flux, gpt, llama, mistral, moe, mpt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,66 @@ def _llama(layers: int, width: int, heads: int, ffn: int, **other: Any) -> llama
 
 
 _TITAN = "pytorch/torchtitan models/llama3"
-_TINY = llama.Config(layers=2, width=64, heads=4, kv_heads=2, ffn=160, vocab=256, head_dim=16)
+
+_FOUNDRY = "mosaicml/llm-foundry scripts/train/yamls/pretrain"
+_FRONTIER = "Megatron-DeepSpeed-ORNL launch scripts, arXiv 2312.12705"
+_ON_CPU = "runs on a CPU in seconds"
+
+
+def _mpt(layers: int, width: int, heads: int, lr: float, micro_batch: int, **other: Any) -> Preset:
+    config = mpt.Config(layers=layers, width=width, heads=heads, **other)
+    return Preset(config=config, seq_len=2048, micro_batch=micro_batch, lr=lr, source=_FOUNDRY)
+
+
+def _gpt(layers: int, width: int, heads: int, lr: float) -> Preset:
+    config = gpt.Config(layers=layers, width=width, heads=heads)
+    return Preset(config=config, seq_len=2048, micro_batch=1, lr=lr, source=_FRONTIER)
+
+
+def _mistral(window: int, source: str) -> Preset:
+    shape = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000}
+    config = mistral.Config(**shape, theta=1e4, window=window)
+    return Preset(config=config, seq_len=8192, micro_batch=2, lr=3e-4, source=source)
+
+
+def _flux(side: int, micro_batch: int) -> Preset:
+    config = flux.Config(side=side)
+    source = "black-forest-labs/flux, ROCm/FluxBenchmark"
+    return Preset(config=config, seq_len=0, micro_batch=micro_batch, lr=1e-5, source=source, unit="images")
+
+
+_TINY_DECODER = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "vocab": 256, "head_dim": 16}
+_TINY_FLUX = flux.Config(
+    double_blocks=1,
+    single_blocks=1,
+    width=64,
+    heads=4,
+    channels=8,
+    text_width=32,
+    pooled_width=16,
+    axes=(4, 6, 6),
+    side=8,
+    text_tokens=16,
+)
+_MIXTRAL = {
+    "layers": 32,
+    "width": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 14336,
+    "vocab": 32000,
+    "theta": 1e6,
+}
+# ZAYA1's attention compresses by convolutions; the proxy has plain attention of its head counts.
+_ZAYA = {"layers": 40, "width": 2048, "heads": 8, "kv_heads": 2, "ffn": 2048, "vocab": 262272, "theta": 5e6}
+
+
+def _tiny(config: Any, seq_len: int = 64, lr: float = 3e-3, unit: str = "tokens") -> Preset:
+    return Preset(config=config, seq_len=seq_len, micro_batch=4, lr=lr, source=_ON_CPU, unit=unit)
+
 
 PRESETS: dict[tuple[str, str], Preset] = {
-    ("llama", "tiny"): Preset(
-        config=_TINY, seq_len=64, micro_batch=4, lr=3e-3, source="runs on a CPU in seconds"
-    ),
+    ("llama", "tiny"): _tiny(llama.Config(**_TINY_DECODER, ffn=160)),
     ("llama", "1b"): Preset(
         config=_llama(16, 2048, 32, 8192, head_dim=64, tied=True),
         seq_len=8192,
@@ -51,6 +105,51 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("llama", "70b"): Preset(
         config=_llama(80, 8192, 64, 28672), seq_len=8192, micro_batch=1, lr=1.5e-4, source=_TITAN
     ),
+    ("mistral", "tiny"): _tiny(mistral.Config(**_TINY_DECODER, ffn=160, window=16)),
+    ("mistral", "7b"): _mistral(4096, "Mistral 7B v0.1, arXiv 2310.06825"),
+    ("mistral", "7b-window1024"): _mistral(
+        1024, "AMD-AIG-AIMA/pytorch-training-benchmark, mistral-7b-v0.1.json"
+    ),
+    ("moe", "tiny"): _tiny(moe.Config(**_TINY_DECODER, ffn=64, experts=4, active_experts=2)),
+    ("moe", "mixtral-8x7b"): Preset(
+        config=moe.Config(**_MIXTRAL, experts=8, active_experts=2),
+        seq_len=4096,
+        micro_batch=1,
+        lr=3e-4,
+        source="Mixtral 8x7B, arXiv 2401.04088",
+    ),
+    ("moe", "zaya1-like"): Preset(
+        config=moe.Config(**_ZAYA, experts=16, active_experts=1, renormalise=False, tied=True),
+        seq_len=4096,
+        micro_batch=1,
+        lr=3e-4,
+        source="ZAYA1-8B shape, arXiv 2511.17127",
+    ),
+    ("mpt", "tiny"): _tiny(mpt.Config(layers=2, width=64, heads=4, vocab=256, positions=64)),
+    ("mpt", "tiny-released"): _tiny(
+        mpt.Config(layers=2, width=64, heads=4, vocab=256, alibi=True, bias=False)
+    ),
+    ("mpt", "125m"): _mpt(12, 768, 12, 6e-4, 16),
+    ("mpt", "350m"): _mpt(24, 1024, 16, 3e-4, 8),
+    ("mpt", "760m"): _mpt(24, 1536, 12, 2.5e-4, 4),
+    ("mpt", "1b"): _mpt(24, 2048, 16, 2e-4, 4),
+    ("mpt", "1b-1head"): _mpt(24, 2048, 1, 2e-4, 4),
+    ("mpt", "3b"): _mpt(32, 2560, 20, 1.6e-4, 8),
+    ("mpt", "7b"): _mpt(32, 4096, 32, 1.2e-4, 8),
+    ("mpt", "7b-1head"): _mpt(32, 4096, 1, 1.2e-4, 8),
+    ("mpt", "7b-released"): _mpt(32, 4096, 32, 1.2e-4, 8, vocab=50432, alibi=True, bias=False),
+    ("mpt", "13b"): _mpt(40, 5120, 40, 1e-4, 8),
+    ("mpt", "30b"): _mpt(48, 7168, 56, 1e-4, 8),
+    ("mpt", "30b-released"): _mpt(48, 7168, 64, 1e-4, 8, vocab=50432, alibi=True, bias=False),
+    ("mpt", "70b"): _mpt(80, 8192, 64, 8e-5, 4),
+    ("gpt", "tiny"): _tiny(gpt.Config(layers=2, width=64, heads=4, vocab=256, positions=64)),
+    ("gpt", "1.4b"): _gpt(24, 2112, 24, 2e-4),
+    ("gpt", "22b"): _gpt(48, 6144, 48, 1.2e-4),
+    ("gpt", "175b"): _gpt(96, 12288, 96, 6e-5),
+    ("gpt", "1t"): _gpt(128, 25600, 128, 6e-5),
+    ("flux", "tiny"): _tiny(_TINY_FLUX, seq_len=0, unit="images"),
+    ("flux", "dev-512"): _flux(32, 10),
+    ("flux", "dev-1024"): _flux(64, 2),
 }
 
 
@@ -62,15 +161,21 @@ def find(family: str, size: str, *, layers: int | None = None) -> Preset:
     preset = PRESETS[family, size]
     if layers is None:
         return preset
+    if family == "flux":
+        raise RefusedError("--layers is not defined for --model flux: it has two kinds of blocks")
     return dataclasses.replace(preset, config=dataclasses.replace(preset.config, layers=layers))
 
 
-MODELS = {"llama": llama}
+MODELS = {"llama": llama, "mistral": mistral, "moe": moe, "mpt": mpt, "gpt": gpt, "flux": flux}
 
 
 def flops_per_unit(preset: Preset, seq_len: int, *, recompute: bool) -> flops.Flops:
     """Operations of one token at this sequence length, or of one image."""
-    return flops.per_token(flops.decoder(preset.config, seq_len), recompute=recompute)
+    config = preset.config
+    if isinstance(config, flux.Config):
+        return flops.flux(config, config.side**2, config.text_tokens)
+    work = flops.gpt(config, seq_len) if isinstance(config, mpt.Config) else flops.decoder(config, seq_len)
+    return flops.per_token(work, recompute=recompute)
 
 
 def families() -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def make(run: Run) -> dict[str, Any]:
         "checkpoint_s": run.store.seconds if run.store else [],
         "software": metrics.software(),
         "environment": metrics.environment(),
-        "extra": run.extra,
+        "extra": run.extra | (model.statistics() if hasattr(model := run.job.model, "statistics") else {}),
         "problems": problems,
     }
 
@@ -96,6 +96,9 @@ def performance(run: Run) -> dict[str, Any] | None:
         result[f"mfu_{name}_percent"] = 100 * result[f"tflops_{name}"] / ceiling if ceiling else None
     result["data_wait_percent"] = 100 * sum(run.data_wait_s) / max(sum(step_s), 1e-9)
     result["unit"] = plan.unit
+    if run.joules is not None:
+        mean = run.joules / sum(step_s)
+        result |= {"power_w": mean, f"joules_per_{plan.unit.removesuffix('s')}": mean / rate}
     if options.price_per_hour:
         result |= metrics.cost(rate, options.price_per_hour)
     return result

@@ -21,9 +21,11 @@ import checkpoint
 import metrics
 import options as cli
 import plan as plans
+import power
 import presets
 import record
 import torch
+import where
 import world as place
 from errors import RefusedError
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from world import World
 
+OUT_OF_MEMORY = 4
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -62,6 +65,7 @@ class Run:
     data_wait_s: list[float] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
+    joules: float | None = None
     start_s: float
     first_step_s: float | None = None
 
@@ -75,6 +79,8 @@ def main(arguments: list[str]) -> int:
         run.first_step = resume(run)
         with attention(options, world):
             train(run)
+            if options.profile and world.gpu:
+                run.extra["where"] = where.of(lambda: one_step(run))
         result = record.make(run)
     if world.rank == 0:
         line = json.dumps(result, allow_nan=False)
@@ -107,6 +113,8 @@ def train(run: Run) -> None:
     gc.disable()  # a collection in one rank stalls all; collected between steps instead
     for step in range(run.first_step, options.steps):
         if step == run.first_step + options.warmup:
+            run.world.synchronize()
+            run.joules = power.joules(run.world)
             run.clock.mark()
         share, loss = 1 / plan.accumulate, torch.zeros((), device=device)
         for micro in range(plan.accumulate):
@@ -126,6 +134,18 @@ def train(run: Run) -> None:
         if housekeeping(run, step + 1):
             break
     gc.enable()
+    run.world.synchronize()
+    end = power.joules(run.world)
+    run.joules = end - run.joules if end is not None and run.joules is not None else None
+
+
+def one_step(run: Run) -> None:
+    """A step outside the record, for the profiler."""
+    for micro in range(run.plan.accumulate):
+        batch = run.feed.batch(run.plan.numbers(run.options.steps, micro, run.job), run.world.device)
+        last = micro == run.plan.accumulate - 1
+        run.job.microbatch(batch, last=last, share=1 / run.plan.accumulate)
+    run.job.step(0.0)
 
 
 def housekeeping(run: Run, done: int) -> bool:
@@ -179,4 +199,7 @@ if __name__ == "__main__":
     except RefusedError as error:
         code = 2
         print(f"train.py: {error}", file=sys.stderr)
+    except torch.OutOfMemoryError as error:
+        code = OUT_OF_MEMORY
+        print(f"train.py: OutOfMemoryError: {error}", file=sys.stderr)
     sys.exit(code)

@@ -1,0 +1,125 @@
+"""Every layout of ranks trains the same model: losses within a stated band of one process, and clear
+refusals.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TRAIN = Path(__file__).resolve().parents[2] / "trainers" / "train.py"
+BATCH = ("--steps", "6", "--global-batch", "8", "--seed", "3")
+BAND = 2e-4  # relative; float32 sums in another order over six steps
+HALF_BAND = 2e-3  # bfloat16 products
+
+
+def start(ranks: int, *arguments: str) -> subprocess.Popen:
+    run = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node")
+    command = [sys.executable, *run, str(ranks), str(TRAIN), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def record(ranks: int, *arguments: str) -> dict:
+    process = start(ranks, *arguments)
+    out, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors[-3000:]
+    return json.loads(out.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[float]:
+    return record(1, *BATCH, "--micro-batch", "8")["losses"]
+
+
+LAYOUTS = {
+    "fsdp2": (2,),
+    "fsdp2-accumulated": (2, "--micro-batch", "1"),
+    "fsdp2-kept-gathered": (2, "--no-reshard"),
+    "hsdp": (4, "--replicas", "2", "--micro-batch", "2"),
+    "full-shard": (2, "--parallel", "full_shard"),
+    "shard-grad-op": (2, "--parallel", "shard_grad_op"),
+    "no-shard": (2, "--parallel", "no_shard"),
+    "zero1": (2, "--parallel", "zero1"),
+    "zero1-accumulated": (2, "--parallel", "zero1", "--micro-batch", "2"),
+    "tensor": (2, "--tp", "2", "--micro-batch", "8"),
+    "recompute": (2, "--recompute", "full"),
+    "chunked-loss": (2, "--loss-chunks", "4"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_equal_one_process(layout: str, alone: list[float]) -> None:
+    ranks, *flags = LAYOUTS[layout]
+    got = record(ranks, *BATCH, *flags)
+    assert got["ranks_agree"]
+    assert got["losses"] == pytest.approx(alone, rel=BAND)
+
+
+@pytest.mark.parametrize("flags", [(), ("--implementation", "fused")], ids=["autograd", "fused"])
+def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float]) -> None:
+    got = record(2, *BATCH, "--precision", "bf16", "--parallel", "zero1", *flags)
+    assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
+
+
+def test_fp8_stays_in_its_band(alone: list[float]) -> None:
+    got = record(2, *BATCH, "--precision", "fp8", "--parallel", "zero1", "--implementation", "fused")
+    assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
+
+
+@pytest.mark.parametrize("model", ["mistral", "moe", "mpt", "gpt", "flux"])
+def test_each_family_trains(model: str) -> None:
+    losses = record(2, "--model", model, "--steps", "24", "--lr", "5e-3")["losses"]
+    assert sum(losses[-6:]) < 0.97 * sum(losses[:6])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--tp", "2", "--parallel", "zero1"),
+        ("--implementation", "fused"),
+        ("--model", "flux", "--tp", "2"),
+        ("--size", "9b"),
+        ("--global-batch", "7", "--micro-batch", "2"),
+        ("--tp", "3"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_run_is_refused_with_one_line(flags: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, TRAIN, *flags], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert "train.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
+def test_a_checkpoint_resumes_on_another_number_of_ranks(parallel: str, tmp_path: Path) -> None:
+    flags = ("--parallel", parallel, "--global-batch", "8", "--checkpoint-every", "3", "--full-every", "3")
+    whole = record(2, *flags, "--steps", "6", "--checkpoint", str(tmp_path))
+    (tmp_path / "step_00000006").rename(tmp_path / "later")
+    again = record(1, *flags, "--steps", "6", "--checkpoint", str(tmp_path), "--micro-batch", "8")
+    assert again["first_step"] == 3
+    assert again["losses"] == pytest.approx(whole["losses"][3:], rel=BAND)
+
+
+def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(tmp_path: Path) -> None:
+    flags = ("--steps", "400", "--parallel", "zero1", "--lr-warmup", "50")
+    whole = record(2, *flags)
+    process = start(2, *flags, "--checkpoint", str(tmp_path), "--asynchronous")
+    time.sleep(12)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert time.monotonic() - begin < 30
+    assert list(tmp_path.glob("step_*/COMPLETE"))
+    assert not list(tmp_path.glob("*.partial"))
+    resumed = record(2, *flags, "--checkpoint", str(tmp_path))
+    assert 0 < resumed["first_step"] < 400
+    assert resumed["losses"] == whole["losses"][resumed["first_step"] :]
+    assert resumed["digest"] == whole["digest"]

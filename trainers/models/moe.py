@@ -1,0 +1,117 @@
+"""Sparse decoders: Llama's layer with a router and experts in place of the MLP (Mixtral, arXiv 2401.04088;
+ZAYA1-like).
+
+In: tokens and labels. Out: mean cross entropy plus the balance loss. Each expert's tokens are neighbours
+after a sort, and
+one grouped product serves all experts without asking the device how many tokens each got.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from models import llama
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(llama.Config):
+    """Llama's shape; `ffn` is an expert's. `balance`: weight of the balance loss."""
+
+    experts: int
+    active_experts: int
+    balance: float = 0.01
+    renormalise: bool = True  # Mixtral: the chosen experts' weights sum to one
+
+
+class Experts(nn.Module):
+    """Router and SwiGLU experts; `load` is each expert's share of the last tokens, times the number of
+    experts.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(config.width, config.experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(config.experts, 2 * config.ffn, config.width))
+        self.down = nn.Parameter(torch.empty(config.experts, config.width, config.ffn))
+        self.load: Tensor | None = None
+        self.penalty: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Weighted sum of each token's chosen experts."""
+        rows, config = x.flatten(0, 1), self.config
+        chance = F.softmax(self.router(rows).float(), -1)
+        weight, chosen = chance.topk(config.active_experts, -1)
+        if config.renormalise:
+            weight = weight / weight.sum(-1, keepdim=True)
+        order = chosen.flatten().argsort(stable=True)
+        counts = F.one_hot(chosen, config.experts).sum((0, 1))
+        self.load = counts.detach() * config.experts / chosen.numel()
+        self.penalty = (self.load * chance.mean(0)).sum()
+        sent = rows[order // config.active_experts]
+        gate, up = grouped(sent, self.gate_up, counts).chunk(2, -1)
+        back = grouped(F.silu(gate) * up, self.down, counts) * weight.flatten()[order, None].to(x.dtype)
+        return torch.zeros_like(rows).index_add_(0, order // config.active_experts, back).view_as(x)
+
+
+def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Rows of x [tokens, in], sorted by expert, times each expert's weight [experts, out, in]."""
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        return torch._grouped_mm(x, weight.transpose(1, 2), offs=counts.cumsum(0).int())  # noqa: SLF001
+    parts = zip(x.split(counts.tolist()), weight, strict=True)
+    return torch.cat([rows @ expert.t() for rows, expert in parts])
+
+
+class Model(llama.Model):
+    """Llama's decoder with experts."""
+
+    whole_graph = False  # the CPU's path asks for the experts' loads
+
+    def block(self) -> nn.Module:
+        """One sparse layer."""
+        return llama.Block(self.config, Experts(self.config))
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Mean cross entropy plus the mean balance loss of the layers (arXiv 2101.03961)."""
+        loss = super().forward(tokens, labels)
+        penalties = [block.mlp.penalty for block in self.blocks.values()]
+        return loss + self.config.balance * torch.stack(penalties).mean() if self.head else loss
+
+    def statistics(self) -> dict[str, float]:
+        """Largest share of tokens that an expert of any layer got, 1 being even."""
+        return {"router_load_max": max(float(b.mlp.load.max()) for b in self.blocks.values())}
+
+
+SPARSE = {"mlp.router": "mlp.gate"}
+
+
+def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our weights under the names of transformers' MixtralForCausalLM (version 5: experts in one tensor)."""
+    return {_theirs(name): value for name, value in state.items()}
+
+
+def _theirs(name: str) -> str:
+    if name.endswith(("mlp.gate_up", "mlp.down")):
+        layer = name.split(".")[1]
+        return f"model.layers.{layer}.mlp.experts.{name.rsplit('.', 1)[1]}_proj"
+    return llama.rename(name, llama.NAMES | SPARSE)
+
+
+def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inverse of to_transformers."""
+    back = {theirs: ours for ours, theirs in (llama.NAMES | SPARSE).items() if ours != "mlp.gate"}
+    found = {}
+    for name, value in state.items():
+        if ".mlp.experts." in name:
+            layer, part = name.split(".")[2], name.rsplit(".", 1)[1].removesuffix("_proj")
+            found[f"blocks.{layer}.mlp.{part}"] = value
+        else:
+            found[llama.rename(name, back)] = value
+    return found
