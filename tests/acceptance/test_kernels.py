@@ -12,6 +12,7 @@ from workloads import (
     compiled,
     convolution,
     elementwise,
+    flash_package,
     fp8,
     gemm,
     grouped,
@@ -21,6 +22,7 @@ from workloads import (
     norms,
     optimizers,
     performance,
+    project_kernels,
     reductions,
     repeatability,
 )
@@ -89,6 +91,24 @@ def test_attention_backend(backend: str, dtype: str, acceptance: Any, on_device:
         pytest.skip(f"this architecture has no {backend} attention")
     cases.require(on_device(attention_backends.check, dtype=dtype, backend=backend))
     cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier, backend=backend))
+
+
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_flash_attn_package(dtype: str, acceptance: Any, on_device: Any) -> None:
+    """The flash_attn package is right forward and backward, and repeats its bits when asked to."""
+    if not on_device(flash_package.available):
+        pytest.skip("the flash_attn package is not part of this stack")
+    cases.require(on_device(flash_package.check, dtype=dtype, tier=acceptance.tier))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_project_triton_kernels(on_device: Any) -> None:
+    """The trainers' own Triton kernels compile in this image and are right."""
+    if not on_device(project_kernels.available):
+        pytest.skip("Triton kernels need a GPU and the triton package")
+    cases.require(on_device(project_kernels.check, timeout_s=300))
 
 
 @pytest.mark.gpus(1)

@@ -16,10 +16,12 @@ from torch.nn import functional
 from workloads import (
     attention,
     attention_backends,
+    compiled,
     convolution,
     elementwise,
     fp8,
     gemm,
+    grouped,
     lookups,
     losses,
     norms,
@@ -29,6 +31,19 @@ from workloads import (
 )
 
 Check = Callable[[], dict[str, Any]]
+
+
+def default_is_fused() -> dict[str, Any]:
+    """As test_attention_default_is_fused judges it."""
+    chosen = attention_backends.chosen("bf16")["backend"]
+    return {"cases": [{"failures": [chosen] if chosen in {"", "math"} else []}]}
+
+
+def screened() -> dict[str, Any]:
+    """As test_no_silent_corruption judges it."""
+    return {"cases": [{"failures": repeatability.screen(0.05)["differences"]}]}
+
+
 CHECKS: dict[str, Check] = {
     "gemm": functools.partial(gemm.check, "bf16", "smoke"),
     "gemm fp32": functools.partial(gemm.check, "fp32", "smoke"),
@@ -46,6 +61,10 @@ CHECKS: dict[str, Check] = {
     "adamw": optimizers.check,
     "fp8": functools.partial(fp8.check, "smoke"),
     "determinism": functools.partial(repeatability.deterministic, "bf16", 4),
+    "screen": screened,
+    "attention default": default_is_fused,
+    "grouped": grouped.check,
+    "compiled": functools.partial(compiled.check, "fp32"),
     "graph": functools.partial(repeatability.graph_replay, "bf16"),
 }
 Mutate = Callable[..., torch.Tensor]
@@ -204,6 +223,11 @@ def restless() -> Mutate:
     return mutant
 
 
+def breaks_graph(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return original(*args, **kwargs)
+
+
 def truncated_fp8(original: Mutate, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """A cast to fp8 that cuts instead of rounding."""
     if torch.float8_e4m3fn in args and self.dtype == torch.float32:
@@ -261,6 +285,10 @@ MUTANTS: dict[str, tuple[str, tuple[Any, str], Mutate]] = {
     "conv2d zeroes a tile": ("convolution", (functional, "conv2d"), after(zero_tile)),
     "AdamW forgets its decay": ("adamw", (torch.optim.AdamW, "__init__"), no_decay),
     "a cast to fp8 cuts": ("fp8", (torch.Tensor, "to"), truncated_fp8),
+    "mm is corrupted now and then": ("screen", (torch, "mm"), restless()),
+    "attention is plain by default": ("attention default", SDPA, plain_attention),
+    "a group's result is corrupted": ("grouped", (torch, "_grouped_mm"), after(flip_bit)),
+    "a graph breaks": ("compiled", (functional, "silu"), breaks_graph),
     "mm changes bits between calls": ("determinism", (torch, "mm"), restless()),
     "rms_norm changes bits between calls": ("graph", (functional, "rms_norm"), restless()),
 }

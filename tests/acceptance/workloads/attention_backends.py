@@ -23,7 +23,7 @@ OPERATORS = {
 }
 # What runs on the device: CUTLASS and PyTorch's own flash on one side, AOTriton and CK on the other.
 KERNELS = {
-    "math": r"gemm|Cijk|cutlass|softmax",
+    "math": r"gemm|nvjet|Cijk|cutlass|softmax",
     "flash": r"flash_fwd|flash::|attn_fwd|FmhaFwd",
     "efficient": r"fmha_cutlassF|attn_fwd|FmhaFwd",
     "cudnn": r"cudnn.*(sdpa|attention|flash|fprop)",

@@ -19,10 +19,10 @@ def reduced(
     payload: Payload, ranks: Ranks, op: str, *, count: int | None = None, start: int = 0
 ) -> torch.Tensor:
     """The exact result of the reduction over all ranks."""
-    parts = [data.values(payload, ranks, rank, count, start) for rank in range(ranks.size)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[op](total, part)
+    total = data.values(payload, ranks, 0, count, start)
+    combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[op]
+    for rank in range(1, ranks.size):
+        total = combine(total, data.values(payload, ranks, rank, count, start))
     return total
 
 

