@@ -40,7 +40,8 @@ def stack(tmp_path, request) -> dict[str, str]:
     """The environment of an image that declares what the test asks for."""
     path = tmp_path / "stack.json"
     path.write_text(declaration(**getattr(request, "param", {})), encoding="utf-8")
-    return {"STACKCHECK_STACK_FILE": str(path)}
+    # The constraints of the image that these tests run in would hold, whatever the planted declaration says.
+    return {"STACKCHECK_STACK_FILE": str(path), "PIP_CONSTRAINT": ""}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,8 @@ def test_conflict_of_installed_packages_is_caught(plant, tmp_path) -> None:
 def test_declared_image_without_its_declaration_is_caught(plant, tmp_path) -> None:
     told = tmp_path / "run.json"
     told.write_text(json.dumps({"run_id": "ab" * 8, "stack_id": "cpu-test"}), encoding="utf-8")
-    fault = Fault("no declaration", I + "test_declared_versions_are_installed", says="has no")
+    env = {"STACKCHECK_STACK_FILE": str(tmp_path / "none")}
+    fault = Fault("no declaration", I + "test_declared_versions_are_installed", says="has no", env=env)
     plant(Fault(**{**vars(fault), "arguments": ("--run-file", str(told))}))
 
 

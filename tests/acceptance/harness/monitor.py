@@ -34,9 +34,9 @@ class MonitorError(Exception):
 class Monitor:
     """One child; calls are serialised, as libraries of both vendors promise nothing about threads."""
 
-    def __init__(self, vendor: VendorName, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, vendor: VendorName, *, timeout_s: float | None = None) -> None:
         self.vendor = vendor
-        self.timeout_s = timeout_s
+        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._answers = -1
