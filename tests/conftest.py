@@ -7,7 +7,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 ACCEPTANCE = TESTS / "acceptance"
-OWN_TESTS = ("unit", "faults", "integration")
+OWN_TESTS = ("unit", "faults", "integration", "trainers")
 
 # The suites are mounted read-only, and a stale .pyc beside a changed check would be a lie.
 sys.dont_write_bytecode = True
