@@ -133,6 +133,7 @@ class Matrix(_Strict):
     publish: Target
     packages: Mapping[Token, Version]
     training_packages: Mapping[Token, Version] = Field(default_factory=dict)
+    declared: Annotated[tuple[Check, ...], Field(min_length=1)]
     required: Mapping[Vendor, Annotated[tuple[Check, ...], Field(min_length=1)]]
     runtimes: Mapping[Runtime, RuntimeDefaults]
     systems: Mapping[Token, System]
