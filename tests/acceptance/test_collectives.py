@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from workloads import cases, curves
 
 CPU_RANKS = 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import vendors
 from harness import models
 from harness.check import invalid

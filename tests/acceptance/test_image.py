@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness.fixtures import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+
 from harness.fixtures import OnDevice
 from harness.session import AcceptanceSession
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness.fixtures import Launch, RecordMetric
 
 RANKS = 2

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from workloads import collective_cases as collectives
 from workloads.collective_data import Payload
 from workloads.ranks import Book, Ranks, joined

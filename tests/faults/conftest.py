@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import planting
 import pytest
+
+import planting
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+
 from workloads import (
     attention,
     attention_backends,

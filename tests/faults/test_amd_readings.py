@@ -13,9 +13,8 @@ from fakeamd import host, sysfs, tree  # noqa: E402
 from fakeamd.gpu_metrics import encode, layout, offset  # noqa: E402
 from fakeamd.rootfs import FakeAmdError  # noqa: E402
 from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
-from vendors import Absence, Host, amd, amd_kernel, amd_library  # noqa: E402
-
 from stackcheck.vendors import amd as host_side  # noqa: E402
+from vendors import Absence, Host, amd, amd_kernel, amd_library  # noqa: E402
 
 
 class LibraryError(Exception):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from planting import STUBS, Fault
 
 D = "test_devices.py::"

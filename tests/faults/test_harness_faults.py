@@ -8,8 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
-import planting
 import pytest
+
+import planting
 
 SUITE = '''
 import pytest

@@ -4,6 +4,7 @@ import json
 import platform
 
 import pytest
+
 from planting import Fault
 
 I = "test_image.py::"  # noqa: E741

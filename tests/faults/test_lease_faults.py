@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+
 from harness import leases
 from vendors import Device
 

@@ -5,8 +5,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import planting
 import pytest
+
+import planting
 
 FOLDER = Path(__file__).resolve().parent
 ACCEPTANCE = FOLDER.parent / "acceptance"

@@ -4,6 +4,7 @@ memory.
 
 # ruff: noqa: E501 - a table of faults reads in rows
 import pytest
+
 from planting import SUITE_PYTHON, Fault
 
 S = "test_static.py::"

@@ -5,6 +5,7 @@ reference.
 import math
 
 import pytest
+
 from harness import models, thresholds
 
 GOOD = {

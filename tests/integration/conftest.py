@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import requests
-from referrers_proxy import referrers_proxy
 
+from referrers_proxy import referrers_proxy
 from stackcheck import apt
 
 if TYPE_CHECKING:

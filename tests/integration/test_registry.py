@@ -10,8 +10,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 
+from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck import attachments, certificate, keys, publish, pull, revoke
 from stackcheck.engine import Engine
 from stackcheck.errors import CertificateError, PublishError

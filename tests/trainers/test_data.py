@@ -3,11 +3,12 @@
 import struct
 from pathlib import Path
 
+import pytest
+import torch
+
 import data
 import metrics
 import peaks
-import pytest
-import torch
 from errors import RefusedError
 
 

@@ -1,8 +1,9 @@
 """Operations per token and parameter counts are those that the sources publish."""
 
+import pytest
+
 import flops
 import presets
-import pytest
 from models import mpt
 
 # llm-foundry scripts/train/yamls/pretrain; vocabulary 50368, sequence 2048

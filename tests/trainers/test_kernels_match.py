@@ -4,15 +4,16 @@ elsewhere.
 
 import os
 
-import ops
 import pytest
 import torch
+
+import ops
 
 GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="triton is not installed")
-import kernels  # noqa: E402 - the interpreter is chosen before triton is imported
+import triton_ops as kernels  # noqa: E402 - the interpreter is chosen before triton is imported
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 ROWS, WIDTH, HEADS, KV, DIM, FFN, VOCAB = 24, 96, 6, 2, 16, 100, 1000

@@ -108,10 +108,12 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(parallel: str, tmp_path
 
 
 def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(tmp_path: Path) -> None:
-    flags = ("--steps", "400", "--parallel", "zero1", "--lr-warmup", "50")
+    flags = ("--steps", "400", "--parallel", "zero1", "--lr-warmup", "50", "--checkpoint-every", "20")
     whole = record(2, *flags)
     process = start(2, *flags, "--checkpoint", str(tmp_path), "--asynchronous")
-    time.sleep(12)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("step_*/COMPLETE")) and time.monotonic() < deadline:
+        time.sleep(0.05)
     begin = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)

@@ -4,9 +4,10 @@ directions.
 
 import dataclasses
 
-import presets
 import pytest
 import torch
+
+import presets
 
 transformers = pytest.importorskip("transformers")
 TOKENS = torch.randint(256, (2, 48), generator=torch.Generator().manual_seed(3))

@@ -8,9 +8,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import result_files
 from cryptography.hazmat.primitives.asymmetric import ec
 
+import result_files
 from stackcheck import certificate, results, verdict
 from stackcheck.layout import OciLayout
 from stackcheck.oci import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256

@@ -9,10 +9,10 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import result_files
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from small_images import NOW, STACK_ID, certify, make_image, new_key
 
+import result_files
+from small_images import NOW, STACK_ID, certify, make_image, new_key
 from stackcheck import certificate, keys
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
 from stackcheck.statement import PROVENANCE, TEST_RESULT, VSA, facts, newest, status, time_verified

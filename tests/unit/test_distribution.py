@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from small_images import STACK_ID, certify, make_image, new_key, quiet
 
+from small_images import STACK_ID, certify, make_image, new_key, quiet
 from stackcheck import credentials, publish
 from stackcheck.distribution import Repository
 from stackcheck.errors import ConfigurationError

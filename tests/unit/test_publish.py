@@ -6,8 +6,8 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 from stackcheck import attachments, publish, revoke, verify
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.layout import OciLayout

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_images import make_image, quiet
 
+from small_images import make_image, quiet
 from stackcheck.errors import ConfigurationError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import (

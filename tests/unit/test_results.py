@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from result_files import check, metric, result
 
+from result_files import check, metric, result
 from stackcheck import results
 
 ASSETS = Path(__file__).parent / "assets" / "results"

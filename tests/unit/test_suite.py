@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import result_files
 
+import result_files
 from stackcheck import suite
 from stackcheck.errors import ChecksFailedError
 

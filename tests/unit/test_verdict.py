@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import CONFIG_DIGEST, check, host, metric, result
 
+from result_files import CONFIG_DIGEST, check, host, metric, result
 from stackcheck import results
 from stackcheck.errors import ConfigurationError
 from stackcheck.verdict import Verdict, Waiver, judge, matches

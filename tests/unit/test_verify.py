@@ -8,10 +8,10 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import result_files
-from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 from typer.testing import CliRunner
 
+import result_files
+from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 from stackcheck import attachments, keys, publish, pull
 from stackcheck.cli.consume import app
 from stackcheck.errors import CertificateError, ConfigurationError, EngineError

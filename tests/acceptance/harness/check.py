@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from vendors import Sample, VendorName, is_known
 
 from harness import thresholds
+from vendors import Sample, VendorName, is_known
 
 NO_BOUND_ON_CPU = "none: the cpu vendor proves the flow and the numerics, never the speed of a GPU"
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]

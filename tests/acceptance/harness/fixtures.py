@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-import vendors
-from vendors import Absence, Device, Host
 
+import vendors
 from harness import launch as launcher
 from harness import leases, models
 from harness.check import Check
 from harness.monitor import Sampler
 from harness.session import CHECK, AcceptanceSession, device_names
 from harness.worker import WorkloadError
+from vendors import Absence, Device, Host
 
 CLEAN_SLACK_BYTES = 2 << 30  # a context of another rank of ours; Primus draws the same line
 CLEAN_WAIT_S = 30.0

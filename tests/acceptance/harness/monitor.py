@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vendors import Host, Sample, VendorAbsentError, VendorName
-
 from harness import processes
+from vendors import Host, Sample, VendorAbsentError, VendorName
 
 if TYPE_CHECKING:
     import subprocess

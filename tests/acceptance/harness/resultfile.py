@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vendors import Absence, Host, VendorName
-
 from harness import models
+from vendors import Absence, Host, VendorName
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 WRITE_PERIOD_S = 1.0

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import vendors
-from vendors import Device, Host, VendorAbsentError, VendorName
 
+import vendors
 from harness import leases, resultfile, summary
 from harness.check import Check, InvalidRun
 from harness.monitor import Monitor, MonitorError
 from harness.worker import Worker
+from vendors import Device, Host, VendorAbsentError, VendorName
 
 TIERS = ("smoke", "standard", "soak")
 CHECK = pytest.StashKey[Check]()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from harness.monitor import Monitor
 from harness.worker import Worker
 from vendors import amd
