@@ -347,9 +347,10 @@ def classic_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engi
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
-    deadline = time.monotonic() + 30
-    while not host_setup.socket_answers() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 120
+    while not host_setup.socket_answers() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert host_setup.socket_answers(), (tmp_path / "log").read_text()[-3000:]
     yield process
     process.terminate()
     try:
