@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -322,43 +323,45 @@ def test_a_base_made_again_has_the_same_bytes_and_nothing_of_the_host(
 
 
 @pytest.fixture
-def classic_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine):  # noqa: ARG001
+def classic_daemon(monkeypatch: pytest.MonkeyPatch, engine: Engine):  # noqa: ARG001
     """A second daemon with the classic image store and no network, which a test may stop."""
-    socket = tmp_path / "docker.sock"
+    folder = Path(tempfile.mkdtemp(prefix="dockerd-"))  # sockets' paths are short: pytest's are not
+    socket = folder / "docker.sock"
     # In a network namespace of its own: a daemon without a bridge deletes docker0, also another daemon's.
     command = [
         *("unshare", "--net"),
         "dockerd",
         "--config-file",
-        str(tmp_path / "daemon.json"),
+        str(folder / "daemon.json"),
         "--data-root",
-        str(tmp_path / "data"),
+        str(folder / "data"),
     ]
     command += [
         "--exec-root",
-        str(tmp_path / "exec"),
+        str(folder / "exec"),
         "--pidfile",
-        str(tmp_path / "pid"),
+        str(folder / "pid"),
         "--host",
         f"unix://{socket}",
     ]
     command += ["--bridge=none", "--iptables=false", "--ip-masq=false"]
-    (tmp_path / "daemon.json").write_text('{"features": {"containerd-snapshotter": false}}')
-    with (tmp_path / "log").open("w") as log:
+    (folder / "daemon.json").write_text('{"features": {"containerd-snapshotter": false}}')
+    with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
     deadline = time.monotonic() + 120
     while not host_setup.socket_answers() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert host_setup.socket_answers(), (tmp_path / "log").read_text()[-3000:]
+    assert host_setup.socket_answers(), (folder / "log").read_text()[-3000:]
     yield process
     process.terminate()
     try:
         process.wait(timeout=20)
     except subprocess.TimeoutExpired:
         process.kill()
-    for mounted in sorted((tmp_path / "data" / "overlay2").glob("*/merged")):
+    for mounted in sorted((folder / "data" / "overlay2").glob("*/merged")):
         subprocess.run(["umount", "--lazy", str(mounted)], check=False, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
