@@ -21,6 +21,7 @@ from stackcheck.errors import (
     PublishError,
     StackcheckError,
 )
+from stackcheck.oci import RegistryError
 from stackcheck.predicates import Provenance
 
 if TYPE_CHECKING:
@@ -278,21 +279,39 @@ def _published(
     """Publish unless the same image stands there under a certificate that is still fresh."""
     reference = f"{settings.target}:{subject.name}"
     public = keys.load_or_create(settings.key).public_key()
-    if may_keep and _still_valid(reference, subject, settings):
+    if may_keep and _still_valid(reference, subject, result, settings):
         return reference, True
     envelopes = sign(subject, result, judged, settings)
-    done = publish.publish(
-        subject.image.layout,
-        tag=subject.name,
-        envelopes=envelopes,
-        target=settings.target,
-        public_key=public,
-        report=report,
-    )
+    try:
+        done = publish.publish(
+            subject.image.layout,
+            tag=subject.name,
+            envelopes=envelopes,
+            target=settings.target,
+            public_key=public,
+            report=report,
+        )
+    except RegistryError as error:
+        raise _with_a_way_on(error, settings.target) from error
     return str(done.reference), False
 
 
-def _still_valid(reference: str, subject: Candidate, settings: Settings) -> bool:
+def _with_a_way_on(error: RegistryError, target: str) -> PublishError:
+    """What is damaged in a layout besides the image may hold a withdrawal: only its owner may put it aside."""
+    folder = target.removeprefix("oci:")
+    if error.next_step or folder == target:
+        return error
+    return PublishError(
+        error.what,
+        where=error.where,
+        got=error.got,
+        expected=error.expected,
+        next_step=f"move {folder} away, then run the same command again: what it holds is published anew",
+    )
+
+
+def _still_valid(reference: str, subject: Candidate, result: RunResult, settings: Settings) -> bool:
+    """Whether the target holds this image under a fresh certificate of this run and these waivers."""
     host = vendors.host(subject.vendor)
     try:
         verified = pull.verify(
@@ -304,7 +323,9 @@ def _still_valid(reference: str, subject: Candidate, settings: Settings) -> bool
         )
     except (CertificateError, ConfigurationError, PublishError):
         return False  # nothing there, too old, or damaged: publish again
-    return verified.digest == subject.image.manifest_digest
+    waivers = [dataclasses.asdict(waiver) for waiver in settings.waivers]
+    found = (verified.digest, verified.facts["run"]["id"], verified.facts["waivers"])
+    return found == (subject.image.manifest_digest, result.run_id, waivers)
 
 
 def _subject(subject: Candidate) -> suite.Subject:

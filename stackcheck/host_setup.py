@@ -49,14 +49,14 @@ class Recipe:
         return ("sudo stackcheck doctor --fix   # or, by hand:", *lines, "dockerd &")
 
 
-def ensure_engine(report: Callable[[str], None]) -> None:
-    """Leave with a daemon that answers and a client that can build.
+def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None:
+    """Leave with a daemon that answers and, where something is to be built, a client that can build.
 
     Raises:
         EngineError: `DOCKER_HOST` names a daemon that does not answer, or nothing may be installed here; the
             message has the commands to type.
     """
-    if socket_answers() and has_buildx():
+    if socket_answers() and (not builds or has_buildx()):
         return
     if os.environ.get("DOCKER_HOST") and not socket_answers():
         raise EngineError(

@@ -53,8 +53,13 @@ class OciLayout:
         return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def has_blob(self, digest: str) -> bool:
-        """Whether the blob is there."""
-        return self.blob_path(digest).is_file()
+        """Whether the blob is there and whole: a damaged one counts as absent, so that it is written again."""
+        try:
+            for _ in self.read_blob(digest):
+                pass
+        except (MissingError, IntegrityError):
+            return False
+        return True
 
     def read_blob(self, digest: str) -> Iterator[bytes]:
         """The blob's bytes, checked after the last one."""
@@ -191,8 +196,9 @@ class OciLayout:
             ) from error
 
     def _manifest_body(self, digest: str) -> bytes:
-        if self.has_blob(digest) and self.blob_path(digest).stat().st_size > MANIFEST_LIMIT_BYTES:
-            raise IntegrityError("a manifest is too large to be one", where=str(self.blob_path(digest)))
+        path = self.blob_path(digest)
+        if path.is_file() and path.stat().st_size > MANIFEST_LIMIT_BYTES:
+            raise IntegrityError("a manifest is too large to be one", where=str(path))
         return b"".join(self.read_blob(digest))
 
     def _names(self) -> list[str]:

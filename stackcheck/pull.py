@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stackcheck import vendors
+from stackcheck.container import USER_ENV
 from stackcheck.errors import EngineError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import RegistryError
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Verified", "local_name", "pull", "run", "verify"]
 
 SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs, not memory that is taken
-CONTAINER_ENV = {"HOME": "/tmp"}  # noqa: S108  # the container's own tmpfs
 RUN_TIMEOUT_S = 365 * 24 * 3600.0  # training ends when it ends
 
 
@@ -101,7 +102,7 @@ def run(
         image=name,
         command=tuple(command),
         user=f"{os.getuid()}:{os.getgid()}",  # so that what it writes belongs to who ran it
-        env={**dict(needs.env), **CONTAINER_ENV},
+        env={**dict(vendors.site_environment()), **dict(needs.env), **USER_ENV},
         mounts=(Mount(source=folder, target=place, read_only=False), *binds),
         devices=needs.devices,
         group_add=needs.groups,

@@ -15,6 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import inputs, results, vendors
+from stackcheck.container import USER_ENV
 from stackcheck.engine import Mount, RunSpec
 from stackcheck.errors import ChecksFailedError
 
@@ -33,8 +34,6 @@ SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 CONTAINER_USER = 1000
 # pytest's lines with a share done, the suites' own header, and its closing list of failures.
 PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
-# The root file system is read-only; /tmp is the container's own tmpfs.
-CONTAINER_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}  # noqa: S108
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +129,12 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
         image=plan.subject.reference,
         command=_command(plan),
         user=f"{user}:{user}",
-        env={**dict(vendors.site_environment()), **dict(needs.env), **CONTAINER_ENV},
+        env={
+            **dict(vendors.site_environment()),
+            **dict(needs.env),
+            **USER_ENV,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         mounts=(
             Mount(source=out / "suite" / "tests", target="/stackcheck/tests", read_only=True),
             Mount(source=out / "suite" / "trainers", target="/stackcheck/trainers", read_only=True),

@@ -101,8 +101,9 @@ def run_suites(
     report = Progress()
     settings = _settings(root, tier=tier, vendor=vendor, force=force)
     with build.exclusive(settings.root, "stackcheck test", report):
-        subject = _candidate(name, _engine(report), settings, report)
-        result, judged, _reused = flow.examine(subject, _engine(report), settings, report)
+        engine = _engine(report, builds=not _is_reference(name))
+        subject = _candidate(name, engine, settings, report)
+        result, judged, _reused = flow.examine(subject, engine, settings, report)
     if as_json:
         print_json(dataclasses.asdict(judged))
     else:
@@ -140,7 +141,7 @@ def certify_image(
     report = Progress()
     settings = _settings(root, tier=tier, vendor=vendor, key=key, force=force)
     with build.exclusive(settings.root, "stackcheck certify", report):
-        engine = _engine(report)
+        engine = _engine(report, builds=not _is_reference(name))
         subject = _candidate(name, engine, settings, report)
         result, judged, _reused = flow.examine(subject, engine, settings, report)
         if judged.status == "UNFIT":
@@ -224,10 +225,10 @@ def _settings(
     )
 
 
-def _engine(report: Progress) -> Engine:
+def _engine(report: Progress, *, builds: bool = True) -> Engine:
     from stackcheck import host_setup
 
-    host_setup.ensure_engine(report)
+    host_setup.ensure_engine(report, builds=builds)
     return Engine.connect()
 
 
@@ -246,8 +247,8 @@ def _selected(root: Path, selectors: Sequence[str] | None) -> tuple[resolve.Stac
 
 def _candidate(name: str, engine: Engine, settings: flow.Settings, report: Progress) -> flow.Candidate:
     """A stack of the matrix (built when it has to be), or any image reference."""
-    stacks = {stack.id: stack for stack in resolve.load_stacks(settings.root)}
-    found = resolve.select(tuple(stacks.values()), (name,)) if _is_selector(name, stacks) else ()
+    stacks = resolve.load_stacks(settings.root)
+    found = () if _is_reference(name) else resolve.select(stacks, (name,))
     if len(found) > 1:
         raise NothingSelectedError(
             f"{name} matches {len(found)} stacks, and this verb takes one",
@@ -261,9 +262,9 @@ def _candidate(name: str, engine: Engine, settings: flow.Settings, report: Progr
     return flow.foreign(image, _label(name), loaded, settings)
 
 
-def _is_selector(name: str, stacks: dict[str, resolve.Stack]) -> bool:
-    """Stack ids hold neither `/`, `:` nor `@`; image references that are worth testing hold one."""
-    return name in stacks or not re.search(r"[/:@]", name)
+def _is_reference(name: str) -> bool:
+    """Whether a name is an image and no stack: stack ids hold neither `/`, `:` nor `@`."""
+    return re.search(r"[/:@]", name) is not None
 
 
 def _label(name: str) -> str:
