@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LABEL = "org.stackcheck.run"
 API_TIMEOUT_S = 120
-# For any uid in any image: a home that can be written on a read-only root, and a name (torch asks for one, and
-# an image that was not built here knows none for the uid that it is run with).
-USER_ENV = {"HOME": "/tmp", "USER": "stackcheck", "LOGNAME": "stackcheck"}  # noqa: S108  # the container's tmpfs
+# For any uid in any image: a home that can be written (the container's own tmpfs), and a name: torch asks for
+# one, and an image that was not built here knows none for the uid that it is run with.
+USER_ENV = {"HOME": "/tmp", "USER": "stackcheck", "LOGNAME": "stackcheck"}  # noqa: S108
 # torchrun and gloo look up the name of their own host. Without a network nobody answers, and each look-up
 # costs ten seconds: so the name is in /etc/hosts, and the name server is one that refuses at once.
 OWN_NAME: dict[str, Any] = {
