@@ -297,7 +297,7 @@ def _published(
 
 
 def _with_a_way_on(error: RegistryError, target: str) -> PublishError:
-    """What is damaged in a layout besides the image may hold a withdrawal: only its owner may put it aside."""
+    """Damage besides the image may hide a withdrawal: only the layout's owner may put it aside."""
     folder = target.removeprefix("oci:")
     if error.next_step or folder == target:
         return error

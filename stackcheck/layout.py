@@ -53,7 +53,7 @@ class OciLayout:
         return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def has_blob(self, digest: str) -> bool:
-        """Whether the blob is there and whole: a damaged one counts as absent, so that it is written again."""
+        """Whether the blob is there and whole; a damaged one counts as absent and is written again."""
         try:
             for _ in self.read_blob(digest):
                 pass

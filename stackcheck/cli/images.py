@@ -94,30 +94,30 @@ def run_suites(
     tier: Tier = "smoke",
     vendor: Vendor = None,
     as_json: AsJson = False,
+    dry_run: DryRun = False,
     root: Root = HERE,
-    force: Force = True,
 ) -> None:
-    """Run the acceptance suites inside an image and judge them; sign nothing."""
+    """Run the acceptance suites inside an image, also when nothing changed, and judge; sign nothing."""
+    if dry_run:
+        print(f"{name}: {tier} suites, judge")
+        return
     report = Progress()
-    settings = _settings(root, tier=tier, vendor=vendor, force=force)
+    settings = _settings(root, tier=tier, vendor=vendor, force=True)
     with build.exclusive(settings.root, "stackcheck test", report):
         engine = _engine(report, builds=not _is_reference(name))
         subject = _candidate(name, engine, settings, report)
-        result, judged, _reused = flow.examine(subject, engine, settings, report)
-    if as_json:
-        print_json(dataclasses.asdict(judged))
-    else:
-        print_facts(
-            {
-                "image": subject.image.reference,
-                "verdict": judged.status,
-                "passed": str(len(judged.passed)),
-                "failed": str(len(judged.failed)),
-                "skipped": str(len(judged.skipped)),
-                "result": str(settings.folder(subject.name) / "run" / "result.json"),
-                "next": f"stackcheck certify {result.stack_id or name}",
-            }
-        )
+        _result, judged, _reused = flow.examine(subject, engine, settings, report)
+    facts = {
+        "image": subject.image.reference,
+        "verdict": judged.status,
+        "passed": str(len(judged.passed)),
+        "failed": str(len(judged.failed)),
+        "skipped": str(len(judged.skipped)),
+        "result": str(settings.folder(subject.name) / "run" / "result.json"),
+    }
+    if judged.status == "PASSED":
+        facts["next"] = f"stackcheck certify {name}"
+    print_json(dataclasses.asdict(judged)) if as_json else print_facts(facts)
     if judged.status != "PASSED":
         raise flow.refusal(judged, settings.folder(subject.name))
 
@@ -151,8 +151,9 @@ def certify_image(
         "verdict": judged.status,
         "digest": subject.image.manifest_digest,
         "statements": str(settings.folder(subject.name) / "statements"),
-        "next": f"stackcheck publish {name} --to oci:dist",
     }
+    if judged.status == "PASSED":
+        facts["next"] = f"stackcheck publish {name} --to oci:dist"
     print_json(facts) if as_json else print_facts(facts)
     if judged.status != "PASSED":
         raise flow.refusal(judged, settings.folder(subject.name))
