@@ -10,6 +10,7 @@ kept.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -35,6 +38,38 @@ class Pending:
     folder: Path
     facts: dict[str, Any]
     future: Future | None
+
+
+class Stager:
+    """Copies a state to the CPU before training goes on; torch's own stagers cannot copy every DTensor."""
+
+    should_synchronize_after_execute = False
+
+    def stage(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The copy, made before this returns."""
+        return on_host(state)
+
+    def synchronize_staging(self) -> None:
+        """Nothing is under way after stage."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def on_host(value: Any) -> Any:
+    """A copy in the CPU's memory, sharded as it was."""
+    if isinstance(value, dict):
+        return {key: on_host(item) for key, item in value.items()}
+    if isinstance(value, DTensor):
+        local, mesh = value.to_local().detach().to("cpu", copy=True), value.device_mesh
+        host = (
+            mesh
+            if mesh.device_type == "cpu"
+            else DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+        )
+        shape = {"shape": value.shape, "stride": value.stride()}
+        return DTensor.from_local(local, host, value.placements, run_check=False, **shape)
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 class Checkpoints:
@@ -57,8 +92,11 @@ class Checkpoints:
             if weights is not None:
                 torch.save(weights, folder / "weights.pt")
         dist.barrier(group=self.group)
-        write = dcp.async_save if self.asynchronous else dcp.save
-        result = write(state, checkpoint_id=folder, process_group=self.group)
+        where = {"checkpoint_id": folder, "process_group": self.group}
+        if self.asynchronous:
+            result = dcp.async_save(state, **where, async_stager=Stager())
+        else:
+            result = dcp.save(state, **where)
         facts = {"step": step, "world_size": dist.get_world_size(), "full": weights is not None}
         self.pending = Pending(folder, facts, result if self.asynchronous else None)
         if not self.asynchronous:

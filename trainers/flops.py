@@ -87,7 +87,7 @@ def gpt(config: object, seq_len: int) -> Work:
     )
 
 
-def flux(config: object, image_tokens: int, text_tokens: int) -> Flops:
+def flux(config: object, image_tokens: int, text_tokens: int, *, recompute: bool = False) -> Flops:
     """Operations per image: each stream's weights by its own tokens, attention over both, bidirectional.
 
     torchtitan's counter halves the attention as if it were causal; ours counts it in full.
@@ -102,4 +102,4 @@ def flux(config: object, image_tokens: int, text_tokens: int) -> Flops:
     embedders = (256 + d) * d * (2 if config.guidance else 1) + (config.pooled_width + d) * d
     layers = config.double_blocks + config.single_blocks
     work = 6.0 * (gemm + modulation + embedders) + 12.0 * layers * d * tokens * tokens
-    return Flops(noncausal=work, causal=work, hardware=work)
+    return Flops(noncausal=work, causal=work, hardware=work * (4 / 3 if recompute else 1))

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ops
 import torch
 import torch.nn.functional as F
-from models.layers import Rotary
 from torch import nn
+
+import ops
+from models.layers import Rotary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

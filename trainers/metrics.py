@@ -15,6 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
     from world import World
 
 TRACKED = (

@@ -2,7 +2,7 @@
 """The steps of the fused layer as plain torch: what they mean, what runs on a CPU, what the kernels are
 tested against.
 
-In: rows [tokens, width]. On a GPU the function of the same name in kernels.py runs instead.
+In: rows [tokens, width]. On a GPU the function of the same name in triton_ops.py runs instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LIMIT = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 def pick(name: str, device: torch.device) -> Callable:
     """The kernel of this name on a GPU, the plain function elsewhere."""
     if device.type == "cuda":
-        import kernels
+        import triton_ops
 
-        return getattr(kernels, name)
+        return getattr(triton_ops, name)
     return globals()[name]
 
 

@@ -78,7 +78,15 @@ def contradiction(options: Options) -> str | None:
             options.tp > 1 and options.model in {"moe", "flux"},
             f"--tp is not defined for --model {options.model}",
         ),
-        (options.pp > 1 and options.model == "flux", "--pp is not defined for --model flux"),
+        (
+            options.pp > 1 and options.model in {"flux", "moe"},
+            f"--pp is not defined for --model {options.model}",
+        ),
+        (
+            options.implementation == "transformers"
+            and not (options.model == "llama" and options.parallel == "fsdp2" and options.precision != "fp8"),
+            "--implementation transformers is for llama, --parallel fsdp2, fp32 or bf16",
+        ),
         (model_parallel and options.implementation != "native", "--tp and --pp need --implementation native"),
         (
             options.implementation == "fused" and not (options.parallel == "zero1" and _fusible(options)),
@@ -137,7 +145,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
     add(
         "--micro-batch",
         default="preset",
-        help="sequences a GPU and microbatch: a number, preset, or auto (searched)",
+        help="samples a GPU and microbatch: a number, or preset (tune.py searches)",
     )
     add("--global-batch", type=int, help="sequences a step over all GPUs; accumulates what does not fit")
     add("--lr", type=float, help="peak learning rate")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from errors import RefusedError
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -33,10 +32,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import build
+from errors import RefusedError
 
 if TYPE_CHECKING:
-    from options import Options
     from torch import Tensor, nn
+
+    from options import Options
     from world import World
 
 
@@ -62,14 +63,19 @@ class Job(Protocol):
         """All weights, whole, float32, on the CPU of every rank; in the model's order."""
 
 
-def mesh(options: Options, world: World) -> DeviceMesh:
-    """Dimensions pp, replicas, shard, tp; torchrun numbers a node's ranks last, so tp stays inside a node."""
+def check(options: Options, world: World) -> None:
+    """Refuse a number of ranks that the layout does not divide."""
     outer = options.pp * options.replicas * options.tp
     if world.size % outer:
         raise RefusedError(
             f"{world.size} ranks are no multiple of pp {options.pp} x replicas {options.replicas} "
             f"x tp {options.tp}"
         )
+
+
+def mesh(options: Options, world: World) -> DeviceMesh:
+    """Dimensions pp, replicas, shard, tp; torchrun numbers a node's ranks last, so tp stays inside a node."""
+    outer = options.pp * options.replicas * options.tp
     sizes = (options.pp, options.replicas, world.size // outer, options.tp)
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=("pp", "replicas", "shard", "tp"))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
 from errors import RefusedError
 
 if TYPE_CHECKING:

@@ -7,22 +7,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import build
 import data
 import parallel
 import peaks
 import presets
 from errors import RefusedError
 
-import build
-
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
     from flops import Flops
     from options import Options
     from parallel import Job
     from peaks import Peak
     from presets import Preset
-    from torch import Tensor
     from world import World
 
 
@@ -48,6 +48,7 @@ class Plan:
 
 def settle(options: Options, preset: Preset, world: World) -> Plan:
     """Fill what the options left open; refuse batches that do not divide and devices without a known peak."""
+    parallel.check(options, world)
     data_ranks = world.size // (options.tp * options.pp)
     micro = preset.micro_batch if options.micro_batch == "preset" else int(options.micro_batch)
     batch = options.global_batch or micro * data_ranks
@@ -80,7 +81,7 @@ def layout(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
     if options.pp > 1:
         import pipeline
 
-        return pipeline.Pipelined(family, preset.config, chunks, plan, options, world)
+        return pipeline.Pipelined(family, preset.config, chunks, plan=plan, options=options, world=world)
     model = build.skeleton(family, preset.config, loss_chunks=chunks)
     if options.parallel == "zero1":
         import zero1

@@ -173,7 +173,7 @@ def flops_per_unit(preset: Preset, seq_len: int, *, recompute: bool) -> flops.Fl
     """Operations of one token at this sequence length, or of one image."""
     config = preset.config
     if isinstance(config, flux.Config):
-        return flops.flux(config, config.side**2, config.text_tokens)
+        return flops.flux(config, config.side**2, config.text_tokens, recompute=recompute)
     work = flops.gpt(config, seq_len) if isinstance(config, mpt.Config) else flops.decoder(config, seq_len)
     return flops.per_token(work, recompute=recompute)
 

@@ -10,10 +10,11 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-import metrics
-import plan as plans
 import torch
 import torch.distributed as dist
+
+import metrics
+import plan as plans
 
 if TYPE_CHECKING:
     from train import Run

@@ -17,6 +17,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 import checkpoint
 import metrics
 import options as cli
@@ -24,19 +27,18 @@ import plan as plans
 import power
 import presets
 import record
-import torch
 import where
 import world as place
 from errors import RefusedError
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import Tensor
+
     from options import Options
     from parallel import Job
     from plan import Feed, Plan
-    from torch import Tensor
     from world import World
 
 OUT_OF_MEMORY = 4

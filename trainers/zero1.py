@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ops
 import torch
 import torch.distributed as dist
-from errors import RefusedError
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import build
+import ops
+from errors import RefusedError
 
 if TYPE_CHECKING:
-    from options import Options
     from torch import Tensor, nn
+
+    from options import Options
     from world import World
 
 PAD = (

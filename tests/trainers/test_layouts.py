@@ -46,6 +46,7 @@ LAYOUTS = {
     "zero1": (2, "--parallel", "zero1"),
     "zero1-accumulated": (2, "--parallel", "zero1", "--micro-batch", "2"),
     "tensor": (2, "--tp", "2", "--micro-batch", "8"),
+    "pipeline": (2, "--pp", "2", "--micro-batch", "2"),
     "recompute": (2, "--recompute", "full"),
     "chunked-loss": (2, "--loss-chunks", "4"),
 }
@@ -68,6 +69,12 @@ def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float]
 def test_fp8_stays_in_its_band(alone: list[float]) -> None:
     got = record(2, *BATCH, "--precision", "fp8", "--parallel", "zero1", "--implementation", "fused")
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
+
+
+def test_the_librarys_own_model_trains_in_our_loop() -> None:
+    pytest.importorskip("transformers")
+    losses = record(2, *BATCH, "--implementation", "transformers")["losses"]
+    assert losses[-1] < 0.95 * losses[0]
 
 
 @pytest.mark.parametrize("model", ["mistral", "moe", "mpt", "gpt", "flux"])

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from models.layers import attention
 from torch import nn
+
+from models.layers import attention
 
 if TYPE_CHECKING:
     from torch import Tensor

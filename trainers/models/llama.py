@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
-from models.layers import LossHead, Rotary, attention, run_blocks, window_attention
 from torch import nn
+
+from models.layers import LossHead, Rotary, attention, run_blocks, window_attention
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from models import llama
 from torch import nn
+
+from models import llama
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from models.layers import LossHead, alibi_slopes, attention, run_blocks
 from torch import nn
+
+from models.layers import LossHead, alibi_slopes, attention, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,22 +89,29 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Embedding, positions, blocks, head."""
 
-    def __init__(self, config: Config, *, loss_chunks: int = 1) -> None:
+    def __init__(self, config: Config, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
         super().__init__()
+        (index, stages), first = stage, stage[0] == 0
         self.config, self.keep = config, None
-        self.embedding = nn.Embedding(config.vocab, config.width)
-        self.position = None if config.alibi else nn.Embedding(config.positions, config.width)
-        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in range(config.layers)})
-        out = nn.Linear(config.width, config.vocab, bias=False)
-        if config.tied:
-            out.weight = self.embedding.weight
-        self.head = LossHead(nn.LayerNorm(config.width, bias=config.bias), out, loss_chunks)
+        span = range(index * config.layers // stages, (index + 1) * config.layers // stages)
+        self.embedding = nn.Embedding(config.vocab, config.width) if first else None
+        placed = first and not config.alibi
+        self.position = nn.Embedding(config.positions, config.width) if placed else None
+        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in span})
+        self.head = self._head(loss_chunks) if index == stages - 1 else None
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Activations before the head."""
-        x = self.embedding(tokens)
+    def _head(self, chunks: int) -> LossHead:
+        out = nn.Linear(self.config.width, self.config.vocab, bias=False)
+        if self.config.tied and self.embedding is not None:
+            out.weight = self.embedding.weight
+        return LossHead(nn.LayerNorm(self.config.width, bias=self.config.bias), out, chunks)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Tokens, or the previous stage's activations, to this stage's last activations."""
+        if self.embedding is not None:
+            x = self.embedding(x)
         if self.position is not None:
-            x = x + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+            x = x + self.position(torch.arange(x.shape[1], device=x.device))
         return run_blocks(self.blocks, x, self._bias(x), keep=self.keep)
 
     def _bias(self, x: Tensor) -> Tensor | None:
@@ -121,9 +129,10 @@ class Model(nn.Module):
         """[batch, sequence, vocabulary]."""
         return self.head.logits(self.hidden(tokens))
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy."""
-        return self.head(self.hidden(tokens), labels)
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Mean cross entropy; activations when this stage is not the last."""
+        x = self.hidden(tokens)
+        return x if self.head is None else self.head(x, labels)
 
 
 def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
