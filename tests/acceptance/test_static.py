@@ -58,9 +58,9 @@ def compiled(acceptance: AcceptanceSession, on_device: OnDevice) -> Compile:
 
     def compile_(kernel: str, arch: str, dtype: str) -> Mapping[str, Any]:
         backend = "amd" if arch.startswith("gfx") else "nvidia"
-        if backend not in on_device("workloads.compiled:backend_names", env=cache):
+        if backend not in on_device("workloads.machine_code:backend_names", env=cache):
             pytest.skip(f"this Triton has no {backend} backend")
-        return on_device("workloads.compiled:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache)
+        return on_device("workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache)
 
     return compile_
 

@@ -19,7 +19,7 @@ def fault(
     stub = (
         f"def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype): return {report}\n"
     )
-    compile_in_stub = "lambda self, function, *a, **k: original(self, function.replace('workloads.compiled', 'stub'), *a, **k)"
+    compile_in_stub = "lambda self, function, *a, **k: original(self, function.replace('workloads.machine_code', 'stub'), *a, **k)"
     return Fault(
         name,
         S + check,

@@ -135,15 +135,15 @@ def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
         "driver": str(host.driver) if host and not isinstance(host.driver, Absence) else None,
         "kernel": platform.release(),
         "partition": ", ".join(partitions) or None,
-        "nvls": nvls(vendor),
+        "nvls": nvls(vendor, len(host.devices) if host else 0),
         "cpu": f"{_cpu_model()} x {os.cpu_count()}",
         "memory_bytes": memory,
     }
 
 
-def nvls(vendor: VendorName) -> str:
-    """The multicast state of the switch fabric, as far as the environment says."""
-    if vendor != "nvidia":
+def nvls(vendor: VendorName, devices: int) -> str:
+    """The multicast state of the switch fabric, as far as the environment says; one device has no fabric."""
+    if vendor != "nvidia" or devices < 2:
         return "unavailable"
     return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "on"
 

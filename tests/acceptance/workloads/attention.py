@@ -120,12 +120,13 @@ def judge(
     """Gates (a) and (b) of the output and of each gradient."""
     reference = attention_reference.compute(*(t.detach() for t in leaves), g, causal=causal)
     eager = attention_reference.eager(*(t.detach() for t in leaves), g, causal=causal)
-    yield frobenius(out, reference.out, eager[0], factor=FORWARD, name="out frobenius")
+    terms = max(out.shape[-2], leaves[1].shape[-2])  # the longest sum in any of the four
+    yield frobenius(out, reference.out, eager[0], factor=FORWARD, terms=terms, name="out frobenius")
     yield elementwise(out, reference.out, reference.slack[0], name="out elementwise")
     for index, name in enumerate(GRADIENTS):
         grad, ref = leaves[index].grad, reference.grads[index]
         assert grad is not None, f"{name} is missing"
-        yield frobenius(grad, ref, eager[index + 1], factor=BACKWARD, name=f"{name} frobenius")
+        yield frobenius(grad, ref, eager[index + 1], factor=BACKWARD, terms=terms, name=f"{name} frobenius")
         yield elementwise(grad, ref, reference.slack[index + 1], name=f"{name} elementwise")
 
 

@@ -53,7 +53,10 @@ def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, 
     # What the errors of P, dS and delta leave in each result, as root sums of squares.
     rounding = _rounding(unit, q, k)
     ddelta = unit * (g * out).norm(dim=-1, keepdim=True)
-    dp, dds = (p * rounding).square(), (ds * rounding).square() + (p * ddelta).square()
+    dp = (p * rounding).square()
+    # g v^T and delta are float32 sums over D: where they cancel (one key left), only their errors remain.
+    summed = FLOAT32 * q.shape[-1] ** 0.5 * g.norm(dim=-1, keepdim=True) * v.norm(dim=-1, keepdim=True).mT
+    dds = (ds * rounding).square() + p.square() * (ddelta.square() + summed.square())
     slack = (
         _rss(dp, v),
         scale * (_rss(dds, k) + ddelta * (p @ k).abs()),

@@ -87,7 +87,10 @@ def _against_float64(norm: str, x: torch.Tensor) -> Iterable[Reading]:
         widened = WIDENED.get((norm, device().type, name), 1.0)
         factor = widened * (BACKWARD if index else FORWARD)
         allowance = widened * _slack(norm, x, weight, g)[index]
-        yield frobenius(got[index], ref[index], yardstick[index], factor=factor, name=f"{name} frobenius")
+        terms = len(x) if name == "dw" else 0  # dw sums over the rows, in any order
+        yield frobenius(
+            got[index], ref[index], yardstick[index], factor=factor, terms=terms, name=f"{name} frobenius"
+        )
         yield elementwise(got[index], ref[index], allowance, name=f"{name} elementwise")
 
 

@@ -6,6 +6,7 @@ and written).
 
 import functools
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ ATTENTION = {
     "cuda": attention.Shape(b=2, hq=32, hkv=8, sq=8192, sk=8192, d=128, causal=True),
     "cpu": attention.Shape(b=1, hq=2, hkv=1, sq=128, sk=128, d=64, causal=True),
 }
+Timed = Callable[[Callable[[], object]], list[float]]
 BACKWARD_OVER_FORWARD = 2.5  # five products against two (FlashAttention-2, arXiv 2307.08691, section 4.1)
 
 
@@ -32,15 +34,24 @@ def gemm(dtype: str) -> list[dict[str, Any]]:
         return [_gemm(dtype, *shape) for shape in GEMM[device().type]]
 
 
-def _gemm(dtype: str, m: int, n: int, k: int) -> dict[str, Any]:
-    if dtype == "fp8":
-        call = fp8.timed_product(m, n, k)
-    else:
-        a = operands.normal(m, k, dtype=operands.DTYPES[dtype], seed=1)
-        b = operands.normal(n, k, dtype=operands.DTYPES[dtype], seed=2)
-        call = functools.partial(torch.mm, a, b.t(), out=torch.empty(m, n, dtype=a.dtype, device=a.device))
-    rates = [2 * m * n * k / seconds / 1e12 for seconds in timing.repeats(call)]
+def gemm_sustained(dtype: str) -> list[dict[str, Any]]:
+    """TFLOP/s of the first shape after a second of it: what the power cap leaves."""
+    with precision(dtype):
+        return [_gemm(dtype, *GEMM[device().type][0], timed=timing.sustained)]
+
+
+def _gemm(dtype: str, m: int, n: int, k: int, *, timed: Timed = timing.repeats) -> dict[str, Any]:
+    call = _product(dtype, m, n, k)
+    rates = [2 * m * n * k / seconds / 1e12 for seconds in timed(call)]
     return figure(rates, dtype=dtype, m=m, n=n, k=k, layout="NT")
+
+
+def _product(dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
+    if dtype == "fp8":
+        return fp8.timed_product(m, n, k)
+    a = operands.normal(m, k, dtype=operands.DTYPES[dtype], seed=1)
+    b = operands.normal(n, k, dtype=operands.DTYPES[dtype], seed=2)
+    return functools.partial(torch.mm, a, b.t(), out=torch.empty(m, n, dtype=a.dtype, device=a.device))
 
 
 def copy() -> list[dict[str, Any]]:

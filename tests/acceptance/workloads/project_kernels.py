@@ -1,6 +1,7 @@
 """The trainers' own Triton kernels in this image, by the same gates as everybody's.
 
-Comes in: nothing; the kernels are in trainers/kernels.py beside tests/. Goes out: the report of `cases.run`.
+Comes in: nothing; the kernels are in trainers/triton_ops.py beside tests/. Goes out: the report of
+`cases.run`.
 """
 
 import functools
@@ -18,7 +19,7 @@ from workloads import cases, device, norms, operands
 from workloads.gates import Reading, elementwise, frobenius, unit_roundoff
 from workloads.reference import float64
 
-KERNELS = Path(__file__).resolve().parents[3] / "trainers" / "kernels.py"
+KERNELS = Path(__file__).resolve().parents[3] / "trainers" / "triton_ops.py"
 WIDTHS = (96, 1500, 4096)
 
 

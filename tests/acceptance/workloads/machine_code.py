@@ -1,0 +1,104 @@
+"""Triton kernels compiled for GPUs that are not there. In: a kernel, an arch, a dtype. Out: what the code
+holds.
+
+That is: matrix instructions, spills, shared memory, the width of loads.
+`triton.compile` with an explicit target needs no driver. An unsupported fp8 raises for NVIDIA and is silently
+computed in fp16 for AMD; only the instruction tells.
+"""
+
+import inspect
+import re
+import subprocess
+import warnings
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+BLOCK = 64
+WIDE_LOAD = re.compile(
+    r"(?:global|buffer)_load_(?:dwordx4|b128)|ld\.global\.\S*v4\.b32|cp\.async\.cg\S* \[.*?\], 0x10"
+)
+MATRIX = re.compile(r"v_mfma_\w+|wgmma\.mma_async\.\S+|tcgen05\.mma\S*|(?<!w)mma\.sync\.\S+")
+SPILL = re.compile(r"(?:[vs]gpr_spill_count|ScratchSize):?\s+(\d+)")
+
+
+@triton.jit
+def matmul(a, b, c, width, BLOCK: tl.constexpr):
+    """One tile of c = a @ b with fp32 accumulation."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inner = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, width, BLOCK):
+        x = tl.load(a + rows[:, None] * width + (start + inner)[None, :])
+        y = tl.load(b + (start + inner)[:, None] + columns[None, :] * width)
+        total = tl.dot(x, y, total)
+    tl.store(c + rows[:, None] * width + columns[None, :], total)
+
+
+@triton.jit
+def softmax(a, b, c, width, BLOCK: tl.constexpr):
+    """A softmax of rows, which links the device's math library."""
+    columns = tl.arange(0, BLOCK * BLOCK)
+    mask = columns < width
+    row = tl.load(a + tl.program_id(0) * width + columns, mask=mask, other=-float("inf")).to(tl.float32)
+    scaled = tl.exp(row - tl.max(row, 0))
+    tl.store(c + tl.program_id(0) * width + columns, scaled / tl.sum(scaled, 0), mask=mask)
+    tl.store(b + tl.program_id(0), tl.max(row, 0).to(b.dtype.element_ty))
+
+
+def backend_names() -> list[str]:
+    """The backends of this Triton: "amd", "nvidia"."""
+    return sorted(backends)
+
+
+def compiled(kernel: str, arch: str, dtype: str) -> dict[str, Any]:
+    """What came of compiling a kernel; `error` where the compiler refused."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = triton.compile(
+                _source({"matmul": matmul, "softmax": softmax}[kernel], dtype), target=_target(arch)
+            )
+        # The compiler's errors have no common type over the releases, and their text is the answer.
+        except Exception as error:  # noqa: BLE001
+            return {"error": str(error)}
+    text = result.asm.get("amdgcn") or result.asm["ptx"]
+    return {
+        "error": None,
+        "matrix": sorted(set(MATRIX.findall(text))),
+        "spills": _spills(result.asm),
+        "shared_bytes": result.metadata.shared,
+        "wide_loads": len(WIDE_LOAD.findall(text)),
+        "warnings": [str(warning.message) for warning in caught],
+    }
+
+
+def _target(arch: str) -> GPUTarget:
+    return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
+
+
+def _source(kernel: Any, dtype: str) -> ASTSource:
+    signature = {"a": f"*{dtype}", "b": f"*{dtype}", "c": "*fp32", "width": "i32", "BLOCK": "constexpr"}
+    if (
+        "constexprs" in inspect.signature(ASTSource).parameters
+    ):  # Triton 3.2 renamed it and wants attributes by index
+        aligned = {(index,): [["tt.divisibility", 16]] for index in range(4)}
+        return ASTSource(kernel, signature, {"BLOCK": BLOCK}, aligned)
+    signature.pop("BLOCK")
+    return ASTSource(kernel, signature, {"BLOCK": BLOCK})
+
+
+def _spills(asm: Any) -> int | None:
+    """Registers or scratch bytes that did not fit; None where the code object does not say."""
+    if "amdgcn" in asm:
+        return sum(int(count) for count in SPILL.findall(asm["amdgcn"]))
+    try:
+        sass = asm["sass"]  # disassembled on demand by the tool of the wheel
+    except (KeyError, OSError, subprocess.CalledProcessError):
+        return None
+    return len(re.findall(r"\b(?:STL|LDL)\b", sass))
