@@ -184,7 +184,7 @@ def test_no_memory_error_since_the_start(
 ) -> None:
     """No device counted an uncorrectable error, or gained a pending or failed repair, since the run began."""
     _only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
-    now = acceptance.monitor.read()
+    now = acceptance.monitor.read_devices()
     grown = []
     for device in devices:
         early, late = device.ecc, _of(now, device).ecc
@@ -311,7 +311,7 @@ def _while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
     thread = threading.Thread(target=run)
     thread.start()
     while thread.is_alive() or not readings:
-        readings.append(monitor.read())
+        readings.append(monitor.read_devices())
         thread.join(0.1)
     if failure:
         raise failure[0]

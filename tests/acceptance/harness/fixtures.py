@@ -133,10 +133,10 @@ def lease(
         acceptance.lease_dir, acceptance.devices, count, alone=alone, shared=acceptance.shares_devices
     ) as held:
         check.devices, check.count = device_names(held.devices), count
-        check.before = evidence(acceptance.monitor.read(), held.devices)
+        check.before = evidence(acceptance.monitor.read_devices(), held.devices)
         with _sampled(acceptance, held, check, perf=bool(options.get("perf"))):
             yield held
-        check.after = evidence(acceptance.monitor.read(), held.devices)
+        check.after = evidence(acceptance.monitor.read_devices(), held.devices)
         problems = newly_unfit(check.before, check.after)
         if problems:
             check.unfit.extend(problems)
@@ -277,7 +277,7 @@ def _left_behind(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
     assert acceptance.host is not None
     start = {device.index: device.memory_used_bytes for device in acceptance.host.devices}
     deadline = time.monotonic() + CLEAN_WAIT_S
-    while dirty := _dirty(acceptance.monitor.read(), lease, start):
+    while dirty := _dirty(acceptance.monitor.read_devices(), lease, start):
         if time.monotonic() > deadline:
             return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
         time.sleep(1)

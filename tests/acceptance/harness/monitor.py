@@ -47,6 +47,11 @@ class Monitor:
         host: Host = self._call("read")  # type: ignore[assignment]
         return host
 
+    def read_devices(self) -> Host:
+        """The host without what only links tell. Raises as `read` does."""
+        host: Host = self._call("read_devices")  # type: ignore[assignment]
+        return host
+
     def sample(self, indices: Sequence[int]) -> tuple[Sample, ...]:
         """What moves under load."""
         samples: tuple[Sample, ...] = self._call("sample", tuple(indices))  # type: ignore[assignment]

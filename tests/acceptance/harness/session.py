@@ -7,6 +7,7 @@ travels to it as text on the teardown report.
 import functools
 import json
 import pickle
+import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
@@ -38,6 +39,7 @@ class AcceptanceSession:
         self.told = _told(config.getoption("run_file"))
         shared = getattr(config, "workerinput", {}).get("stackcheck")
         self.is_worker = shared is not None
+        signal.signal(signal.SIGTERM, _interrupt)
         self.run_id, self.result_dir, self.host, self.absence = (
             pickle.loads(bytes.fromhex(shared)) if shared else self._begin()
         )
@@ -213,6 +215,12 @@ class AcceptanceSession:
     def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         if self.results is not None:
             summary.write(terminalreporter, self.results, self.model, len(self.devices))
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """A run told to end (`timeout`, a scheduler) ends its children too: they have sessions of their own."""
+    del number, frame
+    raise KeyboardInterrupt
 
 
 def check_id(nodeid: str) -> str:

@@ -190,6 +190,10 @@ class Vendor(Protocol):
         """Open the library, read everything, close it. Child process only. Raises `VendorAbsentError`."""
 
     @staticmethod
+    def read_devices() -> Host:
+        """The same, where a vendor can leave out the links: what is read around every check."""
+
+    @staticmethod
     def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
         """Read what moves under load. Child only; the library stays open between calls of one child."""
 

@@ -73,6 +73,9 @@ def read() -> Host:
     )
 
 
+read_devices = read
+
+
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
     """Clock, power, temperature, and what grew since the sample before."""
     smi = open_library()

@@ -49,6 +49,9 @@ def read() -> Host:
     )
 
 
+read_devices = read
+
+
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
     """Nothing of a CPU is judged while it works."""
     nothing = Absence.NOT_AVAILABLE
