@@ -112,16 +112,18 @@ def run(client: DockerClient, spec: RunSpec) -> int:
 
 @contextlib.contextmanager
 def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
-    with talking("making a container"):
-        container = client.containers.create(spec.image, list(spec.command), **_create_arguments(spec))
+    arguments = _create_arguments(spec)
     try:
+        with talking("making a container"):
+            container = client.containers.create(spec.image, list(spec.command), **arguments)
         yield container
     finally:
         import docker
 
-        # A daemon that died took the container along; the error above says so already.
+        # By name, as an interrupted `create` may have made it all the same. A daemon that died took it along;
+        # the error above says so already.
         with contextlib.suppress(docker.errors.DockerException, OSError):
-            container.remove(force=True)
+            client.api.remove_container(arguments["name"], force=True)
 
 
 def _create_arguments(spec: RunSpec) -> dict[str, Any]:

@@ -46,6 +46,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "prove": ("suites", "Show that each check can fail."),
 }
 
+INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+
 
 class VerbGroup(TyperGroup):
     """A command group that imports a verb's module when the verb is called."""
@@ -61,6 +63,14 @@ class VerbGroup(TyperGroup):
         module = importlib.import_module(f"stackcheck.cli.{VERBS[cmd_name][0]}")
         group = typer.main.get_group(module.app)
         return group.get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: Context) -> object:
+        """Run a verb; Typer would end an interrupted one without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted; the next run carries on from what was done", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002
         """The verbs and their lines, from the table alone."""
@@ -96,7 +106,6 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted; the next run carries on from what was done", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
