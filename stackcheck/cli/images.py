@@ -27,7 +27,9 @@ Name = Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or
 Root = Annotated[Path, typer.Option(help="The checkout.", show_default=False)]
 Tier = Annotated[TierName, typer.Option(help="How thorough: smoke, standard or soak.")]
 Vendor = Annotated[VendorName | None, typer.Option("--gpu-vendor", help="Whose checks run [the stack's].")]
-Target = Annotated[str, typer.Option("--to", help="Where to publish: oci:DIR or HOST/REPO.")]
+Target = Annotated[
+    str | None, typer.Option("--to", help="Where to publish: oci:DIR or HOST/REPO [the matrix's].")
+]
 Key = Annotated[Path | None, typer.Option(help="Signing key, PEM [made on first use].")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
@@ -41,7 +43,7 @@ def make_images(
     selectors: Selectors = None,
     *,
     tier: Tier = "smoke",
-    to: Target = "oci:dist",
+    to: Target = None,
     key: Key = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -50,12 +52,13 @@ def make_images(
 ) -> None:
     """Build, test, certify and publish every stack this host can run, or the selected ones."""
     chosen = _selected(root, selectors)
+    target = to or _target(root)
     if dry_run:
         for stack in chosen:
-            print(f"{stack.id}: build, {tier} suites, certify, publish to {to}")
+            print(f"{stack.id}: build, {tier} suites, certify, publish to {target}")
         return
     report = Progress()
-    settings = _settings(root, tier=tier, target=to, key=key, force=force)
+    settings = _settings(root, tier=tier, target=target, key=key, force=force)
     with build.exclusive(settings.root, "stackcheck images", report):
         outcomes = list(flow.images(chosen, _engine(report), settings, report))
     if as_json:
@@ -153,7 +156,7 @@ def certify_image(
         "statements": str(settings.folder(subject.name) / "statements"),
     }
     if judged.status == "PASSED":
-        facts["next"] = f"stackcheck publish {name} --to oci:dist"
+        facts["next"] = f"stackcheck publish {name}"
     print_json(facts) if as_json else print_facts(facts)
     if judged.status != "PASSED":
         raise flow.refusal(judged, settings.folder(subject.name))
@@ -163,25 +166,26 @@ def certify_image(
 def publish_image(
     name: Name,
     *,
-    to: Target = "oci:dist",
+    to: Target = None,
     key: Key = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
     """Publish an image that `certify` signed as PASSED: candidate, attach, verify, tag last."""
-    settings = _settings(root, target=to, key=key)
+    target = to or _target(root)
+    settings = _settings(root, target=target, key=key)
     label = _label(name)
     image = build.load_image(settings.folder(label) / "image.json")
     envelopes = flow.signed(label, settings)
     if dry_run:
-        print(f"{image.manifest_digest}: publish to {to}:{label} with {len(envelopes)} statements")
+        print(f"{image.manifest_digest}: publish to {target}:{label} with {len(envelopes)} statements")
         return
     done = publish.publish(
         image.layout,
         tag=label,
         envelopes=envelopes,
-        target=to,
+        target=target,
         public_key=keys.load_or_create(settings.key).public_key(),
         report=Progress(),
     )
@@ -224,6 +228,11 @@ def _settings(
         vendor=vendor,
         force=force,
     )
+
+
+def _target(root: Path) -> str:
+    """Where the matrix says that images are published."""
+    return matrix.load(root.resolve() / "matrix.yaml").publish
 
 
 def _engine(report: Progress, *, builds: bool = True) -> Engine:

@@ -246,3 +246,17 @@ def test_an_engine_that_is_missing_is_exit_4_and_nothing_is_built(
     assert done.code == 4
     assert "DOCKER_HOST" in done.err
     assert not (checkout / "build" / CPU_STACK).exists()
+
+
+def test_the_matrix_says_where_to_publish_unless_the_user_does(
+    engine: FakeEngine,  # noqa: ARG001
+    checkout: Path,
+    capsys: Capsys,
+) -> None:
+    path = checkout / "matrix.yaml"
+    path.write_text(path.read_text().replace("publish: oci:dist", "publish: oci:elsewhere"))
+    assert call(capsys, "images").code == 0
+    assert verify(capsys, f"oci:elsewhere:{CPU_STACK}").code == 0
+    assert call(capsys, "publish", CPU_STACK, "--to", "oci:third").code == 0
+    assert verify(capsys, f"oci:third:{CPU_STACK}").code == 0
+    assert not (checkout / "dist").exists()
