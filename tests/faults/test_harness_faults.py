@@ -279,6 +279,26 @@ def test_killed_run_says_that_it_is_running_or_crashed(tmp_path) -> None:
     assert left["state"] == "running"
 
 
+def test_run_that_is_told_to_end_ends_its_children_and_says_so(tmp_path) -> None:
+    run_suite(tmp_path, "", "-k", "no_such_check")  # plants the suite
+    suite = tmp_path / "tests" / "acceptance" / "test_planted.py"
+    run = subprocess.Popen(
+        [planting.SUITE_PYTHON, "-m", "pytest", f"{suite}::test_hung_rank", "--gpu-vendor", "cpu",
+         "--result-dir", str(tmp_path / "told"), "--lease-dir", str(tmp_path / "leases"),
+         "-p", "no:cacheprovider"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not _running(tmp_path / "program.py") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _running(tmp_path / "program.py")
+    run.terminate()
+    run.wait(30)
+    assert not _running(tmp_path / "program.py")
+    assert json.loads((tmp_path / "told" / "result.json").read_text(encoding="utf-8"))["state"] == "crashed"
+
+
 def test_naming_the_suites_without_a_vendor_is_a_usage_error(suite_python) -> None:
     command = [suite_python, "-m", "pytest", str(planting.TESTS / "acceptance"), "-p", "no:cacheprovider"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
