@@ -4,7 +4,7 @@ SHELL := /bin/sh
 
 STACKS ?=
 TIER ?= smoke
-TO ?= oci:dist
+TO ?=
 ARGS ?=
 
 .PHONY: help
@@ -16,7 +16,7 @@ help: ## Show this text
 
 .PHONY: images
 images: .venv/ready ## Build, test, certify and publish what this host can run (STACKS='rocm7*' selects)
-	@.venv/bin/stackcheck images $(STACKS) --tier $(TIER) --to $(TO) $(ARGS)
+	@.venv/bin/stackcheck images $(STACKS) --tier $(TIER) $(if $(TO),--to $(TO)) $(ARGS)
 
 .PHONY: test
 test: .venv/ready ## Run the tool's own tests, then the acceptance suites inside the cpu image
@@ -28,7 +28,7 @@ certify: .venv/ready ## Run the suites, judge and sign (STACKS=one stack id or i
 
 .PHONY: publish
 publish: .venv/ready ## Publish a certified image (STACKS=one stack id, TO=oci:DIR or a repository)
-	@.venv/bin/stackcheck publish $(STACKS) --to $(TO) $(ARGS)
+	@.venv/bin/stackcheck publish $(STACKS) $(if $(TO),--to $(TO)) $(ARGS)
 
 .PHONY: lint
 lint: .venv/ready ## Check style, types and drift of generated files
