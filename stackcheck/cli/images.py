@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -298,10 +301,15 @@ def _print_one(outcome: flow.Outcome) -> None:
         print(f"  {name}: {value}")
     print(f"{outcome.name}: {outcome.state}{': ' + outcome.reason if outcome.reason else ''}")
     print(f"  certificate: {outcome.reference}")
-    print(f"  next: stackcheck verify {outcome.reference}")
+    print(f"  next: {_program()} verify {outcome.reference}")
     print(
-        f"        stackcheck run {outcome.reference} -- python3 -c 'import torch; print(torch.__version__)'"
+        f"        {_program()} run {outcome.reference} -- python3 -c 'import torch; print(torch.__version__)'"
     )
+
+
+def _program() -> str:
+    """How the user types this program: by its name where the shell finds it, else as it was started."""
+    return "stackcheck" if shutil.which("stackcheck") else os.path.relpath(sys.argv[0])
 
 
 def _figures(outcome: flow.Outcome) -> list[tuple[str, str]]:
