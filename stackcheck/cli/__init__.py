@@ -42,8 +42,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "revoke": ("consume", "Withdraw a certificate, with a signed reason."),
     "promote": ("consume", "Copy a certified image and its certificate to another target."),
     "key": ("consume", "Make or show the signing key."),
-    "baseline": ("suites", "Propose thresholds from healthy runs."),
-    "prove": ("suites", "Show that each check can fail."),
 }
 
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended

@@ -10,7 +10,7 @@ import pytest
 
 from small_checkout import ROOT, call
 from small_images import STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
-from stackcheck import keys, publish
+from stackcheck import cli, keys, publish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,3 +176,20 @@ def test_a_reference_that_is_none_is_exit_2(capsys: Capsys, tmp_path: Path, refe
     path.write_bytes(keys.public_pem(KEY.public_key()))
     host = ("--device-model", "CPU", "--driver", "none", "--key", path)
     assert call(capsys, "verify", reference, *host).code == 2
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_every_verb_that_help_lists_is_there(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.app([verb, "--help"])
+    assert (caught.value.code, "Usage" in capsys.readouterr().out) == (0, True)
+
+
+def test_the_readme_shows_the_help_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.app(["--help"])
+    verbs = capsys.readouterr().out.partition("Verbs:\n")[2].rstrip()
+    assert verbs in (ROOT / "README.md").read_text(encoding="utf-8")
