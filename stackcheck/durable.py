@@ -7,31 +7,35 @@ whole, or as it was before.
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+import secrets
 from typing import TYPE_CHECKING
 
 from stackcheck.oci import RegistryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
+
+TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a file by way of a temporary one beside it; raises `RegistryError` where that fails."""
+    # Named before it is there: who is interrupted while the file is made still knows what to take away.
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tmp-", delete=False) as file:
-            try:
+        try:
+            with temporary.open("xb") as file:
                 for chunk in chunks:
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
                 os.fchmod(file.fileno(), 0o644)
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename itself has to survive a power cut

@@ -12,7 +12,7 @@ import fcntl
 import json
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.durable import write_atomically
+from stackcheck.durable import TEMPORARY, write_atomically
 from stackcheck.oci import (
     CHUNK_BYTES,
     MANIFEST_LIMIT_BYTES,
@@ -127,7 +127,10 @@ class OciLayout:
 
     @contextlib.contextmanager
     def writing(self, report: Callable[[str], None]) -> Iterator[None]:
-        """Hold the layout's lock file, which the kernel frees even when the process dies."""
+        """Hold the layout's lock file, which the kernel frees even when the process dies.
+
+        What a writer left unfinished that was killed is taken away first.
+        """
         self._create()
         with (self.root / ".lock").open("a") as lock:
             try:
@@ -135,6 +138,8 @@ class OciLayout:
             except BlockingIOError:
                 report(f"waiting for another writer of {self.target} (lock file {self.root / '.lock'})")
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            for unfinished in (*self.root.glob(f"{TEMPORARY}*"), *self.root.glob(f"blobs/*/{TEMPORARY}*")):
+                unfinished.unlink(missing_ok=True)
             yield
 
     def check_version(self) -> None:

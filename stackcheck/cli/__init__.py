@@ -91,13 +91,15 @@ def stackcheck() -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Let SIGTERM unwind like Ctrl-C, so that nothing is left half-published or running."""
+    """Let a signal unwind like Ctrl-C, so that nothing is left half-published or running."""
     raise KeyboardInterrupt
 
 
 def main() -> None:
     """Run one verb; turn errors into a message on stderr and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a lost terminal, unless under nohup
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         app()
     except StackcheckError as error:

@@ -187,7 +187,7 @@ def started(checkout: Path, *arguments: str) -> Command:
     return command
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_suite_run_leaves_no_container_and_the_next_run_carries_on(
     checkout: Path, number: signal.Signals
 ) -> None:

@@ -359,7 +359,7 @@ def classic_daemon(monkeypatch: pytest.MonkeyPatch, engine: Engine):  # noqa: AR
         process.wait(timeout=20)
     except subprocess.TimeoutExpired:
         process.kill()
-    for mounted in sorted((folder / "data" / "overlay2").glob("*/merged")):
+    for mounted in (*sorted((folder / "data" / "overlay2").glob("*/merged")), folder / "data"):
         subprocess.run(["umount", "--lazy", str(mounted)], check=False, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
 
