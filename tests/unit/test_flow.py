@@ -19,8 +19,9 @@ from small_checkout import (  # noqa: F401  # fixtures among them
     small_checkout,
 )
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
-from stackcheck import build, certificate, flow, keys, matrix, resolve, verify
+from stackcheck import build, candidate, certificate, flow, keys, matrix, resolve, signing, verify
 from stackcheck.errors import CertificateError
+from stackcheck.examine import examine
 from stackcheck.layout import OciLayout
 from stackcheck.predicates import RUN_FIELD
 from stackcheck.revoke import revoke
@@ -42,7 +43,7 @@ class World:
         self.engine = engine
         self.dist = root / "dist"
         self.lines: list[str] = []
-        self.settings = flow.Settings(
+        self.settings = candidate.Settings(
             root=root, target=f"oci:{self.dist}", key=root.parent / "stackcheck.key"
         )
 
@@ -76,7 +77,7 @@ class World:
         }
 
     def signed(self, name: str = CPU_STACK) -> dict[str, certificate.Statement]:
-        statements = [envelope.statement for envelope in flow.signed(name, self.settings)]
+        statements = [envelope.statement for envelope in signing.signed(name, self.settings)]
         return {statement.predicate_type: statement for statement in statements}
 
 
@@ -89,7 +90,7 @@ def days_ago(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
     """Let the flow sign as if it were some days earlier."""
     then = dt.datetime.now(dt.UTC) - days * DAY
     fake = SimpleNamespace(UTC=dt.UTC, datetime=SimpleNamespace(now=lambda _zone: then))
-    monkeypatch.setattr(flow, "dt", fake)
+    monkeypatch.setattr(signing, "dt", fake)
 
 
 def test_what_passed_is_certified_published_and_verifies(world: World) -> None:
@@ -326,12 +327,12 @@ def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(world: World) -> 
     engine: Any = world.engine
     loaded = matrix.load(world.root / "matrix.yaml")
     image = build.adopt(FOREIGN, engine, folder=world.settings.folder("foreign"), report=world.lines.append)
-    subject = flow.foreign(image, "foreign", loaded, world.settings)
+    subject = candidate.foreign(image, "foreign", loaded, world.settings)
     assert (subject.vendor, subject.required) == ("cpu", loaded.required["cpu"])
-    result, judged, _reused = flow.examine(subject, engine, world.settings, world.lines.append)
+    result, judged, _reused = examine(subject, engine, world.settings, world.lines.append)
     assert judged.status == "PASSED"
     assert judged.required == loaded.required["cpu"]
-    flow.sign(subject, result, judged, world.settings)
+    signing.sign(subject, result, judged, world.settings)
     predicate = world.signed("foreign")[PROVENANCE].document["predicate"]
     assert predicate["buildDefinition"]["externalParameters"]["origin"] == "not built by this project"
     assert predicate["buildDefinition"]["resolvedDependencies"] == []

@@ -1,0 +1,95 @@
+"""An image that is to be judged: by whose checks, how thoroughly, and where its files go.
+
+In: a built stack, or any image of the engine, and the user's choices. Out: a `Candidate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from stackcheck import build, vendors
+from stackcheck.predicates import Provenance
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck.build import Image
+    from stackcheck.matrix import Matrix
+    from stackcheck.stack import Stack
+    from stackcheck.suite import Tier
+    from stackcheck.verdict import Waiver
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a user can choose.
+
+    Attributes:
+        root: The checkout.
+        target: Where to publish (`oci:DIR` or `HOST/REPO`).
+        key: Signing key, PEM; made on first use.
+        tier: How thorough the suites are.
+        vendor: The vendor whose checks run; None means the stack's own.
+        waivers: Named exceptions; each is signed into the certificate.
+        force: Run again even when nothing changed.
+    """
+
+    root: Path
+    target: str
+    key: Path
+    tier: Tier = "smoke"
+    vendor: vendors.Vendor | None = None
+    waivers: tuple[Waiver, ...] = ()
+    force: bool = False
+
+    def folder(self, name: str) -> Path:
+        """Where the steps of one stack or image leave their files."""
+        return self.root / "build" / name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An image that is to be judged, and by what.
+
+    Attributes:
+        name: Stack id, or a file-safe form of the reference.
+        image: The image, with its layout.
+        vendor: Whose checks run.
+        required: The checks that have to pass.
+        provenance: How it came to be.
+        experimental: Whether the matrix itself calls the combination unproven.
+    """
+
+    name: str
+    image: Image
+    vendor: vendors.Vendor
+    required: tuple[str, ...]
+    provenance: Provenance
+    experimental: bool = False
+
+
+def of_stack(stack: Stack, image: Image, settings: Settings) -> Candidate:
+    """A built stack as a candidate, with the provenance that its files give."""
+    return Candidate(
+        name=stack.id,
+        image=image,
+        vendor=settings.vendor or stack.vendor,
+        required=stack.required_checks,
+        provenance=build.provenance(stack, image, root=settings.root),
+        experimental=stack.experimental,
+    )
+
+
+def foreign(image: Image, name: str, matrix: Matrix, settings: Settings) -> Candidate:
+    """An image not built here: the vendor's required checks hold, and nothing is known of its making."""
+    vendor = settings.vendor or vendors.detect()
+    return Candidate(
+        name=name,
+        image=image,
+        vendor=vendor,
+        required=matrix.required[vendor],
+        provenance=Provenance(
+            parameters={"origin": "not built by this project", "reference": image.reference}
+        ),
+    )
