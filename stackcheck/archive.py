@@ -19,8 +19,9 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from stackcheck.durable import write_atomically
 from stackcheck.errors import EngineError
-from stackcheck.oci import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST
+from stackcheck.oci import CHUNK_BYTES, DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -70,6 +71,22 @@ def write(layout: Path, reference: str, file: IO[bytes]) -> None:
         for path in dict.fromkeys(paths):
             with (layout / path).open("rb") as source:
                 tar.addfile(_header(path, (layout / path).stat().st_size), source)
+
+
+def export(layout: Path, reference: str, path: Path) -> None:
+    """Write an image as one tar for docker, podman and Apptainer, whole or not at all.
+
+    Raises:
+        RegistryError: The disk is full or the folder may not be written to; nothing is left there.
+    """
+    with stream(layout, reference) as source:
+        write_atomically(path, iter(lambda: source.read(CHUNK_BYTES), b""))
+
+
+def size_bytes(layout: Path) -> int:
+    """How large the blobs of a layout's image are: the tar is a few kilobytes more."""
+    manifest = read_json(layout, manifest_digest(layout))
+    return sum(int(entry["size"]) for entry in (manifest["config"], *manifest["layers"]))
 
 
 @contextlib.contextmanager

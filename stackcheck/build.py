@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from stackcheck.engine import Engine
     from stackcheck.predicates import Provenance
-    from stackcheck.resolve import Stack
+    from stackcheck.stack import Stack
 
-__all__ = ["Image", "adopt", "build", "exclusive", "export", "load_image", "provenance"]
+__all__ = ["Image", "adopt", "build", "exclusive", "load_image", "provenance"]
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -85,18 +85,6 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
     )
     save_image(image, folder / "image.json")
     return image
-
-
-def export(image: Image, path: Path) -> None:
-    """Write an image as one tar for docker, podman and Apptainer, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            archive.write(image.layout, image.reference, file)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def provenance(stack: Stack, image: Image, *, root: Path) -> Provenance:

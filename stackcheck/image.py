@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -164,6 +165,11 @@ def load_image(path: Path) -> Image:
     del values["schema_version"]
     values["layers"] = tuple(Layer(**layer.model_dump()) for layer in read.layers)
     return Image(**values, layout=path.parent / "oci", reused=True)
+
+
+def label(name: str) -> str:
+    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
 def size_report(image: Image) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "certify": ("images", "Run the suites, judge, and sign the verdict."),
     "publish": ("images", "Publish a certified image, with its certificate, by digest."),
     "images": ("images", "Build, test, certify and publish every stack this host can run."),
-    "export": ("images", "Write an image as one tar for docker, podman or Apptainer."),
+    "export": ("export", "Write an image as one tar for docker, podman or Apptainer."),
     "verify": ("consume", "Check a published image's certificate against this host."),
     "pull": ("consume", "Verify, then fetch an image into the local engine."),
     "run": ("consume", "Verify, then run a command in a certified image."),

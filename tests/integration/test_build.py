@@ -279,7 +279,7 @@ def test_an_image_that_is_not_there_is_named(engine: Engine) -> None:
 def test_an_exported_image_loads_with_plain_docker(
     engine: Engine, small_image: build.Image, tmp_path: Path
 ) -> None:
-    build.export(small_image, tmp_path / "image.tar")
+    archive.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
     with tarfile.open(tmp_path / "image.tar") as tar:
         assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())
     before = engine.inspect(small_image.reference).id
