@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck import compat, explain, matrix, render, resolve, yamlfile
+from stackcheck import cells, compat, explain, matrix, render, resolve, yamlfile
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def ten_thousand() -> int:
     ]  # fmt: skip
     value.pop("include")
     found = matrix.parse(value)
-    cells = matrix.expand(found)
-    for cell in cells:
-        settings = matrix.settings_of(cell, found)
+    expanded = cells.expand(found)
+    for cell in expanded:
+        settings = cells.settings_of(cell, found)
         values = resolve.combination(cell, "amd", rules)
         resolve.judge_cell(values, settings, rules)
         render.render(resolve.stack_of(cell, settings, found, values), IMAGES)
-    return len(cells)
+    return len(expanded)
 
 
 def fuzz(count: int, seed: int = 1) -> dict[str, int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.engine import Engine
-    from stackcheck.resolve import Stack
+    from stackcheck.stack import Stack
 
 # Part of every key: raise it when the way of building changes what comes out.
 RECIPE = 2

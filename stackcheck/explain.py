@@ -10,16 +10,16 @@ import itertools
 import re
 from typing import TYPE_CHECKING, get_args
 
-from stackcheck import compat
 from stackcheck.errors import ConfigurationError
+from stackcheck.rules import Axis
 from stackcheck.versions import VERSION_AXES, is_version, matches, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from stackcheck.compat import Judgement, Rule, Rules
+    from stackcheck.rules import Judgement, Rule, Rules
 
-AXES: frozenset[str] = frozenset(get_args(compat.Axis))
+AXES: frozenset[str] = frozenset(get_args(Axis))
 NEAREST = 5
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+*-]{0,60}")
 # What follows from others is not offered as something to change.

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.resolve import TORCH_INDEX, frozen, wheel_tag
+from stackcheck.stack import TORCH_INDEX, frozen, wheel_tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stackcheck.resolve import Base, Stack
+    from stackcheck.stack import Base, Stack
 
 TIMEOUT_S = 600.0
 # The oldest glibc that torch's own wheels ask for.

@@ -1,17 +1,12 @@
-"""matrix.yaml -> Matrix -> cells: the hand-written list of stacks, read strictly and expanded.
+"""matrix.yaml -> Matrix: the hand-written list of stacks, read strictly.
 
-In: the file. Out: a `Matrix` of frozen models, and `expand`'s `Cell`s: one a combination of the axes, with
-the exclusions taken out and the overrides put in. Whether a cell may exist is judged later (compat.py).
-Every value is held to a narrow pattern, because many of them end up in a Dockerfile.
+In: the file. Out: a `Matrix` of frozen models. Its axes are expanded later (cells.py). Every value is held to
+a narrow pattern, because many of them end up in a Dockerfile.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import itertools
 from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
@@ -26,9 +21,6 @@ if TYPE_CHECKING:
 Vendor = Literal["amd", "nvidia", "cpu"]
 Runtime = Literal["rocm", "cuda", "cpu"]
 Wheels = Literal["upstream", "amd", "index"]
-
-# A matrix of more cells than this is a mistake, and would run for minutes.
-MAX_CELLS = 20_000
 
 # Rust's regex: `$` is the very end, so that no newline can follow a value into a Dockerfile.
 Version = Annotated[
@@ -143,44 +135,6 @@ class Matrix(_Strict):
     overrides: tuple[Override, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One combination of a block's axes, not yet judged.
-
-    Attributes:
-        place: Where it stands in the file, for messages: `stacks[3]`.
-        block: The entry it comes from; its settings hold.
-    """
-
-    place: str
-    block: Block
-    runtime: Runtime
-    version: str | None
-    torch: str | None
-    python: str
-    os: str
-    wheels: str
-    flash_attn: str | None
-
-    @functools.cached_property
-    def id(self) -> str:
-        """The stack id: what differs, in a fixed order."""
-        if self.block.id:
-            return self.block.id
-        return "-".join(
-            part
-            for part in (
-                f"{self.runtime}{self.version or ''}",
-                self.torch and f"torch{self.torch}",
-                self.flash_attn and f"fa{self.flash_attn}",
-                f"py{self.python}",
-                self.os,
-                "amd" if self.wheels == "amd" else None,
-            )
-            if part
-        )
-
-
 def load(path: Path) -> Matrix:
     """Read matrix.yaml.
 
@@ -227,69 +181,3 @@ def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
     if block.flash_attn and block.runtime == "cuda" and block.builder is None:
         yield "builder", "FlashAttention for CUDA is compiled in an image that has nvcc"
     yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)
-
-
-def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
-    """Every cell: the products of `stacks` less `exclude`, then `include`, each id once.
-
-    Raises:
-        ConfigurationError: Two cells have one id, or there are more than `MAX_CELLS`.
-    """
-    kept = [cell for cell in _cells("stacks", matrix.stacks) if not _excluded(cell, matrix)]
-    kept += _cells("include", matrix.include)
-    places: dict[str, str] = {}
-    problems = []
-    for cell in kept:
-        if cell.id in places:
-            problems.append(f"{name}: {cell.place}: {cell.id} stands already at {places[cell.id]}")
-        places[cell.id] = cell.place
-    if problems:
-        raise ConfigurationError("\n".join(problems))
-    return tuple(kept)
-
-
-def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
-    count = 0
-    for index, block in enumerate(blocks):
-        axes = (
-            block.version or (None,),
-            block.torch or (None,),
-            block.python,
-            block.os,
-            block.wheels or ("none",),
-            block.flash_attn or (None,),
-        )
-        for version, torch, python, os, wheels, flash_attn in itertools.product(*axes):
-            count += 1
-            if count > MAX_CELLS:
-                raise ConfigurationError(f"matrix.yaml: {section}: more than {MAX_CELLS} combinations")
-            yield Cell(
-                place=f"{section}[{index}]",
-                block=block,
-                runtime=block.runtime,
-                version=version,
-                torch=torch,
-                python=python,
-                os=os,
-                wheels=wheels,
-                flash_attn=flash_attn,
-            )
-
-
-def _excluded(cell: Cell, matrix: Matrix) -> bool:
-    return any(
-        all(getattr(cell, axis) == value for axis, value in exclude.when.items())
-        for exclude in matrix.exclude
-    )
-
-
-def settings_of(cell: Cell, matrix: Matrix) -> Settings:
-    """The block's settings with the overrides that select this cell; a later override wins."""
-    changed = {
-        key: value
-        for override in matrix.overrides
-        if fnmatchcase(cell.id, override.select)
-        for key, value in override.set
-        if value is not None
-    }
-    return cell.block.model_copy(update=changed) if changed else cell.block

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from stackcheck.resolve import TORCH_INDEX, frozen, wheel_tag
+from stackcheck.stack import TORCH_INDEX, frozen, wheel_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from stackcheck.resolve import Base, Stack
+    from stackcheck.stack import Base, Stack
 
 _INCLUDE = re.compile(r'^\{% include "([a-z/.0-9-]+)" %\}\n', re.MULTILINE)
 

@@ -1,109 +1,28 @@
 """Matrix + rules (+ pins) -> stacks: every cell judged, and what the rules decide filled in.
 
-In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s, the noun that the rest
-of the tool works on. Triton, the collective library and FlashAttention's form are not chosen by hand: the
-rules name them.
+In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s. Triton,
+the collective library and FlashAttention's form are not chosen by hand: the rules name them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from stackcheck import compat, matrix
+from stackcheck import cells, compat, matrix
 from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.stack import Base, FlashAttention, Package, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.compat import Judgement, Rules
-    from stackcheck.matrix import Cell, Matrix, Runtime, Settings, TestTarget, Vendor
+    from stackcheck.cells import Cell
+    from stackcheck.matrix import Matrix, Settings, Vendor
+    from stackcheck.rules import Judgement, Rules
 
 COLLECTIVES: Mapping[Vendor, str | None] = {"amd": "rccl", "nvidia": "nccl", "cpu": None}
-TORCH_INDEX = "https://download.pytorch.org/whl"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Package:
-    """A package and its exact version."""
-
-    name: str
-    version: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FlashAttention:
-    """FlashAttention's version, and whether an official wheel fits (`wheel`) or it is compiled (`source`).
-
-    Attributes:
-        backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
-        sha256: Of the source archive; None while the lock lacks it.
-    """
-
-    version: str
-    form: Literal["wheel", "source"]
-    backend: Literal["ck", "triton"] | None
-    sha256: str | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Base:
-    """What an image, or a stage that compiles, starts from.
-
-    Attributes:
-        kind: `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages.
-        reference: The image's name and tag, where there is one.
-        digest: `sha256:…`; None while it is not known here.
-        suite: The distribution's release, for a bootstrap.
-        packages: Distribution packages to install.
-    """
-
-    kind: Literal["registry", "bootstrap"]
-    reference: str | None = None
-    digest: str | None = None
-    suite: str | None = None
-    packages: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stack:
-    """One resolved cell of the matrix: everything that decides an image and its proof.
-
-    Attributes:
-        wheels: Where torch comes from: `upstream`, `amd` or `index`; `none` without torch.
-        builder: What compiled parts are built in; None where there are none, or Python packages serve.
-        layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
-        requirements: Direct pip requirements, each at one version.
-        missing: What the lock lacks, one reason each; empty when the image can be built.
-    """
-
-    id: str
-    vendor: Vendor
-    runtime: Runtime
-    runtime_version: str | None
-    torch: str | None
-    python: str
-    os: str
-    wheels: str
-    archs: tuple[str, ...]
-    triton: Package | None
-    collective: Package | None
-    flash_attn: FlashAttention | None
-    base: Base
-    builder: Base | None
-    layout: str | None
-    cxx11abi: str | None
-    requirements: tuple[str, ...]
-    env: Mapping[str, str]
-    required_checks: tuple[str, ...]
-    tested_on: tuple[TestTarget, ...]
-    size_budget_bytes: int
-    experimental: bool
-    missing: tuple[str, ...]
 
 
 def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
@@ -151,8 +70,8 @@ def resolve(
         ConfigurationError: One line a cell that breaks a rule, or that no rule knows and is not experimental.
     """
     stacks, problems = [], []
-    for cell in matrix.expand(found):
-        settings = matrix.settings_of(cell, found)
+    for cell in cells.expand(found):
+        settings = cells.settings_of(cell, found)
         values = combination(cell, found.runtimes[cell.runtime].vendor, rules)
         refusals = [*_refusals(cell, settings, values, rules)]
         problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
@@ -300,23 +219,6 @@ def _local(cell: Cell, settings: Settings) -> str:
         return f"+{settings.wheel_tag}"
     short = ".".join((cell.version or "").split(".")[:2])
     return {"cpu": "+cpu", "cuda": f"+cu{short.replace('.', '')}", "rocm": f"+rocm{short}"}[cell.runtime]
-
-
-def wheel_tag(stack: Stack) -> str | None:
-    """The folder of PyTorch's own index that holds this stack's torch: `cpu`, `cu128`, `rocm7.2`."""
-    found = re.search(r"\+(\S+)$", stack.requirements[0])
-    return found[1] if found and stack.wheels == "upstream" else None
-
-
-def frozen(stack: Stack) -> tuple[str, ...]:
-    """What no later `pip install` may replace: torch, Triton, and NCCL where it is a package of its own."""
-    pins = [requirement for requirement in stack.requirements if requirement.startswith("torch==")]
-    if stack.triton:
-        pins.append(f"{stack.triton.name}=={stack.triton.version}")
-    if stack.collective and stack.collective.name == "nccl" and stack.runtime_version:
-        major = stack.runtime_version.split(".", maxsplit=1)[0]
-        pins.append(f"nvidia-nccl-cu{major}=={stack.collective.version}")
-    return tuple(pins)
 
 
 def _env(cell: Cell, settings: Settings, found: Matrix) -> Mapping[str, str]:

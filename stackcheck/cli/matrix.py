@@ -13,9 +13,10 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from stackcheck.compat import Rules
     from stackcheck.explain import Explanation
     from stackcheck.matrix import Matrix
+    from stackcheck.rules import Rules
+    from stackcheck.stack import Stack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -49,12 +50,12 @@ def list_stacks(
     print_table(("stack", "vendor", "state", "archs", "torch from"), rows)
 
 
-def state(stack: resolve.Stack) -> str:
+def state(stack: Stack) -> str:
     """`locked`: can be built anywhere with the same result; else `unlocked`."""
     return "unlocked" if stack.missing else "locked"
 
 
-def summary(stack: resolve.Stack) -> dict[str, object]:
+def summary(stack: Stack) -> dict[str, object]:
     """A stack as `list --json` tells it."""
     return {
         "id": stack.id,
@@ -138,9 +139,9 @@ def _stack_combination(question: Sequence[str], found: Matrix, rules: Rules) -> 
     """The combination of a stack of the matrix, where the question is its id."""
     if len(question) != 1 or "=" in question[0]:
         return None
-    from stackcheck import matrix
+    from stackcheck import cells
 
-    for cell in matrix.expand(found):
+    for cell in cells.expand(found):
         if cell.id == question[0]:
             return resolve.combination(cell, found.runtimes[cell.runtime].vendor, rules)
     return None

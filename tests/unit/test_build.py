@@ -12,7 +12,7 @@ import pytest
 
 from stackcheck import bootstrap, build, container, image, lockfile, wheels
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
-from stackcheck.resolve import Base
+from stackcheck.stack import Base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stackcheck import compat, explain, resolve
+from stackcheck.stack import Stack, frozen
 
 ROOT = Path(__file__).parents[2]
 RULES = compat.load(ROOT / "images" / "compat.yaml")
@@ -48,13 +49,13 @@ def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(questi
 
 
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack.torch], ids=lambda stack: stack.id)
-def test_every_image_freezes_its_torch_and_triton(stack: resolve.Stack):
+def test_every_image_freezes_its_torch_and_triton(stack: Stack):
     dockerfile = (ROOT / "images" / stack.id / "Dockerfile").read_text(encoding="utf-8")
-    assert all(f"'{pin}'" in dockerfile for pin in resolve.frozen(stack))
+    assert all(f"'{pin}'" in dockerfile for pin in frozen(stack))
     assert 'PIP_CONSTRAINT="/opt/stackcheck/constraints.txt"' in dockerfile
     if stack.vendor != "cpu":
         assert stack.triton
-        assert f"{stack.triton.name}=={stack.triton.version}" in resolve.frozen(stack)
+        assert f"{stack.triton.name}=={stack.triton.version}" in frozen(stack)
 
 
 def test_a_run_time_variable_is_env_of_the_image_and_of_the_build():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stackcheck import compat, matrix, resolve, yamlfile
+from stackcheck import cells, compat, matrix, resolve, yamlfile
 from stackcheck.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def _changed(**block: object) -> dict[str, object]:
 
 def test_the_axes_of_a_block_expand_as_a_product():
     found = matrix.parse(_changed(torch=["2.13.0", "2.12.1"], python=["3.11", "3.12"]))
-    ids = [cell.id for cell in matrix.expand(found) if cell.runtime == "cpu"]
+    ids = [cell.id for cell in cells.expand(found) if cell.runtime == "cpu"]
     assert ids == [
         f"cpu-torch{torch}-py{python}-debian12"
         for torch in ("2.13.0", "2.12.1")
@@ -33,14 +33,14 @@ def test_the_axes_of_a_block_expand_as_a_product():
 def test_an_exclusion_takes_a_cell_out():
     value = _changed(torch=["2.13.0", "2.12.1"])
     value["exclude"] = [{"when": {"torch": "2.12.1", "runtime": "cpu"}, "because": "not wanted"}]
-    cells = matrix.expand(matrix.parse(value))
-    assert [cell.torch for cell in cells if cell.runtime == "cpu"] == ["2.13.0"]
+    found = cells.expand(matrix.parse(value))
+    assert [cell.torch for cell in found if cell.runtime == "cpu"] == ["2.13.0"]
 
 
 def test_an_include_is_not_taken_out_by_an_exclusion():
     value = _changed()
     value["exclude"] = [{"when": {"runtime": "rocm"}, "because": "not wanted"}]
-    ids = [cell.id for cell in matrix.expand(matrix.parse(value)) if cell.runtime == "rocm"]
+    ids = [cell.id for cell in cells.expand(matrix.parse(value)) if cell.runtime == "rocm"]
     assert ids == ["rocm5.7-debian13"]
 
 
@@ -51,7 +51,7 @@ def test_a_later_override_wins():
         {"select": "*", "set": {"size_budget_gb": "5"}},
     ]
     found = matrix.parse(value)
-    assert matrix.settings_of(matrix.expand(found)[0], found).size_budget_gb == 5
+    assert cells.settings_of(cells.expand(found)[0], found).size_budget_gb == 5
 
 
 def test_python_3_10_is_not_read_as_3_1():
@@ -102,7 +102,7 @@ def test_two_stacks_of_one_id_are_refused():
     value = _changed()
     value["stacks"].append(value["stacks"][0])
     with pytest.raises(ConfigurationError, match=r"stands already at stacks\[0\]"):
-        matrix.expand(matrix.parse(value))
+        cells.expand(matrix.parse(value))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
 def test_a_product_too_large_to_finish_is_refused():
     many = [f"2.{minor}.{patch}" for minor in range(20) for patch in range(50)]
     with pytest.raises(ConfigurationError, match="more than"):
-        matrix.expand(matrix.parse(_changed(torch=many, python=[f"3.{minor}" for minor in range(100)])))
+        cells.expand(matrix.parse(_changed(torch=many, python=[f"3.{minor}" for minor in range(100)])))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,10 +5,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck import render, resolve, table
+
+if TYPE_CHECKING:
+    from stackcheck.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
@@ -26,21 +30,21 @@ def test_committed_files_are_what_the_templates_say():
 
 
 @every_stack
-def test_every_runtime_has_the_same_stages_and_the_final_one_last(stack: resolve.Stack):
+def test_every_runtime_has_the_same_stages_and_the_final_one_last(stack: Stack):
     stages = _stages(render.render(stack, IMAGES)["Dockerfile"])
     assert [name for name in stages if name in {"base", "wheels", "final"}] == ["base", "wheels", "final"]
     assert stages[-1] == "final"
 
 
 @every_stack
-def test_the_final_stage_starts_from_the_base_and_copies_no_build_tree(stack: resolve.Stack):
+def test_the_final_stage_starts_from_the_base_and_copies_no_build_tree(stack: Stack):
     final = render.render(stack, IMAGES)["Dockerfile"].partition(" AS final")[2]
     assert "USER 1000:1000" in final
     assert set(re.findall(r"COPY --from=(\S+)", final)) == {"wheels"}
 
 
 @every_stack
-def test_every_install_is_by_hash_and_no_secret_becomes_a_layer(stack: resolve.Stack):
+def test_every_install_is_by_hash_and_no_secret_becomes_a_layer(stack: Stack):
     dockerfile = render.render(stack, IMAGES)["Dockerfile"]
     assert "--require-hashes -r requirements.lock" in dockerfile
     assert "# syntax=" not in dockerfile
@@ -48,7 +52,7 @@ def test_every_install_is_by_hash_and_no_secret_becomes_a_layer(stack: resolve.S
 
 
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack.flash_attn], ids=lambda stack: stack.id)
-def test_architectures_are_always_named_where_something_compiles(stack: resolve.Stack):
+def test_architectures_are_always_named_where_something_compiles(stack: Stack):
     dockerfile = render.render(stack, IMAGES)["Dockerfile"]
     names = (
         ["GPU_ARCHS", "PYTORCH_ROCM_ARCH"]
@@ -63,7 +67,7 @@ def test_architectures_are_always_named_where_something_compiles(stack: resolve.
 @pytest.mark.parametrize(
     "stack", [stack for stack in STACKS if not stack.missing], ids=lambda stack: stack.id
 )
-def test_a_locked_registry_base_is_named_by_digest(stack: resolve.Stack):
+def test_a_locked_registry_base_is_named_by_digest(stack: Stack):
     if stack.base.kind == "registry":
         assert stack.base.digest
     assert (IMAGES / stack.id / "requirements.lock").is_file()
@@ -77,7 +81,7 @@ def test_a_digest_in_the_pins_reaches_the_dockerfile():
 
 
 @every_stack
-def test_the_declaration_is_the_contract_of_the_image_suite(stack: resolve.Stack):
+def test_the_declaration_is_the_contract_of_the_image_suite(stack: Stack):
     declared = json.loads(render.render(stack, IMAGES)["stack.json"])
     assert declared["schema"] == 1
     assert declared["packages"].get("torch", "").startswith(stack.torch or "")

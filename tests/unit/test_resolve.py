@@ -7,6 +7,7 @@ import pytest
 
 from stackcheck import compat, matrix, resolve, yamlfile
 from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.stack import Package, Stack
 
 ROOT = Path(__file__).parents[2]
 RULES = compat.load(ROOT / "images" / "compat.yaml")
@@ -14,7 +15,7 @@ STACKS = {stack.id: stack for stack in resolve.load_stacks(ROOT)}
 SELF_BUILT = "cuda13.0-torch2.13.0-py3.11-debian12"
 
 
-def _resolved(**block: object) -> tuple[resolve.Stack, ...]:
+def _resolved(**block: object) -> tuple[Stack, ...]:
     value = yamlfile.read(ROOT / "matrix.yaml")
     value["stacks"][8].update(block)
     return resolve.resolve(matrix.parse(value), RULES)
@@ -22,8 +23,8 @@ def _resolved(**block: object) -> tuple[resolve.Stack, ...]:
 
 def test_triton_and_the_collective_library_follow_from_the_rules():
     stack = STACKS["rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"]
-    assert stack.triton == resolve.Package(name="triton-rocm", version="3.7.1")
-    assert stack.collective == resolve.Package(name="rccl", version="2.27.7")
+    assert stack.triton == Package(name="triton-rocm", version="3.7.1")
+    assert stack.collective == Package(name="rccl", version="2.27.7")
 
 
 def test_flash_attention_comes_as_a_wheel_only_where_everything_matches():
