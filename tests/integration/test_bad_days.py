@@ -95,6 +95,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     found.remove(REFERENCE)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heard_signals() -> Iterator[None]:
+    """What is ignored here is ignored by every child: so it is under nohup, or behind a shell's `&`."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
     return make_checkout(tmp_path / "checkout")
