@@ -1,0 +1,51 @@
+"""The rules of thresholds as a program, for the tool, which never imports the suites. In and out: JSON.
+
+stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...]}; stdout: {"metrics": {name:
+{"unit", "direction", "conditions"}}, "ceilings": [what devices.json says of each figure, or null],
+"lowest_share": of a ceiling, for a bound to mean something, "problems": [what the lint says of the entries]}.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from harness import models, thresholds
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    row = models.row(asked["model"])
+    answer = {
+        "metrics": {
+            name: {"unit": unit, "direction": direction, "conditions": sorted(conditions)}
+            for name, (unit, direction, conditions) in thresholds.METRICS.items()
+        },
+        "ceilings": [ceiling(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
+        "lowest_share": thresholds.LOWEST_SHARE,
+        "problems": list(thresholds.lint(asked["entries"])),
+    }
+    json.dump(answer, sys.stdout, allow_nan=False)
+
+
+def ceiling(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> float | None:
+    """What the hardware cannot exceed, in the metric's unit; None where its datasheet says nothing of it."""
+    if metric.endswith("_tflops"):
+        return row["peak_tflops"].get(conditions.get("dtype", "bf16"))
+    if metric == "copy_gb_per_s":
+        return row["memory_gb_per_s"]
+    if metric.endswith("_busbw") and conditions.get("nvls") != "on":  # multicast can exceed the wire
+        return _wire(row)
+    return _wire(row) if metric == "p2p_gb_per_s" else None
+
+
+def _wire(row: Mapping[str, Any]) -> float | None:
+    """GB/s one way out of one device: NVLink's is told as a whole, a mesh of xGMI by link."""
+    link = row["link"]
+    if link is None:
+        return None
+    return float(link["gb_per_s_one_way"] * (1 if link["kind"] == "nvlink" else link["links"]))
+
+
+if __name__ == "__main__":
+    main()
