@@ -16,15 +16,12 @@ import jinja2
 from stackcheck.stack import TORCH_INDEX, frozen, wheel_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
     from pathlib import Path
 
     from stackcheck.stack import Base, Stack
 
 _INCLUDE = re.compile(r'^\{% include "([a-z/.0-9-]+)" %\}\n', re.MULTILINE)
-
-
-_encode = json.JSONEncoder().encode
 
 
 class _OneTemplate(jinja2.FileSystemLoader):
@@ -82,7 +79,22 @@ def _assignments(values: Mapping[str, str], separator: str) -> str:
 
 def _lines(value: Mapping[str, Any]) -> str:
     """JSON with one line a key."""
-    return "{\n" + ",\n".join(f'  "{key}": {_encode(entry)}' for key, entry in value.items()) + "\n}\n"
+    lines = (
+        f'  "{key}": {_object(tuple(entry.items())) if isinstance(entry, dict) else _scalar(entry)}'
+        for key, entry in value.items()
+    )
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+# Stacks differ in few of their values: what was encoded once is remembered, with its type (1 is no true).
+@lru_cache(maxsize=10_000, typed=True)
+def _scalar(value: Hashable) -> str:
+    return json.dumps(value)
+
+
+@lru_cache(maxsize=10_000)
+def _object(entries: tuple[tuple[str, str | None], ...]) -> str:
+    return json.dumps(dict(entries))
 
 
 def image_name(base: Base) -> str:
@@ -101,7 +113,7 @@ def declaration(stack: Stack) -> Mapping[str, Any]:
         "runtime_version": stack.runtime_version,
         "python": stack.python,
         "os": stack.os,
-        "archs": list(stack.archs),
+        "archs": stack.archs,
         "wheels": stack.wheels,
         "packages": dict(requirement.split("==", 1) for requirement in stack.requirements),
         "triton": stack.triton and {"name": stack.triton.name, "version": stack.triton.version},

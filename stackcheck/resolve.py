@@ -83,11 +83,13 @@ def resolve(
 
 
 def judge_cell(values: Mapping[str, str], settings: Settings, rules: Rules) -> tuple[Judgement, ...]:
-    """A judgement for each architecture that the image is built for, and each driver it must be tested on."""
-    judged = [rules.judge({**values, "arch": arch}) for arch in settings.archs or ()]
+    """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
     drivers = sorted({target.driver for target in settings.tested_on or () if target.driver})
-    judged += [rules.judge({**values, "driver": driver}) for driver in drivers]
-    return tuple(judged) or (rules.judge(values),)
+    return (
+        rules.judge(values),
+        *(rules.judge({**values, "arch": arch}, about="arch") for arch in settings.archs or ()),
+        *(rules.judge({**values, "driver": driver}, about="driver") for driver in drivers),
+    )
 
 
 def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
@@ -114,9 +116,8 @@ def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
         if axis not in values and (value := rules.derive(values, axis)):
             values[axis] = value
     if "flash_attn" in values and "flash_attn_from" not in values:
-        wheel = {**values, "flash_attn_from": "wheel"}
-        fits = not any("flash_attn_from" in rule.axes for rule in rules.judge(wheel).broken)
-        values["flash_attn_from"] = "wheel" if fits else "source"
+        wheel = rules.judge({**values, "flash_attn_from": "wheel"}, about="flash_attn_from")
+        values["flash_attn_from"] = "source" if wheel.broken else "wheel"
     return values
 
 

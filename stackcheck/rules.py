@@ -9,13 +9,15 @@ that is not a yes. Pure.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Callable, Mapping  # noqa: TC003  # a named tuple's annotations are read at run time
+from functools import cache, cached_property, partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Self, TypeVar
 
 from stackcheck.versions import VERSION_AXES, is_version, matches, numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 Axis = Literal[
     "vendor",
@@ -44,6 +46,10 @@ Axis = Literal[
     "variables",  # build | run | both: when an option of an extension is set
 ]
 Answer = Literal["allowed", "refused", "unknown"]
+# Axes that are no versions, whose value follows from the others.
+_CHOSEN = frozenset({"triton_package", "layout", "cxx11abi"})
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,10 +69,43 @@ class Rule:
     source: str
     unknown: bool = False
 
-    @property
-    def axes(self) -> tuple[str, ...]:
+    @cached_property
+    def axes(self) -> frozenset[str]:
         """Every axis that the rule looks at."""
-        return tuple(sorted({*self.when, *self.require}))
+        return frozenset((*self.when, *self.require))
+
+    def can_speak(self, named: frozenset[str]) -> bool:
+        """Whether it could say something of a combination that names these axes."""
+        return self.when.keys() <= named and not named.isdisjoint(self.require)
+
+    def speaks(self, combination: Mapping[str, str]) -> bool:
+        """Whether the combination, which names every axis of `when`, fits there."""
+        return all(fits(combination[axis]) for axis, fits in self._when)
+
+    def holds(self, combination: Mapping[str, str]) -> bool:
+        """Whether what the combination names is what the rule requires."""
+        return all(fits(combination[axis]) for axis, fits in self._require if axis in combination)
+
+    @cached_property
+    def _when(self) -> tuple[tuple[str, Callable[[str], bool]], ...]:
+        return tuple((axis, _one_of(axis, patterns)) for axis, patterns in self.when.items())
+
+    @cached_property
+    def _require(self) -> tuple[tuple[str, Callable[[str], bool]], ...]:
+        return tuple((axis, _one_of(axis, patterns)) for axis, patterns in self.require.items())
+
+    def names_one(self, axis: str) -> bool:
+        """Whether it requires one value of an axis, and not a range or a choice that nobody has confirmed."""
+        if self.unknown or axis not in self.require:
+            return False
+        first = self.require[axis][0]
+        return is_version(first) if axis in VERSION_AXES else axis in _CHOSEN and "*" not in first
+
+
+@cache
+def _one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Whether a value of an axis fits one of the patterns: asked of each value once."""
+    return cache(lambda value: any(matches(axis, pattern, value) for pattern in patterns))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,79 +138,67 @@ class Judgement:
         return "unknown" if broken[0].unknown else "refused"
 
 
-class _Group:
-    """Rules that look at the same axes, and what they found for the values seen so far."""
+class _Remembered(NamedTuple, Generic[_T]):
+    """A question about some axes of a combination, answered once for the values that they have."""
 
-    def __init__(self, axes: tuple[str, ...], rules: Sequence[Rule]) -> None:
-        self.axes = axes
-        self.rules = rules
-        self.seen: dict[tuple[str | None, ...], tuple[Finding, ...]] = {}
-
-    def can_speak(self, named: Iterable[str]) -> bool:
-        """Whether any rule could say something of a combination that names these axes."""
-        given = set(named)
-        return any(rule.when.keys() <= given and rule.require.keys() & given for rule in self.rules)
+    values: Callable[[Mapping[str, str]], tuple[str, ...]]
+    answer: Callable[[tuple[str, ...]], _T]
 
 
-class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by design
-    """The rules of a file, with the versions it knows and the answers found so far.
+class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by design
+    """The rules of a file, with the versions it knows, and an index of them by the axes that they look at.
 
-    Most combinations of a matrix share most of their values, so each group of rules that looks at the same
-    axes remembers its findings for the values it has seen.
+    Most combinations of a matrix share most of their values. So the rules that look at the same axes are
+    judged once for the values of these axes, and their findings are remembered.
     """
 
     versions: Mapping[str, tuple[str, ...]]
-    _groups: tuple[_Group, ...]
-    _speaking: dict[tuple[str, ...], tuple[_Group, ...]]
-    _derived: dict[tuple[str, tuple[str | None, ...]], str | None]
+    _judges: dict[tuple[str | None, ...], tuple[_Remembered[tuple[Finding, ...]], ...]]
+    _choices: dict[tuple[str, ...], _Remembered[str | None]]
 
     def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Self:
-        """The rules in file order, grouped by the axes that they look at."""
+        """The rules in file order."""
         self = super().__new__(cls, rules)
-        grouped: dict[tuple[str, ...], list[Rule]] = {}
-        for rule in self:
-            grouped.setdefault(rule.axes, []).append(rule)
         self.versions = versions
-        self._groups = tuple(_Group(axes, members) for axes, members in grouped.items())
-        self._speaking = {}
-        self._derived = {}
+        self._judges = {}
+        self._choices = {}
         return self
 
-    def judge(self, combination: Mapping[str, str]) -> Judgement:
-        """What every rule says of a combination with one value an axis."""
-        named = tuple(combination)
-        groups = self._speaking.get(named)
-        if groups is None:
-            groups = self._speaking[named] = tuple(group for group in self._groups if group.can_speak(named))
+    def judge(self, combination: Mapping[str, str], *, about: str | None = None) -> Judgement:
+        """What all rules say of a combination with one value an axis, or those alone about one axis."""
+        shape = (about, *combination)
+        judges = self._judges.get(shape)
+        if judges is None:
+            judges = self._judges[shape] = tuple(self._judges_of(frozenset(combination), about))
         findings: list[Finding] = []
-        value_of = combination.get
-        for group in groups:
-            values = tuple(map(value_of, group.axes))
-            found = group.seen.get(values)
-            if found is None:
-                found = group.seen[values] = tuple(_findings(group.rules, combination))
-            findings += found
+        for values, answer in judges:
+            findings += answer(values(combination))
         return Judgement(combination=combination, findings=tuple(findings))
+
+    def _judges_of(
+        self, named: frozenset[str], about: str | None
+    ) -> Iterator[_Remembered[tuple[Finding, ...]]]:
+        """The rules that can speak about a combination of these axes, by the axes that they look at."""
+        by_axes: dict[frozenset[str], list[Rule]] = {}
+        for rule in self:
+            if rule.can_speak(named) and (about is None or about in rule.axes):
+                by_axes.setdefault(named & rule.axes, []).append(rule)
+        # Rules that look at a part of the axes of others join them: one question less for every combination.
+        groups: dict[frozenset[str], list[Rule]] = {}
+        for axes, rules in sorted(by_axes.items(), key=lambda entry: len(entry[0]), reverse=True):
+            groups.setdefault(next((wider for wider in groups if axes <= wider), axes), []).extend(rules)
+        for axes, rules in groups.items():
+            yield _remember(sorted(axes), partial(_findings, rules))
 
     def derive(self, combination: Mapping[str, str], axis: str) -> str | None:
         """The value that the rules ask for on an axis that the combination leaves open, if they name one."""
-        key = (axis, tuple(map(combination.get, self._deciding(axis))))
-        if key not in self._derived:
-            self._derived[key] = next(
-                (
-                    patterns[0]
-                    for rule in self
-                    if (patterns := rule.require.get(axis)) and not rule.unknown
-                    if _names_one(axis, patterns[0]) and _fit(rule.when, combination)
-                ),
-                None,
-            )
-        return self._derived[key]
-
-    @lru_cache(maxsize=64)  # noqa: B019  # rules live as long as the process
-    def _deciding(self, axis: str) -> tuple[str, ...]:
-        """The axes on which the value of another one depends."""
-        return tuple(sorted({name for rule in self if axis in rule.require for name in rule.when}))
+        shape = (axis, *combination)
+        choice = self._choices.get(shape)
+        if choice is None:
+            rules = [rule for rule in self if rule.names_one(axis) and rule.when.keys() <= set(combination)]
+            axes = sorted({name for rule in rules for name in rule.when})
+            choice = self._choices[shape] = _remember(axes, partial(_first_value, rules, axis))
+        return choice.answer(choice.values(combination))
 
     def newest(self, axis: str, value: str) -> str:
         """The newest known version that a short one means: `7.2` is 7.2.4."""
@@ -179,25 +206,18 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries two attributes by 
         return max(fitting, key=numbers, default=value)
 
 
-def _names_one(axis: str, pattern: str) -> bool:
-    return (axis in VERSION_AXES and is_version(pattern)) or (
-        axis in {"triton_package", "layout", "cxx11abi"} and "*" not in pattern
+def _remember(axes: Sequence[str], answer: Callable[[Mapping[str, str]], _T]) -> _Remembered[_T]:
+    """A question that looks at these axes alone."""
+    # Asked for one key, `itemgetter` gives no tuple: the first key is asked for twice.
+    values = itemgetter(*axes, axes[0]) if axes else lambda _: ()
+    return _Remembered(values, cache(lambda seen: answer(dict(zip(axes, seen, strict=False)))))
+
+
+def _first_value(rules: Sequence[Rule], axis: str, combination: Mapping[str, str]) -> str | None:
+    return next((rule.require[axis][0] for rule in rules if rule.speaks(combination)), None)
+
+
+def _findings(rules: Sequence[Rule], combination: Mapping[str, str]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
     )
-
-
-def _fit(condition: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
-    """Whether every axis of a condition is named and fits."""
-    for axis, patterns in condition.items():
-        value = combination.get(axis)
-        if value is None or not any(matches(axis, pattern, value) for pattern in patterns):
-            return False
-    return True
-
-
-def _findings(rules: Sequence[Rule], combination: Mapping[str, str]) -> Iterator[Finding]:
-    for rule in rules:
-        if not _fit(rule.when, combination):
-            continue
-        asked = {axis: patterns for axis, patterns in rule.require.items() if axis in combination}
-        if asked:
-            yield Finding(rule=rule, holds=_fit(asked, combination))
