@@ -11,8 +11,7 @@ from workloads import cases, curves
 CPU_RANKS = 2
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NVLS"}
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-# One more than a launch of the library takes; the operations of one launch share its communicator.
-BANDWIDTH_TIMEOUT_S = 300
+TIMEOUT_S = 300
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -20,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" in metafunc.fixturenames:
         session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
         count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
-        perf = "curves_of" in metafunc.fixturenames
+        perf = bool({"links", "timed"} & set(metafunc.fixturenames))
         mark = pytest.mark.gpus(count, perf=perf)
         metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
@@ -51,24 +50,40 @@ def values(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int) -> Ca
 
 
 @pytest.fixture
-def curves_of(
-    kept: dict[str, Any], acceptance: Any, launch: Any, record_metric: Any, ranks: int
-) -> Callable[[str], None]:
-    """Record and judge the bandwidth curve of one operation out of the run that all of them share."""
+def links(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int) -> dict[str, Any]:
+    """What every pair carries, and what the library chose for each size: one launch with its log on."""
+    if ranks == 1:
+        pytest.skip("one device has no link to measure")
+    if "links" not in kept:
+        assert "no links" not in kept, "the run that these checks share has failed; see the first"
+        kept["no links"] = True
+        log = {**LOG, "NCCL_DEBUG_FILE": str(acceptance.result_dir / "nccl.%h.%p")}
+        # Without a GPU there is no log that could disturb the figures, and one launch gives all of them.
+        arguments = ("collective_links.py", *OPERATIONS, *(("--timed",) if acceptance.shares_devices else ()))
+        kept["links"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
+        if kept["links"]["figures"] is not None:
+            kept["timed"] = {"figures": kept["links"]["figures"]}
+    return kept["links"]
 
-    def judge(operation: str) -> None:
-        if ranks == 1:
-            pytest.skip("one device has no link to measure")
-        if "curves" not in kept:
-            assert "no curves" not in kept, "the run that these checks share has failed; see the first"
-            kept["no curves"] = True
-            log = {**LOG, "NCCL_DEBUG_FILE": str(acceptance.result_dir / "nccl.%h.%p")}
-            largest = ("--largest", str(4 << 30)) if acceptance.tier == "soak" else ()
-            arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
-            kept["curves"] = launch(*arguments, nproc=ranks, timeout_s=BANDWIDTH_TIMEOUT_S, env=log)
-        record_curve(kept["curves"], operation, ranks, record_metric)
 
-    return judge
+@pytest.fixture
+def timed(
+    kept: dict[str, Any], acceptance: Any, launch: Any, links: dict[str, Any], ranks: int
+) -> dict[str, Any]:
+    """The figures of every operation and size, out of the launch that all of them share; with no log."""
+    if "timed" not in kept:
+        assert "no figures" not in kept, "the run that these checks share has failed; see the first"
+        kept["no figures"] = True
+        largest = ("--largest", str(4 << 30)) if acceptance.tier == "soak" else ()
+        arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
+        kept["timed"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S)
+    return {**links, **kept["timed"]}
+
+
+@pytest.fixture
+def curves_of(timed: dict[str, Any], record_metric: Any, ranks: int) -> Callable[[str], None]:
+    """Record and judge the bandwidth curve of one operation."""
+    return lambda operation: record_curve(timed, operation, ranks, record_metric)
 
 
 def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric: Any) -> None:
@@ -76,19 +91,14 @@ def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric:
     figures = [figure for figure in run["figures"] if figure["op"] == operation]
     curve = {}
     for figure in figures:
-        if figure["mode"] != "values":
-            name, repeats, unit = reading(figure, operation, ranks)
-            value = statistics.median(repeats)
-            record_metric(
-                name,
-                value,
-                unit=unit,
-                repeats=repeats,
-                conditions=conditions_of(run, figure, operation),
-                gate=figure["mode"] == "stream",
-            )
-            if figure["mode"] == "stream":
-                curve[figure["bytes"]] = value
+        if figure["mode"] == "values":
+            continue
+        name, repeats, unit = reading(figure, operation, ranks)
+        value, gated = statistics.median(repeats), figure["mode"] == "eager"
+        conditions = conditions_of(run, figure, operation)
+        record_metric(name, value, unit=unit, repeats=repeats, conditions=conditions, gate=gated)
+        if gated:
+            curve[figure["bytes"]] = value
     assert curve, f"no figure for {operation}"
     wrong = [text for figure in figures for text in figure.get("failures", ())]
     assert not wrong, "\n".join(wrong)
@@ -100,8 +110,8 @@ def reading(figure: dict[str, Any], operation: str, ranks: int) -> tuple[str, li
     """(metric, repeats, unit) of one figure: bandwidth, or the latency of a call inside a graph."""
     if figure["mode"] == "graph":
         return f"{operation}_latency_us", [seconds * 1e6 for seconds in figure["seconds"]], "us"
-    rates = [curves.busbw_gb_per_s(operation, figure["bytes"], s, ranks) for s in figure["seconds"]]
-    return f"{operation}_busbw", rates, "GB/s"
+    rates = [curves.busbw_gb_per_s(operation, figure["moved"], s, ranks) for s in figure["seconds"]]
+    return f"{operation}_{'torch_' if figure['mode'] == 'torch' else ''}busbw", rates, "GB/s"
 
 
 def conditions_of(run: dict[str, Any], figure: dict[str, Any], operation: str) -> dict[str, Any]:
@@ -197,3 +207,28 @@ def test_reduce_scatter_busbw(curves_of: Callable[[str], None]) -> None:
 def test_all_to_all_busbw(curves_of: Callable[[str], None]) -> None:
     """All-to-all reaches the bandwidth of this device model at every named size, without a dip."""
     curves_of("all_to_all")
+
+
+@pytest.mark.tier("standard")
+def test_send_receive_bandwidth(links: dict[str, Any], ranks: int, record_metric: Any) -> None:
+    """Every ordered pair of ranks carries its data right, as fast as its way back and as the other pairs."""
+    rates = {}
+    for pair in links["pairs"]:
+        repeats = [links["bytes"] / seconds / 1e9 for seconds in pair["seconds"]]
+        rates[pair["from"], pair["to"]] = value = statistics.median(repeats)
+        conditions = {"bytes": links["bytes"], "from": pair["from"], "to": pair["to"], "nvls": links["nvls"]}
+        record_metric("pair_gb_per_s", value, unit="GB/s", repeats=repeats, conditions=conditions)
+    assert len(rates) == ranks * (ranks - 1), f"{len(rates)} ordered pairs of {ranks} ranks were measured"
+    wrong = [f"{p['from']} to {p['to']}: {text}" for p in links["pairs"] for text in p["failures"]]
+    assert not wrong, "\n".join(wrong)
+    odd = curves.odd_pairs(rates) if links["bytes"] >= curves.SHAPE_FROM_BYTES else []
+    assert not odd, "\n".join(odd)
+
+
+@pytest.mark.tier("standard")
+def test_barrier_latency(timed: dict[str, Any], record_metric: Any) -> None:
+    """A barrier of all ranks ends, and how long it takes is on record."""
+    (figure,) = (figure for figure in timed["figures"] if figure["op"] == "barrier")
+    repeats = [seconds * 1e6 for seconds in figure["seconds"]]
+    record_metric("barrier_latency_us", statistics.median(repeats), unit="us", repeats=repeats)
+    assert all(seconds > 0 for seconds in figure["seconds"]), figure

@@ -1,31 +1,36 @@
 """A torchrun program: time collectives by size on bf16 data, then check the data once. One JSON line.
 
-Arguments: operation names. The line is `{"figures": [{"op", "bytes", "mode", "seconds": [], "failures": []}],
-"environment", "choices", "nvls", ...}`; `bytes` is the total array as nccl-tests counts it (per-rank count
-times n for all_gather, reduce_scatter and all_to_all), `seconds` one figure a repeat, the slowest rank's.
+Arguments: operation names. The line is `{"figures": [{"op", "bytes", "moved", "mode", "seconds": [],
+"failures": []}]}`; `moved` is the total array as nccl-tests counts it (`bytes`, but for the rounding of a
+rank's share), `seconds` one figure a repeat. The modes: `eager` is what
+nccl-tests does (the library called directly; on a CPU, which has none, torch), `torch` the same protocol
+through torch.distributed, `graph` a captured graph, `values` the check of the data.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from workloads import collective_cases as collectives
+from workloads import collective_data as data
+from workloads import collective_library as library
 from workloads import collective_timing as timing
-from workloads import nccl_log
 from workloads.collective_data import Payload
+from workloads.gates import exact
 from workloads.ranks import Ranks, joined
 
-ELEMENT_BYTES = 2
 SIZES = {
     "cuda": (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30),
     "cpu": (64 << 10, 1 << 20),
 }
-PLATEAU = 4 << 30  # standard and soak tiers
+PLATEAU = 4 << 30  # soak tier
 GRAPHED = 1 << 20  # up to here the launch is a share of the time, and a graph shows the wire alone
+PROVEN = 64 << 20  # up to here also what the library itself was called for is checked
 CHECKED = {
     "all_reduce": collectives.all_reduce,
     "all_gather": collectives.all_gather,
@@ -34,68 +39,152 @@ CHECKED = {
 }
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What every measurement of this rank shares."""
+
+    ranks: Ranks
+    sent: torch.Tensor
+    received: torch.Tensor
+    barrier: timing.HostBarrier
+    direct: library.Communicator | None  # None on a CPU
+
+    def wait(self) -> None:
+        """Until the device has done what was enqueued; gloo has done it already."""
+        if self.ranks.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("operations", nargs="+", choices=sorted(CHECKED))
     parser.add_argument("--largest", type=int, default=1 << 30, help="bytes")
     options = parser.parse_args()
     with joined() as ranks:
-        spin = timing.Spin() if ranks.device.type == "cuda" else None
-        mine = [f for op in options.operations for f in _curve(ranks, op, spin, options.largest)]
-        everyone = ranks.collect(mine)
-        if everyone is not None:
-            print(json.dumps({"figures": _merged(everyone), **nccl_log.facts()}), flush=True)
+        figures = measured(ranks, options.operations, options.largest)
+        if figures is not None:
+            print(json.dumps({"figures": figures}), flush=True)
 
 
-def _curve(ranks: Ranks, op: str, spin: timing.Spin | None, largest: int) -> Iterator[dict[str, Any]]:
-    sizes = [size for size in (*SIZES[ranks.device.type], PLATEAU) if size <= largest]
-    if spin is None:
-        sizes = [size for size in sizes if size in SIZES["cpu"]]
-    for size in sizes:
-        call = collective(ranks, op, size)
-        yield {"op": op, "bytes": size, "mode": "stream", "seconds": timing.in_stream(call, spin)}
-        if spin is not None and size <= GRAPHED and op == "all_reduce":
-            yield {"op": op, "bytes": size, "mode": "graph", "seconds": timing.in_graph(call, spin)}
-        if size < PLATEAU:  # the exact reference of 2^31 elements is in collective_values.py
-            yield {"op": op, "bytes": size, "mode": "values", "failures": _values(ranks, op, size)}
+def measured(ranks: Ranks, operations: list[str], largest: int) -> list[dict[str, Any]] | None:
+    """Every figure, on rank 0."""
+    sizes = sizes_of(ranks.device.type, largest)
+    made = bench(ranks, max(sizes), direct=True)
+    mine = [f for op in operations for size in sizes for f in _figures(made, op, size)]
+    mine.append({"op": "barrier", "bytes": 0, "moved": 0, "mode": "torch", "seconds": _barriers(made)})
+    if made.direct is not None:
+        made.direct.close()
+    everyone = ranks.collect(mine, about="figures")
+    return None if everyone is None else [_over_ranks(list(f)) for f in zip(*everyone, strict=True)]
 
 
-def collective(ranks: Ranks, op: str, size: int) -> Callable[[], object]:
-    """The timed call, on buffers of its own.
+def sizes_of(kind: str, largest: int) -> list[int]:
+    """The named sizes up to the largest."""
+    return [size for size in (*SIZES[kind], *([PLATEAU] if kind == "cuda" else [])) if size <= largest]
 
-    An in-place sum repeated on the same buffer soon overflows to infinity; it moves the same bytes, and
-    what the operation computes is checked apart by `_values`.
+
+def bench(ranks: Ranks, largest: int, *, direct: bool) -> Bench:
+    """Buffers of normal data, a barrier, and the library itself where the device has one and it is wanted."""
+    sent, received = (
+        torch.empty(largest // library.ELEMENT_BYTES, dtype=torch.bfloat16, device=ranks.device).normal_()
+        for _ in range(2)
+    )
+    made = None
+    if ranks.device.type == "cuda" and direct:
+        torch.cuda.synchronize()
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream waits for every other one
+        made = library.Communicator(ranks, torch.cuda.current_stream().cuda_stream)
+    return Bench(ranks, sent, received, timing.HostBarrier(ranks), made)
+
+
+def _figures(bench: Bench, op: str, size: int) -> Iterator[dict[str, Any]]:
+    planned = library.plan(op, size, bench.ranks.size)
+    figure = {"op": op, "bytes": size, "moved": planned.total_bytes}
+    through_torch = torch_call(bench, op, planned)
+    if bench.direct is None:
+        yield {**figure, "mode": "eager", "seconds": _eagerly(bench, through_torch)}
+    else:
+        call = bench.direct.caller(op, planned, bench.sent, bench.received)
+        yield {**figure, "mode": "eager", "seconds": _eagerly(bench, call)}
+        yield {**figure, "mode": "torch", "seconds": _eagerly(bench, through_torch)}
+        if size <= PROVEN:
+            yield {**figure, "mode": "values", "failures": proven(bench, op, planned)}
+        if size <= GRAPHED and op == "all_reduce":
+            seconds = timing.in_graph(lambda: through_torch(0), timing.Spin())
+            yield {**figure, "mode": "graph", "seconds": seconds}
+    if size < PLATEAU:  # the exact reference of 2^31 elements is in collective_values.py
+        yield {**figure, "mode": "values", "failures": _values(bench.ranks, op, size)}
+
+
+def _eagerly(bench: Bench, call: timing.Call) -> list[float]:
+    return timing.eagerly(call, bench.wait, bench.barrier)
+
+
+def _barriers(bench: Bench) -> list[float]:
+    """The barrier that trainers call, also waited for by the host."""
+    return timing.eagerly(lambda _: dist.barrier(), bench.wait, bench.barrier)
+
+
+def torch_call(bench: Bench, op: str, planned: library.Plan) -> Callable[[int], object]:
+    """The same collective through torch, which has no out-of-place all-reduce.
+
+    A sum repeated on the same buffer soon overflows to infinity; it moves the same bytes, and what the
+    operation computes is checked apart.
     """
-    count = size // ELEMENT_BYTES
-    whole = torch.zeros(count, dtype=torch.bfloat16, device=ranks.device)
-    share = torch.zeros(count // ranks.size, dtype=torch.bfloat16, device=ranks.device)
+    total = max(planned.sent, planned.received)
+    steps = max(1, bench.sent.numel() // total)
+
+    def views(iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = total * (iteration % steps)
+        return bench.received[start : start + planned.received], bench.sent[start : start + planned.sent]
+
+    return {
+        "all_reduce": lambda i: dist.all_reduce(views(i)[0]),
+        "all_gather": lambda i: dist.all_gather_into_tensor(*views(i)),
+        "reduce_scatter": lambda i: dist.reduce_scatter_tensor(*views(i)),
+        "all_to_all": lambda i: dist.all_to_all_single(*views(i)),
+    }[op]
+
+
+def proven(bench: Bench, op: str, planned: library.Plan) -> list[str]:
+    """The timed call itself, once, on exact data: out of place, so the input must stay as it was."""
+    ranks, payload = bench.ranks, Payload(count=planned.count, dtype="bf16", trial=planned.sent.bit_length())
+    sent = data.values(payload, ranks, ranks.rank, planned.sent).bfloat16()
+    received = torch.full((planned.received,), float("nan"), dtype=torch.bfloat16, device=ranks.device)
+    assert bench.direct is not None, "there is no library to call"
+    before = sent.clone()
+    bench.direct.caller(op, planned, sent, received)(0)
+    bench.wait()
+    found = (
+        exact(received, expected(op, ranks, payload), name=f"library's {op}"),
+        exact(sent, before, name="its input"),
+    )
+    return [f"rank {ranks.rank}: {reading}" for reading in found if not reading.passed]
+
+
+def expected(op: str, ranks: Ranks, payload: Payload) -> torch.Tensor:
+    """What this rank must hold after it."""
+    mine, everyone = ranks.rank * payload.count, range(ranks.size)
     if op == "all_reduce":
-        whole.normal_()
-        return lambda: dist.all_reduce(whole)
-    if op == "all_gather":
-        share.normal_()
-        return lambda: dist.all_gather_into_tensor(whole[: share.numel() * ranks.size], share)
-    sent = torch.empty_like(whole).normal_()[: share.numel() * ranks.size]
+        return collectives.reduced(payload, ranks, "sum")
     if op == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(share, sent)
-    return lambda: dist.all_to_all_single(whole[: sent.numel()], sent)
+        return collectives.reduced(payload, ranks, "sum", count=payload.count, start=mine)
+    start = mine if op == "all_to_all" else 0
+    return torch.cat([data.values(payload, ranks, rank, payload.count, start) for rank in everyone])
 
 
 def _values(ranks: Ranks, op: str, size: int) -> list[str]:
     """The same operation at the same size on exact data: speed without the right sum is worth nothing."""
-    count = size // ELEMENT_BYTES // (1 if op == "all_reduce" else ranks.size)
+    count = library.plan(op, size, ranks.size).count
     readings = CHECKED[op](ranks, Payload(count=count, dtype="bf16", trial=size.bit_length()))
     return [f"rank {ranks.rank}: {reading}" for reading in readings if not reading.passed]
-
-
-def _merged(everyone: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [_over_ranks(list(figures)) for figures in zip(*everyone, strict=True)]
 
 
 def _over_ranks(figures: list[dict[str, Any]]) -> dict[str, Any]:
     if figures[0]["mode"] == "values":
         return {**figures[0], "failures": [text for figure in figures for text in figure["failures"]]}
-    return {**figures[0], "seconds": timing.slowest([figure["seconds"] for figure in figures])}
+    over = timing.slowest if figures[0]["mode"] == "graph" else timing.average
+    return {**figures[0], "seconds": over([figure["seconds"] for figure in figures])}
 
 
 if __name__ == "__main__":

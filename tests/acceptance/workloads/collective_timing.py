@@ -1,23 +1,88 @@
-"""How long a collective takes, as nccl-tests means it: many in a row on the device, the slowest rank counts.
+"""How long a collective takes: eagerly by nccl-tests' protocol, and inside a captured graph.
 
-The host's launches are hidden behind a device-side spin that begins before them; one untimed collective
-after the spin aligns the ranks on the device; then a start event, N collectives, an end event.
+`eagerly` is BenchTime of nccl-tests' src/common.cu at its defaults (-n 20 -m 1 -z 0 -G 0): one call is
+enqueued and waited for, the hosts meet, the host's clock starts, 20 calls are enqueued in a row, one wait for
+the stream, the clock stops; the time of one call is the twentieth part, averaged over the ranks (-a 1).
+`in_graph` captures the same calls once: no launch at all is in its figure.
 """
 
-import statistics
+import gc
+import itertools
+import mmap
+import os
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-REPEATS = 5
-WINDOW_S = 0.2
-MOST_CALLS = 200  # a stream holds about 1000 launches; beyond that the host waits and the spin hides nothing
-FEWEST_CALLS = 5
-WARM_UP = 3
-SPIN_MARGIN = 1.5
-SPIN_LEAST_S = 0.01
+from workloads.ranks import Ranks
+
+REPEATS = 5  # nccl-tests -N 5
+ITERATIONS = 20
+WARM_UP = 5
+SPIN_S = 0.01
+PATIENCE_S = 60.0
+
+Call = Callable[[int], object]
+
+
+class HostBarrier:
+    """Ranks of one host meet within microseconds: counters in shared memory, and everyone spins on all.
+
+    A barrier on the devices would be one more collective, and one over sockets skews the start by the time
+    of ten small collectives.
+    """
+
+    _made = itertools.count()  # ranks make them in the same order, and every one has its own counters
+
+    def __init__(self, ranks: Ranks) -> None:
+        key = f"barrier/{next(self._made)}"
+        if ranks.rank == 0:
+            file = os.memfd_create("stackcheck-barrier")  # has no name that could be left behind
+            os.ftruncate(file, 8 * ranks.size)
+            ranks.store.set(key, f"/proc/{os.getpid()}/fd/{file}")
+        else:
+            file = os.open(ranks.store.get(key).decode(), os.O_RDWR)
+        self._marks = memoryview(mmap.mmap(file, 8 * ranks.size)).cast("Q")
+        self._rank, self._round = ranks.rank, 0
+
+    def __call__(self) -> None:
+        """Return when every rank has called as often. Raises `TimeoutError`, naming who stayed away."""
+        self._round += 1
+        self._marks[self._rank] = self._round
+        deadline = time.monotonic() + PATIENCE_S
+        while min(self._marks) < self._round:
+            if time.monotonic() > deadline:
+                absent = [rank for rank, mark in enumerate(self._marks) if mark < self._round]
+                raise TimeoutError(f"ranks {absent} did not come within {PATIENCE_S:g} s")
+            os.sched_yield()
+
+
+def eagerly(call: Call, wait: Callable[[], object], barrier: Callable[[], object]) -> list[float]:
+    """Seconds per call on this rank, one figure per repeat."""
+    for iteration in range(WARM_UP):
+        call(iteration)
+    wait()
+    gc.collect()
+    gc.disable()
+    try:
+        return [_cycle(call, wait, barrier) for _ in range(REPEATS)]
+    finally:
+        gc.enable()
+
+
+def _cycle(call: Call, wait: Callable[[], object], barrier: Callable[[], object]) -> float:
+    call(0)
+    wait()
+    barrier()
+    start = time.perf_counter()
+    for iteration in range(ITERATIONS):
+        call(iteration)
+    wait()
+    seconds = (time.perf_counter() - start) / ITERATIONS
+    barrier()
+    return seconds
 
 
 class Spin:
@@ -39,20 +104,8 @@ class Spin:
         torch.cuda._sleep(int(seconds * self.cycles_per_s))
 
 
-def in_stream(call: Callable[[], object], spin: Spin | None) -> list[float]:
-    """Seconds per call on this rank, one figure per repeat."""
-    if spin is None:
-        return on_host(call)
-    for _ in range(WARM_UP):
-        call()
-    launch_s, device_s = _estimate(call)
-    calls = agreed(max(FEWEST_CALLS, min(MOST_CALLS, int(WINDOW_S / device_s))))
-    hidden_s = SPIN_LEAST_S + SPIN_MARGIN * launch_s * calls
-    return [_window(call, calls, lambda: spin(hidden_s)) for _ in range(REPEATS)]
-
-
-def in_graph(call: Callable[[], object], spin: Spin, *, calls: int = 20) -> list[float]:
-    """Seconds per call when `calls` of them are captured once and replayed: no launch cost at all."""
+def in_graph(call: Callable[[], object], spin: Spin, *, calls: int = ITERATIONS) -> list[float]:
+    """Seconds per call when `calls` of them are captured and replayed behind a spin that aligns ranks."""
     call()
     torch.cuda.synchronize()
     dist.barrier()
@@ -63,54 +116,20 @@ def in_graph(call: Callable[[], object], spin: Spin, *, calls: int = 20) -> list
         for _ in range(calls):
             call()
     graph.replay()
-    windows = [_window(graph.replay, 1, lambda: spin(SPIN_LEAST_S)) for _ in range(REPEATS)]
-    return [seconds / calls for seconds in windows]
+    return [_replayed(graph, spin) / calls for _ in range(REPEATS)]
 
 
-def on_host(call: Callable[[], object], calls: int = 5) -> list[float]:
-    """Wall-clock seconds per call, for devices without events."""
-    call()
-    figures = []
-    for _ in range(REPEATS):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        figures.append((time.perf_counter() - start) / calls)
-    return figures
-
-
-def agreed(calls: int) -> int:
-    """The same count on every rank, or they would wait for each other for ever."""
-    count = torch.tensor([calls], device="cuda")
-    dist.all_reduce(count, dist.ReduceOp.MIN)
-    return int(count)
-
-
-def _estimate(call: Callable[[], object]) -> tuple[float, float]:
-    """(host seconds to launch one, seconds until it is done)."""
-    launches = 10
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(launches):
-        call()
-    launched = time.perf_counter()
-    torch.cuda.synchronize()
-    return (launched - start) / launches, (time.perf_counter() - start) / launches
-
-
-def _window(call: Callable[[], object], calls: int, spin: Callable[[], None]) -> float:
+def _replayed(graph: torch.cuda.CUDAGraph, spin: Spin) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     dist.barrier()
     torch.cuda.synchronize()
-    spin()
-    call()
+    spin(SPIN_S)
+    graph.replay()
     start.record()
-    for _ in range(calls):
-        call()
+    graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / calls
+    return start.elapsed_time(end) / 1e3
 
 
 def slowest(per_rank: list[list[float]]) -> list[float]:
@@ -118,6 +137,6 @@ def slowest(per_rank: list[list[float]]) -> list[float]:
     return [max(figures) for figures in zip(*per_rank, strict=True)]
 
 
-def median(figures: list[float]) -> float:
-    """The figure that stands for the repeats."""
-    return statistics.median(figures)
+def average(per_rank: list[list[float]]) -> list[float]:
+    """For each repeat the mean over the ranks, as nccl-tests reports it."""
+    return [sum(figures) / len(figures) for figures in zip(*per_rank, strict=True)]

@@ -4,9 +4,12 @@ The definitions are those of nccl-tests' doc/PERFORMANCE.md.
 """
 
 import itertools
+import statistics
 from collections.abc import Mapping
 
 LARGEST_DIP = 0.05  # ROCm/cvs cvs/lib/rccl_lib.py: bandwidth may not fall by more from one size to the next
+# One bad link shows as one slow direction, or as one pair far under the others (checks of NVIDIA/nccl#1130).
+LARGEST_SKEW, LEAST_OF_MEDIAN = 0.20, 0.5
 SHAPE_FROM_BYTES = 16 << 20  # below it the library changes algorithm and protocol, and steps are by design
 
 
@@ -24,3 +27,16 @@ def dips(curve: Mapping[int, float]) -> list[str]:
         for small, large in itertools.pairwise(sizes)
         if not curve[large] >= (1 - LARGEST_DIP) * curve[small]
     ]
+
+
+def odd_pairs(rates: Mapping[tuple[int, int], float]) -> list[str]:
+    """Each (from, to) much slower than its way back, or than half of what pairs have in the middle."""
+    middle = statistics.median(rates.values()) if rates else 0.0
+    found = []
+    for (sender, receiver), rate in rates.items():
+        back = rates.get((receiver, sender), rate)
+        if not rate >= (1 - LARGEST_SKEW) * back:
+            found.append(f"{sender} to {receiver} {rate:.1f} GB/s, back {back:.1f} GB/s")
+        elif not rate >= LEAST_OF_MEDIAN * middle:
+            found.append(f"{sender} to {receiver} {rate:.1f} GB/s, the median of all pairs {middle:.1f} GB/s")
+    return found

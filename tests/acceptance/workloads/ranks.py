@@ -30,18 +30,15 @@ class Ranks:
     device: torch.device
     store: dist.Store
 
-    def collect(self, mine: Any) -> list[Any] | None:
+    def collect(self, mine: Any, *, about: str = "report") -> list[Any] | None:
         """Every rank's JSON object, on rank 0."""
-        self.store.set(f"report/{self.rank}", json.dumps(mine))
+        self.store.set(f"{about}/{self.rank}", json.dumps(mine))
         if self.rank:
-            self._stay_until_read()
+            self.store.get(f"{about} read")  # the store may live in rank 0's process group, and ends with it
             return None
-        everyone = [json.loads(self.store.get(f"report/{rank}")) for rank in range(self.size)]
-        self.store.set("read", "1")
+        everyone = [json.loads(self.store.get(f"{about}/{rank}")) for rank in range(self.size)]
+        self.store.set(f"{about} read", "1")
         return everyone
-
-    def _stay_until_read(self) -> None:
-        self.store.get("read")  # the store may live in rank 0's own process group, and ends with it
 
 
 @contextlib.contextmanager
