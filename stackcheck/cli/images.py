@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stackcheck import build, flow, keys, matrix, publish, resolve, vendors
+from stackcheck import build, candidate, flow, keys, matrix, publish, resolve, signing, vendors
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.engine import Engine
 from stackcheck.errors import NothingSelectedError
+from stackcheck.examine import examine, refusal
 from stackcheck.image import label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from stackcheck.stack import Stack
 
 app = typer.Typer()
 
@@ -113,7 +116,7 @@ def run_suites(
     with build.exclusive(settings.root, "stackcheck test", report):
         engine = _engine(report, builds=not _is_reference(name))
         subject = _candidate(name, engine, settings, report)
-        _result, judged, _reused = flow.examine(subject, engine, settings, report)
+        _result, judged, _reused = examine(subject, engine, settings, report)
     facts = {
         "image": subject.image.reference,
         "verdict": judged.status,
@@ -126,7 +129,7 @@ def run_suites(
         facts["next"] = f"stackcheck certify {name}"
     print_json(dataclasses.asdict(judged)) if as_json else print_facts(facts)
     if judged.status != "PASSED":
-        raise flow.refusal(judged, settings.folder(subject.name))
+        raise refusal(judged, settings.folder(subject.name))
 
 
 @app.command("certify")
@@ -150,10 +153,10 @@ def certify_image(
     with build.exclusive(settings.root, "stackcheck certify", report):
         engine = _engine(report, builds=not _is_reference(name))
         subject = _candidate(name, engine, settings, report)
-        result, judged, _reused = flow.examine(subject, engine, settings, report)
+        result, judged, _reused = examine(subject, engine, settings, report)
         if judged.status == "UNFIT":
-            raise flow.refusal(judged, settings.folder(subject.name))
-        flow.sign(subject, result, judged, settings)
+            raise refusal(judged, settings.folder(subject.name))
+        signing.sign(subject, result, judged, settings)
     facts = {
         "verdict": judged.status,
         "digest": subject.image.manifest_digest,
@@ -163,7 +166,7 @@ def certify_image(
         facts["next"] = f"stackcheck publish {name}"
     print_json(facts) if as_json else print_facts(facts)
     if judged.status != "PASSED":
-        raise flow.refusal(judged, settings.folder(subject.name))
+        raise refusal(judged, settings.folder(subject.name))
 
 
 @app.command("publish")
@@ -181,7 +184,7 @@ def publish_image(
     settings = _settings(root, target=target, key=key)
     tag = label(name)
     image = build.load_image(settings.folder(tag) / "image.json")
-    envelopes = flow.signed(tag, settings)
+    envelopes = signing.signed(tag, settings)
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
@@ -209,8 +212,8 @@ def _settings(
     key: Path | None = None,
     vendor: VendorName | None = None,
     force: bool = False,
-) -> flow.Settings:
-    return flow.Settings(
+) -> candidate.Settings:
+    return candidate.Settings(
         root=root.resolve(),
         tier=tier,
         target=target,
@@ -232,7 +235,7 @@ def _engine(report: Progress, *, builds: bool = True) -> Engine:
     return Engine.connect()
 
 
-def _selected(root: Path, selectors: Sequence[str] | None) -> tuple[resolve.Stack, ...]:
+def _selected(root: Path, selectors: Sequence[str] | None) -> tuple[Stack, ...]:
     stacks = resolve.load_stacks(root.resolve(), tuple(selectors or ()))
     if selectors:
         return stacks
@@ -245,7 +248,9 @@ def _selected(root: Path, selectors: Sequence[str] | None) -> tuple[resolve.Stac
     return runnable
 
 
-def _candidate(name: str, engine: Engine, settings: flow.Settings, report: Progress) -> flow.Candidate:
+def _candidate(
+    name: str, engine: Engine, settings: candidate.Settings, report: Progress
+) -> candidate.Candidate:
     """A stack of the matrix (built when it has to be), or any image reference."""
     stacks = resolve.load_stacks(settings.root)
     found = () if _is_reference(name) else resolve.select(stacks, (name,))
@@ -256,10 +261,10 @@ def _candidate(name: str, engine: Engine, settings: flow.Settings, report: Progr
         )
     if found:
         (image,) = build.build(found, engine, root=settings.root, report=report)
-        return flow.candidate(found[0], image, settings)
+        return candidate.of_stack(found[0], image, settings)
     image = build.adopt(name, engine, folder=settings.folder(label(name)), report=report)
     loaded = matrix.load(settings.root / "matrix.yaml")
-    return flow.foreign(image, label(name), loaded, settings)
+    return candidate.foreign(image, label(name), loaded, settings)
 
 
 def _is_reference(name: str) -> bool:
