@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping  # noqa: TC003  # a named tuple's annotations are read at run time
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Self, TypeVar
 
-from stackcheck.versions import VERSION_AXES, is_version, matches, numbers
+from stackcheck.versions import VERSION_AXES, is_version, matcher, matches, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -88,11 +88,11 @@ class Rule:
 
     @cached_property
     def _when(self) -> tuple[tuple[str, Callable[[str], bool]], ...]:
-        return tuple((axis, _one_of(axis, patterns)) for axis, patterns in self.when.items())
+        return tuple((axis, one_of(axis, patterns)) for axis, patterns in self.when.items())
 
     @cached_property
     def _require(self) -> tuple[tuple[str, Callable[[str], bool]], ...]:
-        return tuple((axis, _one_of(axis, patterns)) for axis, patterns in self.require.items())
+        return tuple((axis, one_of(axis, patterns)) for axis, patterns in self.require.items())
 
     def names_one(self, axis: str) -> bool:
         """Whether it requires one value of an axis, and not a range or a choice that nobody has confirmed."""
@@ -102,10 +102,11 @@ class Rule:
         return is_version(first) if axis in VERSION_AXES else axis in _CHOSEN and "*" not in first
 
 
-@cache
-def _one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
+@lru_cache(maxsize=10_000)
+def one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
     """Whether a value of an axis fits one of the patterns: asked of each value once."""
-    return cache(lambda value: any(matches(axis, pattern, value) for pattern in patterns))
+    matchers = [matcher(axis, pattern) for pattern in patterns]
+    return cache(lambda value: any(fits(value) for fits in matchers))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

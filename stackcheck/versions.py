@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 }
 
 
-@cache
+@lru_cache(maxsize=10_000)
 def numbers(version: str) -> tuple[int, ...]:
     """The numbers of a version: 7.14 is (7, 14), so 7.2 < 7.14 < 10.0; a local part says nothing."""
     return tuple(int(part[:12]) for part in re.findall(r"\d+", version.split("+", maxsplit=1)[0]))
@@ -54,26 +54,37 @@ def is_version(pattern: str) -> bool:
     return pattern[:1].isdigit()
 
 
-@cache
 def matches(axis: str, pattern: str, value: str) -> bool:
     """Whether a value of an axis fits a pattern."""
+    return matcher(axis, pattern)(value)
+
+
+@lru_cache(maxsize=10_000)
+def matcher(axis: str, pattern: str) -> Callable[[str], bool]:
+    """A pattern, parsed once, as a question to a value of its axis."""
     if pattern == "*":
-        return True
+        return lambda _: True
     if axis not in VERSION_AXES:
-        return fnmatchcase(value, pattern)
+        return lambda value: fnmatchcase(value, pattern)
     if is_version(pattern):
         wanted = numbers(pattern)
-        return numbers(value)[: len(wanted)] == wanted
-    return all(_compare(value, part.strip()) for part in pattern.split(","))
+        return lambda value: numbers(value)[: len(wanted)] == wanted
+    comparisons = [_comparison(part.strip()) for part in pattern.split(",")]
+    return lambda value: all(holds(value) for holds in comparisons)
 
 
-def _compare(value: str, comparison: str) -> bool:
-    found = _COMPARISON.fullmatch(comparison)
+def _comparison(text: str) -> Callable[[str], bool]:
+    found = _COMPARISON.fullmatch(text)
     if found is None:
-        return False
-    left, right = numbers(value), numbers(found[2])
-    length = max(len(left), len(right))
-    return _OPERATORS[found[1]](_padded(left, length), _padded(right, length))
+        return lambda _: False
+    holds, bound = _OPERATORS[found[1]], numbers(found[2])
+
+    def compared(value: str) -> bool:
+        given = numbers(value)
+        length = max(len(given), len(bound))
+        return holds(_padded(given, length), _padded(bound, length))
+
+    return compared
 
 
 def _padded(parts: tuple[int, ...], length: int) -> tuple[int, ...]:

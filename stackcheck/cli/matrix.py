@@ -169,7 +169,9 @@ def _explanation_json(found: Explanation) -> dict[str, object]:
 
 def _print_explanation(found: Explanation) -> None:
     judgement = found.judgement
-    print(f"{' '.join(f'{axis}={value}' for axis, value in found.asked.items())}: {judgement.answer}")
+    # Where the question left it open, what is allowed says where torch comes from.
+    shown = judgement.combination if judgement.answer == "allowed" else found.asked
+    print(f"{' '.join(f'{axis}={value}' for axis, value in shown.items())}: {judgement.answer}")
     for finding in judgement.findings:
         if finding.holds and judgement.answer != "allowed":
             continue
@@ -188,12 +190,12 @@ def compat(
 ) -> None:
     """Check the compatibility rules for contradictions."""
     from stackcheck import compat as rules_of
-    from stackcheck import explain as explaining
+    from stackcheck.contradictions import contradictions
 
     if action != "check":
         raise ConfigurationError("no such action", got=action, expected="stackcheck compat check")
     rules = rules_of.load(root / "images" / "compat.yaml")
-    pairs = explaining.contradictions(rules)
+    pairs = contradictions(rules)
     if json:
         print_json({"rules": len(rules), "contradictions": [[a.id, b.id, axis] for a, b, axis in pairs]})
     if pairs:
