@@ -9,29 +9,46 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stackcheck import archive, bootstrap, wheelhouse, wheels
-from stackcheck.buildplan import COMPRESSION, Plan, digest_of, make_plan
+from stackcheck import archive, bakefile, buildreport, buildx, wheelsupply
+from stackcheck.buildplan import Plan, digest_of, make_plan
 from stackcheck.errors import BuildError
-from stackcheck.image import Image, describe, load_image, save_image, size_report
+from stackcheck.image import Image, StageUse, describe, load_image, save_image, size_report
 from stackcheck.lockfile import exclusive
+from stackcheck.wheelcache import WheelCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stackcheck.engine import Engine
     from stackcheck.predicates import Provenance
     from stackcheck.stack import Stack
 
-__all__ = ["Image", "adopt", "build", "exclusive", "load_image", "provenance"]
+__all__ = ["Image", "Options", "adopt", "build", "exclusive", "load_image", "provenance"]
 
-PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user can choose of a build.
+
+    Attributes:
+        wheelhouse: The only folder that wheels come from; no index is asked. None: as the host's pip is set.
+        wheel_cache: A folder that keeps what was downloaded or built, by hash; None for none.
+        platform: `linux/amd64` or `linux/arm64`; None for this host's own.
+        no_cache: Build every step again, as a proof that the same comes out.
+    """
+
+    wheelhouse: Path | None = None
+    wheel_cache: Path | None = None
+    platform: str | None = None
+    no_cache: bool = False
+
+
+DEFAULTS = Options()
 
 
 def build(
@@ -40,8 +57,7 @@ def build(
     *,
     root: Path,
     report: Callable[[str], None],
-    wheel_folders: Sequence[Path] = (),
-    no_cache: bool = False,
+    options: Options = DEFAULTS,
 ) -> tuple[Image, ...]:
     """Make the images of stacks, or keep those whose inputs did not change.
 
@@ -49,20 +65,23 @@ def build(
         stacks: In this order they come back.
         engine: Builds, and then holds, the images.
         root: The checkout.
-        report: Gets a line a step.
-        wheel_folders: Folders of wheels to look in first, for machines without an index.
-        no_cache: Build every step again, as a proof that the same comes out.
+        report: Gets a line a step, and at the end what was built, reused and saved.
+        options: What the user chose.
 
     Raises:
         BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
     """
-    plans = [make_plan(stack, engine, root, report) for stack in stacks]
+    plans = [
+        make_plan(stack, engine.description, root, report, platform=options.platform) for stack in stacks
+    ]
     for plan in plans:
         plan.folder.mkdir(parents=True, exist_ok=True)
-    kept = {p.stack.id: image for p in plans if not no_cache and (image := _kept(p, engine, report))}
+    kept = {p.stack.id: image for p in plans if not options.no_cache and (image := _kept(p, engine, report))}
     missing = [plan for plan in plans if plan.stack.id not in kept]
-    made = _bake(missing, engine, report, wheel_folders, no_cache=no_cache) if missing else {}
-    return tuple((kept | made)[stack.id] for stack in stacks)
+    made = _bake(missing, engine, report, options) if missing else {}
+    images = tuple((kept | made)[stack.id] for stack in stacks)
+    report(buildreport.line(images))
+    return images
 
 
 def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str], None]) -> Image:
@@ -120,80 +139,53 @@ def _kept(plan: Plan, engine: Engine, report: Callable[[str], None]) -> Image | 
 
 
 def _bake(
-    plans: Sequence[Plan],
-    engine: Engine,
-    report: Callable[[str], None],
-    wheel_folders: Sequence[Path],
-    *,
-    no_cache: bool,
+    plans: Sequence[Plan], engine: Engine, report: Callable[[str], None], options: Options
 ) -> dict[str, Image]:
-    settings = wheels.host_settings(wheel_folders)
+    cache = WheelCache(options.wheel_cache) if options.wheel_cache else None
+    supply = wheelsupply.prepare(plans, wheelhouse_only=options.wheelhouse, cache=cache, report=report)
+    _check_platforms(plans)
     if not engine.containerd_store:
         report("the engine has the classic image store: layers and manifest come from `docker save`")
     with tempfile.TemporaryDirectory(prefix="stackcheck-secrets-") as scratch:
-        targets = {
-            plan.target: _target(plan, engine, settings, Path(scratch) / plan.target) | {"no-cache": no_cache}
-            for plan in plans
-        }
-        definition = {"group": {"default": {"targets": list(targets)}}, "target": targets}
+        bake = bakefile.make(
+            plans, supply, Path(scratch), classic=not engine.containerd_store, no_cache=options.no_cache
+        )
         log = plans[0].folder / "build.log"
         label = plans[0].stack.id if len(plans) == 1 else f"{len(plans)} stacks"
-        done = engine.bake(definition, list(targets), report=lambda line: report(f"{label}: {line}"), log=log)
+        done = engine.bake(
+            bake.definition, bake.targets, report=lambda line: report(f"{label}: {line}"), log=log
+        )
+        for key, output in bake.handed_over.items():
+            if cache:
+                cache.keep(key, output)
     report(f"{label}: {done.steps} steps, {done.cached} of them reused, {done.seconds:.1f} s")
-    return {plan.stack.id: _finish(plan, engine, report, done.seconds) for plan in plans}
+    used = buildreport.uses(plans, bake, done.stages)
+    return {plan.stack.id: _finish(plan, engine, report, done.seconds, used[plan.stack.id]) for plan in plans}
 
 
-def _target(plan: Plan, engine: Engine, settings: wheels.HostSettings, secrets: Path) -> dict[str, Any]:
-    """One target of the bake definition, with its context, wheels and secrets on disk."""
-    context = _context(plan)
-    lock = context / "requirements.lock"
-    house = plan.folder / "wheelhouse"
-    found = wheelhouse.gather(lock.read_text(encoding="utf-8") if lock.exists() else "", settings, house)
-    texts = {
-        "pip_conf": settings.pip_conf(wheelhouse=bool(found)).encode(),
-        "ca": settings.ca.read_bytes() if settings.ca else b"",
-        "apt_sources": wheels.apt_sources(plan.stack.os).encode(),
-    }
-    secrets.mkdir(mode=0o700, parents=True)
-    for name, text in texts.items():
-        (secrets / name).write_bytes(text)
-    arguments = {name: os.environ[name] for name in PROXIES if name in os.environ}
-    return {
-        "context": str(context),
-        "contexts": {"wheelhouse": str(house)},
-        "args": {"SOURCE_DATE_EPOCH": str(bootstrap.SOURCE_DATE_EPOCH), **arguments},
-        # An empty certificate file would hide the base's own.
-        "secret": [f"id={name},src={secrets / name}" for name, text in texts.items() if text],
-        "output": [_output(plan, engine)],
-    }
+def _check_platforms(plans: Sequence[Plan]) -> None:
+    """Say before the first step that this builder cannot run a platform's programs."""
+    wanted = {plan.platform for plan in plans if plan.foreign}
+    if not wanted:
+        return
+    known = buildx.platforms()
+    for platform in sorted(wanted - set(known)):
+        raise BuildError(
+            "the builder cannot run this platform's programs",
+            got=platform,
+            expected=f"one of {', '.join(known)}",
+            next_step=f"docker run --privileged --rm tonistiigi/binfmt --install {platform.split('/')[1]}, "
+            f"or build on a machine of {platform}",
+        )
 
 
-def _output(plan: Plan, engine: Engine) -> str:
-    if not engine.containerd_store:
-        return f"type=docker,name={_temporary_name(plan)}"
-    unfinished = plan.folder / "oci.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    return f"type=oci,dest={unfinished},tar=false,rewrite-timestamp=true,{COMPRESSION}"
-
-
-def _temporary_name(plan: Plan) -> str:
-    return f"stackcheck/{plan.stack.id}:unfinished"
-
-
-def _context(plan: Plan) -> Path:
-    """The folder that the builder sees: the stack's committed files and the base."""
-    context = plan.folder / "context"
-    shutil.rmtree(context, ignore_errors=True)
-    context.mkdir(parents=True)
-    for path in sorted(plan.source.iterdir()):
-        if path.is_file() and path.name != "rootfs.tar":
-            shutil.copy(path, context / path.name)
-    if plan.rootfs:
-        os.link(plan.rootfs.path, context / "rootfs.tar")
-    return context
-
-
-def _finish(plan: Plan, engine: Engine, report: Callable[[str], None], seconds: float) -> Image:
+def _finish(
+    plan: Plan,
+    engine: Engine,
+    report: Callable[[str], None],
+    seconds: float,
+    stages: tuple[StageUse, ...],
+) -> Image:
     """Put the finished layout in its place, load it, and write down what it is."""
     start = time.monotonic()
     layout = plan.folder / "oci"
@@ -202,9 +194,10 @@ def _finish(plan: Plan, engine: Engine, report: Callable[[str], None], seconds: 
         archive.keep_only(unfinished, archive.manifest_digest(unfinished))
         archive.replace(unfinished, layout)
     else:
-        engine.save(_temporary_name(plan), layout)
-        engine.remove(_temporary_name(plan))
+        engine.save(bakefile.temporary_name(plan), layout)
+        engine.remove(bakefile.temporary_name(plan))
     config = archive.read_json(layout, archive.manifest_digest(layout))["config"]["digest"]
+    _check_architecture(plan, archive.read_json(layout, config))
     reference = f"stackcheck/{plan.stack.id}:{config.removeprefix('sha256:')[:12]}"
     report(f"{plan.stack.id}: loading {reference}")
     engine.load(layout, reference)
@@ -217,10 +210,25 @@ def _finish(plan: Plan, engine: Engine, report: Callable[[str], None], seconds: 
         key=plan.key,
         inputs=plan.inputs,
     )
+    others = buildreport.recorded(plan.folder.parent, plan.folder)
+    shared = buildreport.shared_bytes(image, others)
+    image = dataclasses.replace(image, engine=plan.engine, stages=stages, shared_bytes=shared)
     _check_size(image, plan.stack.size_budget_bytes)
     save_image(image, plan.folder / "image.json")
     report(f"{plan.stack.id}: {image.size_bytes / 1e9:.2f} GB in {len(image.layers)} layers")
     return image
+
+
+def _check_architecture(plan: Plan, config: Mapping[str, object]) -> None:
+    """A base image of one architecture is taken for any platform without a word."""
+    if config.get("architecture", "") != plan.platform.partition("/")[2]:
+        raise BuildError(
+            "an image is of another platform than was asked for",
+            where=plan.stack.id,
+            got=f"{config.get('os')}/{config.get('architecture')}",
+            expected=plan.platform,
+            next_step="take a base image that is published for this platform",
+        )
 
 
 def _check_size(image: Image, budget_bytes: int) -> None:

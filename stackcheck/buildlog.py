@@ -1,7 +1,7 @@
 """What `docker buildx bake --progress=plain` prints, read while it is printed.
 
-In: lines. Out: one short line a step for progress, counts of steps, and for a failure the step, its last
-lines and the Dockerfile's line.
+In: lines. Out: one short line a step for progress, counts of steps by target and stage, and for a failure
+the step, its last lines and the Dockerfile's line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 LAST_LINES = 20
 _STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
-_TITLE = re.compile(r"^\[(?P<place>[^]]+)\] (?P<what>.+)$")
+# "[wheels 2/4] RUN …", and with several targets "[stage-wheels-0123 wheels 2/4] RUN …". What has no number is
+# the builder's own: reading a Dockerfile, loading a context.
+_TITLE = re.compile(r"^\[(?:(?P<target>\S+) )?(?P<place>(?P<stage>\S+) \d+/\d+)\] (?P<what>.+)$")
 _OUTPUT = re.compile(r"^\d+\.\d+ (?P<text>.*)$")
 # "Dockerfile:12" and, from a remote or renamed file, "images/x/Dockerfile:12", alone on a line.
 _PLACE = re.compile(r"^(?P<file>\S*[Dd]ockerfile\S*):(?P<line>\d+)$")
@@ -58,6 +60,18 @@ class BuildLog:
         self.steps: set[str] = set()
         self.cached: set[str] = set()
 
+    def stages(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(Target, "" where there is only one; stage) -> its steps that ran, and those that were there."""
+        counted: dict[tuple[str, str], tuple[int, int]] = {}
+        for number in self.steps:
+            title = _TITLE.match(self._titles[number])
+            assert title
+            place = (title["target"] or "", title["stage"])
+            ran, cached = counted.get(place, (0, 0))
+            hit = number in self.cached
+            counted[place] = (ran + (not hit), cached + hit)
+        return counted
+
     def feed(self, line: str) -> None:
         """Read one line."""
         line = line.rstrip()
@@ -87,13 +101,13 @@ class BuildLog:
         if number not in self._titles:
             self._titles[number] = text
             self._output[number] = collections.deque(maxlen=LAST_LINES)
-            if (title := _TITLE.match(text)) and not title["place"].startswith("internal"):
+            if title := _TITLE.match(text):
                 self.steps.add(number)
                 self._report(_short(f"[{title['place']}] {title['what']}"))
         elif text == "CACHED":
             self.cached.add(number)
         elif text.startswith("ERROR"):
-            self._failed = number
+            self._failed = self._failed or number  # what was built upon it fails after it
             self._message = self._message or text
         elif output := _OUTPUT.match(text):
             self._output[number].append(output["text"])

@@ -48,11 +48,17 @@ CAUSES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BakeResult:
-    """What a build did: steps in all, and those that were there already."""
+    """What a build did: steps in all, and those that were there already.
+
+    Attributes:
+        stages: (Target, stage) -> its steps that ran, and those that were there; a step that several targets
+            share is counted once, for one of them. The target is "" where only one was built.
+    """
 
     steps: int
     cached: int
     seconds: float
+    stages: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 def bake(
@@ -91,7 +97,28 @@ def bake(
     seconds = time.monotonic() - start
     if code:
         raise _error(seen, log, None if seconds < timeout_s else timeout_s)
-    return BakeResult(steps=len(seen.steps), cached=len(seen.cached & seen.steps), seconds=seconds)
+    return BakeResult(
+        steps=len(seen.steps),
+        cached=len(seen.cached & seen.steps),
+        seconds=seconds,
+        stages=seen.stages(),
+    )
+
+
+def platforms() -> tuple[str, ...]:
+    """The platforms whose programs the builder can run, its own first.
+
+    Raises:
+        EngineError: buildx is missing or the daemon does not answer.
+    """
+    command = ["docker", "buildx", "inspect", "default", "--bootstrap"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)
+    if done.returncode or not found:
+        raise EngineError(
+            "the builder does not say what it can build", got=(done.stderr or done.stdout)[-500:]
+        )
+    return tuple(name.strip().rstrip("*") for name in found[1].split(","))
 
 
 def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:

@@ -9,7 +9,7 @@ import dataclasses
 import datetime as dt
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,6 +19,9 @@ from stackcheck.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+
+How = Literal["built", "cached", "shared", "handed over"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,21 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StageUse:
+    """Where one stage of an image came from.
+
+    Attributes:
+        key: Equal for equal stages, of whatever stack.
+        how: `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once
+            for several images of this build; `handed over` by the wheel cache.
+    """
+
+    name: str
+    key: str
+    how: How
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Image:
     """An image in the engine and, with exactly the same manifest, in a layout.
 
@@ -51,6 +69,9 @@ class Image:
         key: Hash of everything that decided it.
         inputs: URI -> digest of what went in.
         built: When, RFC 3339.
+        engine: What built it, in its own words.
+        stages: Where each stage came from when it was built.
+        shared_bytes: Of its layers, what images of other stacks here had already: stored once.
     """
 
     stack_id: str | None
@@ -65,6 +86,9 @@ class Image:
     key: str = ""
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     built: str = ""
+    engine: str = ""
+    stages: tuple[StageUse, ...] = ()
+    shared_bytes: int = 0
 
 
 class _LayerFile(BaseModel):
@@ -72,6 +96,13 @@ class _LayerFile(BaseModel):
     digest: str
     size_bytes: int
     created_by: str
+
+
+class _StageFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    key: str
+    how: How
 
 
 class _ImageFile(BaseModel):
@@ -87,6 +118,9 @@ class _ImageFile(BaseModel):
     key: str
     inputs: dict[str, str]
     built: str
+    engine: str = ""  # images that were made before these were recorded are still good
+    stages: list[_StageFile] = []
+    shared_bytes: int = 0
 
 
 def describe(
@@ -164,6 +198,7 @@ def load_image(path: Path) -> Image:
     values: dict[str, Any] = {name: getattr(read, name) for name in _ImageFile.model_fields}
     del values["schema_version"]
     values["layers"] = tuple(Layer(**layer.model_dump()) for layer in read.layers)
+    values["stages"] = tuple(StageUse(**stage.model_dump()) for stage in read.stages)
     return Image(**values, layout=path.parent / "oci", reused=True)
 
 

@@ -1,74 +1,96 @@
 """The local wheels that a lock names, as one folder for a build.
 
-In: a lock, folders of wheels and local simple indexes (PEP 503). Out: a flat folder of links to just those
-files, by hash where the lock has hashes: gigabytes of other wheels never travel to the builder.
+In: locked packages, folders of wheels and local simple indexes (PEP 503), a wheel cache. Out: a flat folder
+of links to just those files, by hash where the lock has hashes: gigabytes of other wheels never travel to the
+builder. What is missing for a target is told.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import html.parser
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from stackcheck.locked import Locked
+    from stackcheck.platforms import Target
     from stackcheck.wheels import HostSettings
 
-_LOCKED = re.compile(
-    r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==(?P<version>[^\s;\\]+)", re.MULTILINE
-)
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What is there of a lock.
+
+    Attributes:
+        files: The files of each locked package that has any.
+    """
+
+    files: dict[Locked, tuple[Path, ...]]
+
+    def missing(self, wanted: Sequence[Locked], target: Target) -> tuple[Locked, ...]:
+        """The packages of which no file installs on a target."""
+        return tuple(
+            package
+            for package in wanted
+            if not any(target.takes(path.name) for path in self.files.get(package, ()))
+        )
+
+    def link(self, folder: Path) -> tuple[str, ...]:
+        """Make a fresh folder of links to the files; their names, sorted."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        named = {path.name: path for paths in self.files.values() for path in reversed(paths)}
+        for name, path in named.items():
+            _link(path, folder / name)
+        return tuple(sorted(named))
 
 
-def gather(lock: str, settings: HostSettings, folder: Path) -> tuple[str, ...]:
-    """Link the local wheels that a lock names into a fresh folder.
+def look(wanted: Sequence[Locked], settings: HostSettings, cached: Mapping[str, Path]) -> Found:
+    """The local files of locked packages; files of a package without hashes are taken by name and version.
 
     Args:
-        lock: Text of requirements.lock.
+        wanted: What a lock names.
         settings: Where local wheels are.
-        folder: Emptied first.
-
-    Returns:
-        The names of the files, sorted.
+        cached: Hash -> file of a wheel cache.
     """
-    wanted = {_normal(match["name"]): match["version"] for match in _LOCKED.finditer(lock)}
-    hashes = set(_HASH.findall(lock))
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    found = set()
-    for path, digest in _candidates(wanted, settings):
-        if path.name not in found and (not hashes or (digest or _sha256(path)) in hashes):
-            _link(path, folder / path.name)
-            found.add(path.name)
-    return tuple(sorted(found))
+    files: dict[Locked, tuple[Path, ...]] = {}
+    for package in wanted:
+        held = (cached[digest] for digest in sorted(package.hashes) if digest in cached)
+        paths = {path.name: path for path in held}
+        for path, digest in _candidates(package, settings):
+            if path.name not in paths and (not package.hashes or (digest or sha256(path)) in package.hashes):
+                paths[path.name] = path
+        if paths:
+            files[package] = tuple(paths.values())
+    return Found(files=files)
 
 
-def _candidates(wanted: Mapping[str, str], settings: HostSettings) -> Iterator[tuple[Path, str | None]]:
+def _candidates(package: Locked, settings: HostSettings) -> Iterator[tuple[Path, str | None]]:
     """Local files of the right name and version, with the hash where an index tells it."""
     for folder in settings.folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if _is_wanted(path.name, wanted):
+            if package.is_of(path.name):
                 yield path, None
     for index in settings.indexes:
-        for name in wanted:
-            page = index / name / "index.html"
-            if page.is_file():
-                yield from _page_files(page, wanted)
+        page = index / package.name / "index.html"
+        if page.is_file():
+            yield from _page_files(page, package)
 
 
-def _page_files(page: Path, wanted: Mapping[str, str]) -> Iterator[tuple[Path, str | None]]:
+def _page_files(page: Path, package: Locked) -> Iterator[tuple[Path, str | None]]:
     reader = _Links()
     reader.feed(page.read_text(encoding="utf-8"))
     for link in reader.links:
         address, fragment = urldefrag(urljoin(page.as_uri(), link))
         path = Path(unquote(urlparse(address).path))
-        if address.startswith("file:") and path.is_file() and _is_wanted(path.name, wanted):
+        if address.startswith("file:") and path.is_file() and package.is_of(path.name):
             yield path, fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
 
 
@@ -85,34 +107,8 @@ class _Links(html.parser.HTMLParser):
             self.links += [value for name, value in attrs if name == "href" and value]
 
 
-def _is_wanted(filename: str, wanted: Mapping[str, str]) -> bool:
-    """Whether a wheel or source archive has the name and version of a locked package."""
-    stem = re.sub(r"\.(whl|tar\.gz|zip)$", "", filename)
-    if stem == filename:
-        return False
-    name, _, rest = stem.partition("-")
-    version = rest.split("-")[0] if filename.endswith(".whl") else stem.rpartition("-")[2]
-    if not filename.endswith(".whl"):
-        name = stem.rpartition("-")[0]
-    return _same_version(wanted.get(_normal(name)), version)
-
-
-def _same_version(locked: str | None, version: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
-    if locked is None:
-        return False
-    try:
-        return Version(locked) == Version(version.replace("_", "+", 1))
-    except InvalidVersion:
-        return locked == version
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

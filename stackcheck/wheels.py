@@ -21,7 +21,7 @@ from stackcheck import apt
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 INSIDE = "/stackcheck-wheelhouse"
 CA_INSIDE = "/etc/ssl/certs/ca-certificates.crt"
@@ -54,8 +54,10 @@ class HostSettings:
     indexes: tuple[Path, ...]
     ca: Path | None
 
-    def pip_conf(self, *, wheelhouse: bool) -> str:
-        """A pip.conf for inside the build."""
+    def pip_conf(self, *, wheelhouse: bool, closed: bool = False) -> str:
+        """A pip.conf for inside the build; `closed`: all is in the wheelhouse, so no index is asked."""
+        if closed:
+            return f"[global]\nno-index = true\nfind-links = {INSIDE}\n"
         lines = [f"{name} = {' '.join(values)}" for name, values in self.pip.items()]
         links = self.pip.get("find-links", ())
         if wheelhouse:
@@ -66,8 +68,19 @@ class HostSettings:
         return "\n".join(["[global]", *lines]) + "\n" if lines else ""
 
 
-def host_settings(extra: Sequence[Path] = ()) -> HostSettings:
-    """Read the host's settings; `extra` folders of wheels come first (`--wheelhouse`)."""
+def only(folder: Path) -> HostSettings:
+    """One folder of wheels, and no index at all: `--wheelhouse`.
+
+    Raises:
+        ConfigurationError: It is no folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError("there is no such folder of wheels", where=str(folder))
+    return HostSettings(pip={}, folders=(folder,), indexes=(), ca=None)
+
+
+def host_settings() -> HostSettings:
+    """Read the host's settings."""
     settings = pip_settings()
     local, remote = _split(settings.get("find-links", ()))
     local_indexes, remote_indexes = _split(settings.get("extra-index-url", ()))
@@ -84,7 +97,7 @@ def host_settings(extra: Sequence[Path] = ()) -> HostSettings:
         passed["find-links"] = remote
     return HostSettings(
         pip=passed,
-        folders=(*extra, *local),
+        folders=local,
         indexes=(*main_local, *local_indexes),
         ca=ca_bundle(settings),
     )

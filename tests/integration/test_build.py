@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -96,8 +96,9 @@ def small_stack(checkout: Path, dockerfile: str, cpu_stack: resolve.Stack, lock:
     return stack
 
 
-def build_one(stack: resolve.Stack, engine: Engine, checkout: Path, **options: bool) -> build.Image:
-    (image,) = build.build((stack,), engine, root=checkout, report=silent, **options)
+def build_one(stack: resolve.Stack, engine: Engine, checkout: Path, **chosen: Any) -> build.Image:
+    options = build.Options(**chosen)
+    (image,) = build.build((stack,), engine, root=checkout, report=silent, options=options)
     return image
 
 
@@ -139,7 +140,6 @@ def test_settings_of_the_host_reach_the_build_and_no_layer_keeps_them(
 ) -> None:
     # Plain layers can be searched byte by byte; the config names the same unpacked layers either way.
     monkeypatch.setattr(buildplan, "COMPRESSION", "compression=uncompressed,force-compression=true")
-    monkeypatch.setattr(build, "COMPRESSION", "compression=uncompressed,force-compression=true")
     stack = small_stack(checkout, "secrets", cpu_stack, lock="planted==1.0\n")
     image = build_one(stack, engine, checkout)
     everything = layer_bytes(image)

@@ -20,6 +20,7 @@ import pytest
 import result_files
 from small_images import make_image
 from stackcheck import bootstrap, cli, resolve, vendors, wheels
+from stackcheck.buildx import BakeResult
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -69,8 +70,10 @@ class FakeEngine:
         for name in targets:
             target = definition["target"][name]
             output = dict(part.split("=", 1) for part in target["output"][0].split(",") if "=" in part)
+            if output["type"] != "oci":
+                continue
             make_image(Path(output["dest"]), (Path(target["context"]) / "Dockerfile").read_bytes())
-        return SimpleNamespace(steps=2, cached=0, seconds=0.5)
+        return BakeResult(steps=2, cached=0, seconds=0.5)
 
     def load(self, _layout: Path, reference: str) -> None:
         self.names.add(reference)
@@ -132,7 +135,7 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     base = bootstrap.RootFs(path=tar, digest=result_files.DIGEST, packages={}, reused=True)
     monkeypatch.setattr(bootstrap, "bootstrap", lambda *_a, **_k: base)
     empty = wheels.HostSettings(pip={}, folders=(), indexes=(), ca=None)
-    monkeypatch.setattr(wheels, "host_settings", lambda _extra: empty)
+    monkeypatch.setattr(wheels, "host_settings", lambda: empty)
     assert vendors.detect() == "cpu"
     return root
 

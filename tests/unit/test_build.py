@@ -5,19 +5,23 @@ import json
 import shutil
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stackcheck import bootstrap, build, container, image, lockfile, wheels
+from stackcheck.buildx import BakeResult
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.stack import Base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-CONFIG = b'{"history": [{"created_by": "ADD rootfs.tar /"}, {"created_by": "CMD", "empty_layer": true}]}'
+DOCKERFILE = "FROM scratch\nRUN --mount=type=secret,id=pip_conf true\n"
+CONFIG = (
+    b'{"os": "linux", "architecture": "amd64", "history": '
+    b'[{"created_by": "ADD rootfs.tar /"}, {"created_by": "CMD", "empty_layer": true}]}'
+)
 
 
 class FakeEngine:
@@ -39,8 +43,9 @@ class FakeEngine:
                 fields = dict(part.split("=", 1) for part in secret.split(","))
                 self.secrets[fields["id"]] = Path(fields["src"]).read_text()
             output = dict(part.split("=", 1) for part in target["output"][0].split(",") if "=" in part)
-            write_layout(Path(output["dest"]))
-        return SimpleNamespace(steps=2, cached=1, seconds=0.5)
+            if output["type"] == "oci":
+                write_layout(Path(output["dest"]))
+        return BakeResult(steps=2, cached=1, seconds=0.5)
 
     def load(self, _layout: Path, reference: str) -> None:
         self.names.add(reference)
@@ -75,7 +80,7 @@ def write_layout(folder: Path) -> None:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "images" / "cpu-small"
     folder.mkdir(parents=True)
-    (folder / "Dockerfile").write_text("FROM scratch\n")
+    (folder / "Dockerfile").write_text(DOCKERFILE)
     (folder / "stack.json").write_text("{}")
     tar = tmp_path / "rootfs.tar"
     tar.write_bytes(b"tar")
@@ -84,7 +89,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     settings = wheels.HostSettings(
         pip={"index-url": ("https://u:secret@i.example.org",)}, folders=(), indexes=(), ca=None
     )
-    monkeypatch.setattr(wheels, "host_settings", lambda _extra: settings)
+    monkeypatch.setattr(wheels, "host_settings", lambda: settings)
     return tmp_path
 
 
@@ -125,14 +130,15 @@ def test_unchanged_inputs_are_kept_and_the_reason_is_told(checkout: Path) -> Non
     build_it(checkout, engine)
     assert build_it(checkout, engine, lines=lines).reused
     assert len(engine.definitions) == 1
-    assert lines == ["cpu-small: not built again: same Dockerfile, lock, base and engine"]
+    assert lines[0] == "cpu-small: not built again: same Dockerfile, lock, base and engine"
+    assert lines[1].startswith("stages: 0 built, 1 reused (1 in images that did not change); 0.0 MB saved")
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "stack.json", "requirements.lock"])
 def test_any_changed_input_builds_again(checkout: Path, name: str) -> None:
     engine = FakeEngine()
     build_it(checkout, engine)
-    (checkout / "images" / "cpu-small" / name).write_text("# changed\n")
+    (checkout / "images" / "cpu-small" / name).write_text("FROM scratch\n# changed\n")
     assert not build_it(checkout, engine).reused
     assert len(engine.definitions) == 2
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck import apt, wheelhouse, wheels
+from stackcheck import apt, locked, wheelhouse, wheels
 from stackcheck.errors import ConfigurationError
 
 LISTED = """\
@@ -98,8 +98,12 @@ def host_with(tmp_path: Path, files: dict[str, bytes]) -> wheels.HostSettings:
     return wheels.HostSettings(pip={}, folders=(folder,), indexes=(index / "simple",), ca=None)
 
 
-def locked(name: str, data: bytes) -> str:
+def entry(name: str, data: bytes) -> str:
     return f"{name} \\\n    --hash=sha256:{hashlib.sha256(data).hexdigest()}\n"
+
+
+def gather(lock: str, host: wheels.HostSettings, folder: Path) -> tuple[str, ...]:
+    return wheelhouse.look(locked.read(lock), host, {}).link(folder)
 
 
 def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
@@ -112,8 +116,8 @@ def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
             "notes.txt": b"no wheel",
         },
     )
-    lock = locked("torch==2.13.0+cpu", b"torch") + locked("my-lib==2.0", b"indexed")
-    assert wheelhouse.gather(lock, host, tmp_path / "house") == (
+    lock = entry("torch==2.13.0+cpu", b"torch") + entry("my-lib==2.0", b"indexed")
+    assert gather(lock, host, tmp_path / "house") == (
         "my_lib-2.0-py3-none-any.whl",
         "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
     )
@@ -121,11 +125,11 @@ def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
 
 def test_a_wheel_with_another_hash_than_the_lock_is_left_out(tmp_path: Path) -> None:
     host = host_with(tmp_path, {"torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl": b"tampered"})
-    assert wheelhouse.gather(locked("torch==2.13.0+cpu", b"torch"), host, tmp_path / "house") == ()
+    assert gather(entry("torch==2.13.0+cpu", b"torch"), host, tmp_path / "house") == ()
 
 
 def test_a_second_gathering_forgets_the_first(tmp_path: Path) -> None:
     host = host_with(tmp_path, {"a-1.0-py3-none-any.whl": b"a"})
-    wheelhouse.gather("a==1.0\n", host, tmp_path / "house")
-    assert wheelhouse.gather("b==1.0\n", host, tmp_path / "house") == ()
+    gather("a==1.0\n", host, tmp_path / "house")
+    assert gather("b==1.0\n", host, tmp_path / "house") == ()
     assert list((tmp_path / "house").iterdir()) == []

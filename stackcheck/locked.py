@@ -1,0 +1,80 @@
+"""What a requirements.lock, or an instruction of a Dockerfile, asks pip for by hash.
+
+In: text. Out: one `Locked` a package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_ENTRY = re.compile(
+    r"(?:^|['\"\s])(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==(?P<version>[^\s;\\'\"]+)"
+    r"(?P<rest>(?:\s*;[^\n\\]*)?(?:[\s\\]*--hash=sha256:[0-9a-f]{64})*)"
+)
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Locked:
+    """A package at one version.
+
+    Attributes:
+        name: Normalized (PEP 503).
+        hashes: sha256 of each file that may be installed; empty where the text pins none.
+    """
+
+    name: str
+    version: str
+    hashes: frozenset[str]
+
+    def __str__(self) -> str:
+        """As pip takes it."""
+        return f"{self.name}=={self.version}"
+
+    @property
+    def requirement(self) -> str:
+        """One line of a requirements file."""
+        return " ".join([str(self), *(f"--hash=sha256:{value}" for value in sorted(self.hashes))])
+
+    def is_of(self, filename: str) -> bool:
+        """Whether a wheel or source archive has this name and version."""
+        stem = re.sub(r"\.(whl|tar\.gz|zip)$", "", filename)
+        if stem == filename:
+            return False
+        wheel = filename.endswith(".whl")
+        name, version = stem.split("-")[:2] if wheel and "-" in stem else stem.rpartition("-")[::2]
+        return normal(name) == self.name and _same_version(self.version, version)
+
+
+def read(text: str) -> tuple[Locked, ...]:
+    """The packages that a text pins, in its order."""
+    found = {}
+    for match in _ENTRY.finditer("\n".join(_without_comments(text.splitlines()))):
+        name = normal(match["name"])
+        found[name] = Locked(
+            name=name, version=match["version"], hashes=frozenset(_HASH.findall(match["rest"]))
+        )
+    return tuple(found.values())
+
+
+def normal(name: str) -> str:
+    """A package's name as indexes spell it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _without_comments(lines: Iterable[str]) -> Iterable[str]:
+    return (line for line in lines if not line.lstrip().startswith("#"))
+
+
+def _same_version(locked: str, version: str) -> bool:
+    try:
+        return Version(locked) == Version(version.replace("_", "+", 1))
+    except InvalidVersion:
+        return locked == version
