@@ -1,4 +1,5 @@
-"""Every mutant of a collective in one torchrun. In: nothing. Out: one JSON line {"mutant": failing cases}.
+"""Every mutant of a collective in one torchrun. In: nothing. Out: one JSON line {"mutant": {"failing": cases,
+"check": the check that has to catch it}}.
 
 The mutant runs on rank 1 or on all ranks, around the real operation, so that no rank waits for ever.
 """
@@ -92,6 +93,8 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     ),
 }
 
+# Operations whose check is not called after them.
+PROVES = {"keeps_input": "test_collectives_keep_their_input", "in_flight": "test_collectives_in_flight"}
 
 ROUNDS = iter(range(1000))
 
@@ -112,12 +115,22 @@ def judge(ranks: Ranks, run: Callable[..., Iterable[Any]] | None) -> int | None:
 def main() -> None:
     with joined() as ranks:
         runs = dict.fromkeys((run for _, run, _ in MUTANTS.values()), 0)
-        found = {f"healthy {number}": judge(ranks, run) for number, run in enumerate((*runs, None))}
+        found = {
+            f"healthy {number}": told(judge(ranks, run), run) for number, run in enumerate((*runs, None))
+        }
         for name, (attribute, run, mutate) in MUTANTS.items():
-            found[name] = planted(ranks, attribute, mutate, run)
-        found["ranks differ by one bit"] = planted(ranks, "all_reduce", after(flip_last_bit), None)
+            found[name] = told(planted(ranks, attribute, mutate, run), run)
+        differ = planted(ranks, "all_reduce", after(flip_last_bit), None)
+        found["ranks differ by one bit"] = told(differ, None)
         if not ranks.rank:
             sys.stdout.write(json.dumps(found) + "\n")
+
+
+def told(cases: int | None, run: Callable[..., Iterable[Any]] | None) -> dict[str, Any]:
+    """The check of the suite is named after its operation."""
+    operation = getattr(getattr(run, "func", run), "__name__", "all_reduce").removesuffix("_uneven")
+    check = PROVES.get(operation, f"test_{operation}_values")
+    return {"failing": cases, "check": f"test_collectives.py::{check}"}
 
 
 def planted(

@@ -1,4 +1,4 @@
-"""The `plant` fixture of the fault tests; `planting` tells how to add a fault."""
+"""The `plant` fixture of the fault tests; `planting` tells how to add a fault, `proof` what a run says."""
 
 import subprocess
 from collections.abc import Callable
@@ -8,6 +8,28 @@ from typing import Any
 import pytest
 
 import planting
+import proof
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--proof", action="store_true", help="end with one JSON line: what was planted and caught"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "catches(*checks, **facts): plants a fault that these checks must catch"
+    )
+    config.addinivalue_line("markers", "healthy(**facts): plants nothing, and nothing may fail")
+    if config.getoption("proof", default=False) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(proof.Proof(), "stackcheck-proof")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for planted in proof.statically(item):
+            planting.tell(item, planted)
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +49,14 @@ def suite_python() -> str:
 
 
 @pytest.fixture
-def plant(suite_python: str, tmp_path: Path) -> Callable[[planting.Fault], dict[str, Any]]:
+def plant(
+    suite_python: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Callable[[planting.Fault], dict[str, Any]]:
     """Run the suite with a fault planted, and assert that its check caught it."""
     assert suite_python
 
     def planted(fault: planting.Fault) -> dict[str, Any]:
+        planting.tell(request.node, planting.telling(fault))
         result = planting.run(fault, tmp_path)
         planting.judge(fault, result)
         return result

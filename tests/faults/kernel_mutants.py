@@ -1,4 +1,5 @@
-"""Every kernel mutant in one process with torch. In: nothing. Out: one JSON line {"mutant": failing cases}.
+"""Every kernel mutant in one process with torch. In: nothing. Out: a JSON line {"mutant": {"failing": cases,
+"check": the check that has to catch it}}.
 
 A mutant patches a function of torch from outside; `healthy` entries run unpatched. float64 is left alone,
 as a reference would be computed by other code. Run with tests/acceptance on the import path.
@@ -67,6 +68,30 @@ CHECKS: dict[str, Check] = {
     "grouped": grouped.check,
     "compiled": functools.partial(compiled.check, "fp32"),
     "graph": functools.partial(repeatability.graph_replay, "bf16"),
+}
+# What each of them is in the suite: `stackcheck prove` names it.
+PROVES = {
+    "gemm": "test_gemm",
+    "gemm fp32": "test_gemm",
+    "gemm default": "test_fp32_is_ieee_by_default",
+    "attention": "test_attention",
+    "attention backend": "test_attention_backend",
+    "rms_norm": "test_rms_norm",
+    "layer_norm": "test_layer_norm",
+    "cross_entropy": "test_cross_entropy",
+    "activations": "test_activations_and_rope",
+    "activations fp32": "test_activations_and_rope",
+    "reductions": "test_softmax_and_reductions",
+    "embedding": "test_embedding",
+    "convolution": "test_convolution",
+    "adamw": "test_adamw",
+    "fp8": "test_fp8_gemm",
+    "determinism": "test_determinism",
+    "screen": "test_no_silent_corruption",
+    "attention default": "test_attention_default_is_fused",
+    "grouped": "test_grouped_gemm",
+    "compiled": "test_compiled_block",
+    "graph": "test_graph_replay",
 }
 Mutate = Callable[..., torch.Tensor]
 
@@ -314,11 +339,15 @@ def failing(check: Check) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = {f"healthy {name}": failing(check) for name, check in CHECKS.items()}
+    found = {f"healthy {name}": told(failing(check), name) for name, check in CHECKS.items()}
     for name, (check, target, mutate) in MUTANTS.items():
         with planted(target, mutate):
-            found[name] = failing(CHECKS[check])
+            found[name] = told(failing(CHECKS[check]), check)
     sys.stdout.write(json.dumps(found) + "\n")
+
+
+def told(cases: int, check: str) -> dict[str, Any]:
+    return {"failing": cases, "check": f"test_kernels.py::{PROVES[check]}"}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ FAULTS = Path(__file__).resolve().parent
 TESTS = FAULTS.parent
 STUBS = FAULTS / "stubs"
 TIMEOUT_S = 300
+PLANTED = "stackcheck_planted"  # the name of a report's property
 
 # The suites need torch, which the tool does not: its own tests may run beside a Python that has both.
 SUITE_PYTHON = os.environ.get("STACKCHECK_SUITE_PYTHON", sys.executable)
@@ -95,6 +96,24 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.name} -> {self.check.rpartition('::')[2]}".replace(" ", "-")
+
+
+def is_fault(value: object) -> bool:
+    """Whether a test's parameter says what the test plants."""
+    return all(hasattr(value, name) for name in ("name", "check", "outcome"))
+
+
+def telling(fault: Any) -> dict[str, Any]:
+    """What a report says of a fault."""
+    expected, vendor = fault.outcome, getattr(fault, "vendor", "cpu")
+    return {"name": fault.name, "check": fault.check, "vendor": vendor, "expected": expected}
+
+
+def tell(item: Any, planted: Mapping[str, Any]) -> None:
+    """Say what a test plants (`proof` reads it); `caught` may say it of one fault among many."""
+    entry = (PLANTED, json.dumps(dict(planted)))
+    if entry not in item.user_properties:
+        item.user_properties.append(entry)
 
 
 def run(fault: Fault, folder: Path) -> dict[str, Any]:

@@ -34,12 +34,24 @@ class Named:
     """A state, the check that must fail on it, and words that its reason must hold."""
 
     state: str
-    check: str
+    function: str
     says: str
     libraries: tuple[Library, ...] = LIBRARIES
+    outcome: str = "failed"
+    vendor: str = "amd"
 
     def __str__(self) -> str:
         return self.state
+
+    @property
+    def name(self) -> str:
+        """As `stackcheck prove` lists it."""
+        return f"AMD host: {self.state}"
+
+    @property
+    def check(self) -> str:
+        """Its id in the suite."""
+        return f"test_devices.py::{self.function}"
 
 
 NAMED = (
@@ -69,8 +81,8 @@ NAMED = (
 )
 # What a release cannot show is a skip that says so: neither a pass nor a false alarm.
 UNSEEN = (
-    Named("xgmi-link-down", "test_every_pair_is_linked", "active links: not supported", (OLD,)),
-    Named("throttling", "test_nothing_throttles", "throttle reasons: not supported", (OLD,)),
+    Named("xgmi-link-down", "test_every_pair_is_linked", "active links: not supported", (OLD,), "skipped"),
+    Named("throttling", "test_nothing_throttles", "throttle reasons: not supported", (OLD,), "skipped"),
 )
 
 
@@ -107,6 +119,7 @@ def _cases(named: tuple[Named, ...]) -> list[object]:
     ]
 
 
+@pytest.mark.healthy(check="test_devices.py", vendor="amd")
 @pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)
 @pytest.mark.parametrize("state", [state.name for state in HEALTHY if not QUICK or state is HEALTHY[0]])
 def test_healthy_host_has_no_failure(state: str, used: Library, tmp_path: Path) -> None:
@@ -121,19 +134,19 @@ def test_healthy_host_has_no_failure(state: str, used: Library, tmp_path: Path) 
 @pytest.mark.parametrize(("fault", "used"), _cases(NAMED))
 def test_planted_fault_of_a_host_is_named(fault: Named, used: Library, tmp_path: Path) -> None:
     result = run(fault.state, used, tmp_path)
-    check = result["checks"][fault.check]
+    check = result["checks"][fault.function]
     assert check["outcome"] == "failed", result["output"]
     assert fault.says in check["reason"]
     assert result["exit"] == 1
     failed = {name for name, check in result["checks"].items() if check["outcome"] == "failed"}
-    assert failed == {fault.check} or ABSENT in check["reason"], result["output"]
+    assert failed == {fault.function} or ABSENT in check["reason"], result["output"]
 
 
 @pytest.mark.parametrize(("fault", "used"), _cases(UNSEEN))
 def test_what_a_release_cannot_show_is_skipped_and_says_so(
     fault: Named, used: Library, tmp_path: Path
 ) -> None:
-    check = run(fault.state, used, tmp_path)["checks"][fault.check]
+    check = run(fault.state, used, tmp_path)["checks"][fault.function]
     assert (check["outcome"], check["reason"]) == ("skipped", fault.says)
 
 

@@ -12,6 +12,8 @@ import pytest
 
 import planting
 
+pytestmark = pytest.mark.catches("the harness")
+
 SUITE = '''
 import pytest
 from harness.check import invalid
@@ -132,6 +134,7 @@ def test_figure_that_is_no_number_fails_the_check(tmp_path, value) -> None:
     )
 
 
+@pytest.mark.healthy
 def test_gated_figure_on_cpu_is_recorded_and_says_that_it_has_no_bound(tmp_path) -> None:
     check = only(run_suite(tmp_path, "test_figure"))
     assert check["outcome"] == "passed"
@@ -156,6 +159,7 @@ def test_half_of_the_bound_fails_and_says_all_five_things(tmp_path) -> None:
     assert "next: pytest" in result["output"]
 
 
+@pytest.mark.healthy
 def test_reference_figure_passes_its_bound(tmp_path) -> None:
     result = run_suite(
         tmp_path, "test_figure", value="800.0", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": "{}"}
@@ -247,6 +251,7 @@ def test_tier_leaves_out_later_checks_and_counts_them(tmp_path) -> None:
     assert result["selection"]["deselected"] == 1
 
 
+@pytest.mark.healthy
 def test_workers_of_xdist_report_into_one_file(tmp_path) -> None:
     pytest.importorskip("xdist")
     result = run_suite(tmp_path, "", "-n", "2", "-k", "figure or after or invalid or ranks and not silent")

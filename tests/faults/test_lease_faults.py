@@ -12,6 +12,8 @@ import pytest
 from harness import leases
 from vendors import Device
 
+pytestmark = pytest.mark.catches("the harness")
+
 
 def device(index: int) -> Device:
     return Device(
@@ -71,6 +73,7 @@ def test_no_device_is_held_twice_and_performance_is_alone(tmp_path) -> None:
                 assert not set(a[0]) & set(b[0]), "one device was held twice"
 
 
+@pytest.mark.healthy
 def test_devices_come_in_index_order(tmp_path) -> None:
     with (
         leases.hold(tmp_path, EIGHT, 3, alone=False) as first,

@@ -24,8 +24,8 @@ LEAST = {"kernel": 45, "collective": 14}
 
 
 @pytest.fixture(scope="module", params=sorted(RUNS))
-def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[str, int]]:
-    """Failing cases by mutant, all mutants in one process: importing torch for each would take minutes."""
+def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[str, dict]]:
+    """By mutant; all of them in one process, as importing torch for each would take minutes."""
     run = subprocess.run(
         (suite_python, *RUNS[request.param]),
         env=planting_environment(),
@@ -45,17 +45,25 @@ def planting_environment() -> dict[str, str]:
     return {**os.environ, **ours}
 
 
-def test_every_mutant_is_caught(found: tuple[str, dict[str, int]]) -> None:
-    kind, counts = found
-    mutants = {name: failing for name, failing in counts.items() if not name.startswith("healthy")}
+def test_every_mutant_is_caught(found: tuple[str, dict[str, dict]], request: pytest.FixtureRequest) -> None:
+    kind, answers = found
+    mutants = {name: told for name, told in answers.items() if not name.startswith("healthy")}
+    for name, told in mutants.items():
+        entry = {"name": name, "check": told["check"], "vendor": "cpu", "expected": "failed"}
+        planting.tell(request.node, {**entry, "caught": bool(told["failing"])})
     assert len(mutants) >= LEAST[kind], f"{len(mutants)} mutants ran"
-    assert not [name for name, failing in mutants.items() if not failing], "these passed every gate"
+    assert not [name for name, told in mutants.items() if not told["failing"]], "these passed every gate"
 
 
-def test_healthy_kernels_and_collectives_pass(found: tuple[str, dict[str, int]]) -> None:
-    healthy = {name: failing for name, failing in found[1].items() if name.startswith("healthy")}
+def test_healthy_kernels_and_collectives_pass(
+    found: tuple[str, dict[str, dict]], request: pytest.FixtureRequest
+) -> None:
+    healthy = {name: told for name, told in found[1].items() if name.startswith("healthy")}
+    for name, told in healthy.items():
+        entry = {"name": name, "check": told["check"], "vendor": "cpu", "expected": "passed"}
+        planting.tell(request.node, {**entry, "caught": not told["failing"]})
     assert healthy
-    assert not any(healthy.values()), healthy
+    assert not any(told["failing"] for told in healthy.values()), healthy
 
 
 FAULTS = (

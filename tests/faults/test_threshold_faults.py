@@ -18,9 +18,11 @@ GOOD = {
     "source": "measured on one host, 2026",
     "tolerance": "median minus 5 %",
 }
+pytestmark = pytest.mark.catches("the lint of thresholds")
 FILES = sorted(thresholds.FOLDER.rglob("*.json"))
 
 
+@pytest.mark.healthy
 def test_good_entry_has_no_problem() -> None:
     assert not list(thresholds.lint([GOOD]))
 
@@ -62,6 +64,7 @@ def test_file_with_a_problem_is_not_loaded(tmp_path) -> None:
         thresholds.load(path)
 
 
+@pytest.mark.healthy
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_committed_file_is_clean_and_of_a_known_device(path) -> None:
     assert thresholds.load(path)
@@ -77,6 +80,7 @@ def test_committed_bound_refuses_half_of_its_reference(path) -> None:
         assert not entry.accepts(math.nan)
 
 
+@pytest.mark.healthy
 def test_most_specific_entry_wins() -> None:
     wide = thresholds.Threshold(**GOOD)
     narrow = thresholds.Threshold(**(GOOD | {"conditions": {"bytes": 8}, "bound": 4400.0}))
@@ -85,6 +89,7 @@ def test_most_specific_entry_wins() -> None:
     assert thresholds.find([narrow], "copy_gb_per_s", {}) is None
 
 
+@pytest.mark.healthy
 @pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
 def test_every_device_figure_has_a_source(row) -> None:
     figures = (

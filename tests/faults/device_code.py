@@ -1,0 +1,73 @@
+"""Files as compilers write them, for planting: ELF libraries with device code of chosen architectures.
+
+In: architectures. Out: bytes. The parsers under test read real libraries in the images; these hold the faults
+that no real library has.
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+
+BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+
+
+def bundle(archs: Sequence[str]) -> bytes:
+    """What `hipcc --genco` writes: an empty entry of the host, and a code object an architecture."""
+    ids = [
+        (b"host-x86_64-unknown-linux-gnu-", 0),
+        *((f"hipv4-amdgcn-amd-amdhsa--{a}:xnack-".encode(), 8) for a in archs),
+    ]
+    entries = b"".join(struct.pack("<QQQ", 4096, size, len(name)) + name for name, size in ids)
+    return BUNDLE + struct.pack("<Q", len(ids)) + entries
+
+
+def compressed(archs: Sequence[str], *, version: int = 2) -> bytes:
+    """The same with `--offload-compress`, by zlib."""
+    plain = bundle(archs)
+    packed = zlib.compress(plain)
+    sizes = {
+        1: struct.pack("<I", len(plain)),
+        2: struct.pack("<II", len(packed) + 24, len(plain)),
+        3: struct.pack("<QQ", len(packed) + 32, len(plain)),
+    }
+    return b"CCOB" + struct.pack("<HH", version, 0) + sizes[version] + bytes(8) + packed
+
+
+def fatbin(archs: Sequence[str], *, ptx: Sequence[str] = ()) -> bytes:
+    """What `nvcc -fatbin` writes: an entry of machine code an architecture, and of PTX."""
+    kinds = [*((1, arch) for arch in ptx), *((2, arch) for arch in archs)]
+    entries = b"".join(
+        struct.pack("<HHIQIIHHI", kind, 0x101, 64, 8, 0, 0, 0, 1, int(arch[3:])) + bytes(64 - 32 + 8)
+        for kind, arch in kinds
+    )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
+
+
+def elf(sections: Mapping[str, bytes]) -> bytes:
+    """The smallest shared object with these sections."""
+    names = ["", *sections, ".shstrtab"]
+    strings = b"".join(name.encode() + b"\0" for name in names)
+    bodies = [b"", *sections.values(), strings]
+    data, headers, offset = b"", b"", 64
+    for number, body in enumerate(bodies):
+        name = sum(len(earlier) + 1 for earlier in names[:number])
+        headers += struct.pack("<IIQQQQIIQQ", name, number and 1, 0, 0, offset, len(body), 0, 0, 1, 0)
+        data += body
+        offset += len(body)
+    table = 64 + len(data)
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack(
+        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, len(bodies), len(bodies) - 1
+    )
+    return head + data + headers
+
+
+def amd_library(archs: Sequence[str]) -> bytes:
+    """A library with HIP code, of two translation units."""
+    half = len(archs) // 2
+    return elf({".text": b"x", ".hip_fatbin": bundle(archs[:half]).ljust(4096, b"\0") + bundle(archs[half:])})
+
+
+def nvidia_library(archs: Sequence[str]) -> bytes:
+    """A library with CUDA code."""
+    return elf({".text": b"x", ".nv_fatbin": fatbin(archs, ptx=archs[-1:])})
