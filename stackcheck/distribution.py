@@ -107,6 +107,16 @@ class Repository:
         url = f"{self._root}/blobs/uploads/?mount={digest}&from={source.repository}"
         return self._http.request("POST", url, expected=(201, 202)).status_code == CREATED
 
+    def head_manifest(self, name: str) -> str | None:
+        """The digest that a tag names, by the registry's word; None where it does not say.
+
+        Nothing is fetched: Docker Hub counts what is.
+        """
+        url = self._manifest(name)
+        response = self._http.request("HEAD", url, expected=(200,), headers={"Accept": ACCEPT})
+        stated = response.headers.get("Docker-Content-Digest", "")
+        return stated if is_digest(stated) else None
+
     def read_manifest(self, name: str) -> Manifest:
         """The manifest of a tag or digest."""
         url = self._manifest(name)

@@ -105,13 +105,19 @@ def render(
 def lock(selectors: Selectors = None, dry_run: DryRun = False, root: Root = HERE) -> None:
     """Write pins and hashes of stacks."""
     from stackcheck import lock as locking
+    from stackcheck.upstream import Upstream
 
     report = Progress()
+    upstream = Upstream()
     rows = []
     for stack in resolve.load_stacks(root, selectors or ()):
+        if dry_run:
+            rows.append((stack.id, "would be locked"))
+            continue
         report(f"locking {stack.id}")
-        missing = () if dry_run else locking.lock(stack, root / "images")
-        rows.append((stack.id, "would be locked" if dry_run else "; ".join(missing) or "locked"))
+        done = locking.lock(stack, root / "images", upstream)
+        rows.append((stack.id, "; ".join(done.missing) or "locked"))
+        rows += [(stack.id, f"kept as it was: {reason}") for reason in done.kept]
     print_table(("stack", "result"), rows)
 
 
@@ -208,11 +214,11 @@ def compat(
 @app.command()
 def outdated(selectors: Selectors = None, json: Json = False, root: Root = HERE) -> None:
     """Compare pins with what the package indexes offer."""
-    from stackcheck import lock as locking
+    from stackcheck import indexes
 
     stacks = resolve.load_stacks(root, selectors or ())
     pins = sorted({requirement for stack in stacks for requirement in stack.requirements})
-    newest = locking.newest(sorted({pin.split("==")[0] for pin in pins}))
+    newest = indexes.newest(sorted({pin.split("==")[0] for pin in pins}))
     rows = [
         (name, version, newest[name] or "not in the indexes of this machine")
         for name, version in (pin.split("==", 1) for pin in pins)

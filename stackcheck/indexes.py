@@ -1,0 +1,188 @@
+"""The package indexes of this machine, through uv: exact versions with the hash of every file.
+
+In: requirements, and the places that pip is configured to look in. Out: the text of a lock, names of files. A
+place is never named in what is written: another machine has others.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TIMEOUT_S = 600.0
+# The oldest glibc that torch's own wheels ask for.
+PLATFORM = "x86_64-manylinux_2_28"
+# What uv says when a place does not answer, as against one that answers and has no such package.
+_SILENT = ("error sending request", "Failed to fetch", "Could not connect", "dns error", "timed out")
+
+
+class UnresolvedError(ConfigurationError):
+    """The indexes of this machine do not yield the requirements."""
+
+    def __init__(self, package: str, *, silent: bool) -> None:
+        state = "no index of this machine answers for" if silent else "no index of this machine has"
+        super().__init__(f"{state} {package}")
+        self.package = package
+
+
+def resolve(
+    requirements: Sequence[str],
+    *,
+    python: str,
+    places: Sequence[str],
+    constraints: Sequence[str] = (),
+) -> str:
+    """A lock of every package that the requirements ask for, and of what those need, as pip reads it.
+
+    Args:
+        requirements: As in a requirements file.
+        python: `3.12`.
+        places: uv's options that name indexes and folders.
+        constraints: Versions that a package has if it is needed at all.
+
+    Raises:
+        ConfigurationError: uv is missing.
+        UnresolvedError: A package is in none of the places, or a place does not answer.
+    """
+    options = ["--generate-hashes", "--no-header", "--no-annotate", *places]
+    return _compile(requirements, python, options, {"constraints.txt": constraints})
+
+
+def files(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    """Package -> file name -> SHA-256, of the wheels that fit this platform and of source archives.
+
+    Nothing is built to learn what a source archive needs: its set-up may run only where torch is.
+
+    Raises:
+        ConfigurationError: uv is missing.
+        UnresolvedError: A package is in none of the places, or a place does not answer.
+    """
+    entries = (pin.split("==", 1) for pin in pins)
+    metadata = "".join(
+        f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = []\n'
+        for name, version in entries
+    )
+    options = ["--no-deps", "--format", "pylock.toml", *places]
+    listed = tomllib.loads(_compile(pins, python, options, {"uv.toml": [metadata]}))
+    return {entry["name"]: _files(entry) for entry in listed["packages"]}
+
+
+def _compile(
+    requirements: Sequence[str], python: str, options: Sequence[str], texts: Mapping[str, Sequence[str]]
+) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, lines in {"wanted.in": requirements, "constraints.txt": (), "uv.toml": (), **texts}.items():
+            (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        output = folder / (
+            "pylock.toml" if "pylock.toml" in options else "locked.txt"
+        )  # uv asks for the name
+        # Naming an interpreter spares uv the search for one of the version asked for.
+        command = [_uv(), "pip", "compile", "--quiet", "--no-python-downloads", "--python", sys.executable]
+        command += [
+            "--config-file",
+            str(folder / "uv.toml"),
+            "--constraints",
+            str(folder / "constraints.txt"),
+        ]
+        command += ["--python-version", python, "--python-platform", PLATFORM]
+        # pip takes the best match of all indexes; uv would stop at the first that has the name.
+        command += ["--index-strategy", "unsafe-best-match", *options, "-o", str(output)]
+        done = subprocess.run(
+            [*command, str(folder / "wanted.in")],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise _unresolved(done.stderr, requirements)
+        return output.read_text(encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Package -> version and hashes (`sha256:…`), from a lock; nothing without one."""
+    if not path.is_file():
+        return {}
+    found = re.findall(
+        r"^([\w.-]+)==(\S+) \\\n((?:    --hash=\S+(?: \\\n|\n))+)", path.read_text("utf-8"), re.MULTILINE
+    )
+    return {name: (version, tuple(re.findall(r"--hash=(\S+)", hashes))) for name, version, hashes in found}
+
+
+def pip_places(*, find_links: bool) -> list[str]:
+    """The places that pip is configured to look in, as uv's options: uv reads no pip configuration.
+
+    A folder of wheels may hold a torch with a local version (`+cpu`), which counts as newer than the index's
+    own: a stack whose torch comes from the index leaves folders out.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    options: dict[str, None] = {}
+    names = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links"}
+    for line in done.stdout.splitlines():
+        key, _, value = line.partition("=")
+        name = names.get(key.rpartition(".")[2])
+        if name is None or (name == "--find-links" and not find_links):
+            continue
+        for place in value.strip("'\"").split():
+            options[f"{name}={place}"] = None
+    return list(options)
+
+
+def newest(names: Sequence[str]) -> dict[str, str | None]:
+    """The newest version of each package in the indexes of this machine; None where they have none."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "index", "versions", name],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        version = re.match(r"\S+ \((\S+)\)", done.stdout)
+        found[name] = version[1] if version else None
+    return found
+
+
+def _unresolved(stderr: str, requirements: Sequence[str]) -> UnresolvedError:
+    """Names the package, never an address of this machine."""
+    found = re.search(r"no version of ([\w.-]+==[\w.+-]+)|([\w.-]+) was not found", stderr)
+    name = next((part for part in found.groups() if part), "") if found else ""
+    package = next((pin for pin in requirements if pin.partition("==")[0] == name), name)
+    return UnresolvedError(package or requirements[0], silent=any(sign in stderr for sign in _SILENT))
+
+
+def _uv() -> str:
+    beside = Path(sys.executable).with_name("uv")
+    if not beside.exists():
+        raise ConfigurationError(
+            "uv is missing", expected=str(beside), next_step=f"{sys.executable} -m pip install uv"
+        )
+    return str(beside)
+
+
+def _files(entry: Mapping[str, Any]) -> Mapping[str, str]:
+    found = [*entry.get("wheels", ()), *([entry["sdist"]] if "sdist" in entry else ())]
+    return {_file_name(file): file["hashes"]["sha256"] for file in found}
+
+
+def _file_name(file: Mapping[str, Any]) -> str:
+    return str(file.get("name") or unquote(urlsplit(file.get("url") or file["path"]).path).rpartition("/")[2])
