@@ -6,11 +6,11 @@ the collective library and FlashAttention's form are not chosen by hand: the rul
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stackcheck import cells, compat, matrix
+from stackcheck import pins as pinned
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.stack import Base, FlashAttention, Package, Stack
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from stackcheck.cells import Cell
     from stackcheck.matrix import Matrix, Settings, Vendor
+    from stackcheck.pins import Pins
     from stackcheck.rules import Judgement, Rules
 
 COLLECTIVES: Mapping[Vendor, str | None] = {"amd": "rccl", "nvidia": "nccl", "cpu": None}
@@ -33,22 +34,8 @@ def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
         NothingSelectedError: No stack matches.
     """
     found = matrix.load(root / "matrix.yaml")
-    stacks = resolve(found, compat.load(root / "images" / "compat.yaml"), pins=read_pins(root))
+    stacks = resolve(found, compat.load(root / "images" / "compat.yaml"), pins=pinned.read(root))
     return select(stacks, selectors)
-
-
-def read_pins(root: Path) -> dict[str, dict[str, Any]]:
-    """Stack id -> what `lock` wrote for it."""
-    pins = {}
-    for path in sorted((root / "images").glob("*/pins.json")):
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError("pins cannot be read", where=str(path), got=str(error)) from error
-        if not isinstance(value, dict) or value.get("schema") != 1:
-            raise ConfigurationError("pins of another kind", where=str(path), expected='"schema": 1')
-        pins[path.parent.name] = value
-    return pins
 
 
 def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ...]:
@@ -61,9 +48,7 @@ def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ..
     return chosen
 
 
-def resolve(
-    found: Matrix, rules: Rules, *, pins: Mapping[str, Mapping[str, Any]] | None = None
-) -> tuple[Stack, ...]:
+def resolve(found: Matrix, rules: Rules, *, pins: Mapping[str, Pins] | None = None) -> tuple[Stack, ...]:
     """Every stack of a matrix.
 
     Raises:
@@ -135,7 +120,7 @@ def stack_of(
     settings: Settings,
     found: Matrix,
     values: Mapping[str, str],
-    pins: Mapping[str, Any] | None = None,
+    pins: Pins | None = None,
 ) -> Stack:
     """The stack of a cell; `values` is its `combination`."""
     defaults = found.runtimes[cell.runtime]
@@ -163,7 +148,7 @@ def stack_of(
         tested_on=settings.tested_on if settings.tested_on is not None else defaults.tested_on,
         size_budget_bytes=int((settings.size_budget_gb or 20) * 1e9),
         experimental=bool(settings.experimental),
-        missing=tuple(pins["missing"]) if pins else (f"{cell.id} was never locked",),
+        missing=pins.missing if pins else (f"{cell.id} was never locked",),
     )
 
 
@@ -172,31 +157,32 @@ def _package(name: str | None, version: str | None) -> Package | None:
 
 
 def _flash_attn(
-    cell: Cell, settings: Settings, values: Mapping[str, str], pins: Mapping[str, Any] | None
+    cell: Cell, settings: Settings, values: Mapping[str, str], pins: Pins | None
 ) -> FlashAttention | None:
     if cell.flash_attn is None:
         return None
+    source = pins.sources.get("flash-attn") if pins else None
     return FlashAttention(
         version=cell.flash_attn,
         form="wheel" if values["flash_attn_from"] == "wheel" else "source",
         backend=(settings.flash_attn_backend or "ck") if values["vendor"] == "amd" else None,
-        sha256=(pins or {}).get("sources", {}).get("flash-attn", {}).get("sha256"),
+        sha256=source.sha256 if source else None,
     )
 
 
-def _base(cell: Cell, settings: Settings, found: Matrix, pins: Mapping[str, Any] | None) -> Base:
+def _base(cell: Cell, settings: Settings, found: Matrix, pins: Pins | None) -> Base:
     system = found.systems[cell.os]
     packages = (*system.packages, *settings.system_packages)
     if system.bootstrap:
         return Base(kind="bootstrap", suite=system.bootstrap, packages=packages)
-    digest = (pins or {}).get("bases", {}).get(system.image)
+    digest = pins.bases.get(system.image or "") if pins else None
     return Base(kind="registry", reference=system.image, digest=digest, packages=packages)
 
 
-def _builder(settings: Settings, pins: Mapping[str, Any] | None) -> Base | None:
+def _builder(settings: Settings, pins: Pins | None) -> Base | None:
     if settings.builder is None:
         return None
-    digest = (pins or {}).get("bases", {}).get(settings.builder)
+    digest = pins.bases.get(settings.builder) if pins else None
     return Base(kind="registry", reference=settings.builder, digest=digest)
 
 

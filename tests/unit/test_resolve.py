@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from stackcheck import compat, matrix, resolve, yamlfile
+from stackcheck import compat, matrix, pins, resolve, yamlfile
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.stack import Package, Stack
 
@@ -76,13 +77,33 @@ def test_selectors_are_patterns_and_one_that_matches_nothing_is_an_error():
         resolve.select(stacks, ["rocm99*"])
 
 
-def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path):
+GOOD_PINS = {"schema": 1, "missing": [], "bases": {}, "sources": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{", "x/pins.json"),
+        ("[" * 100_000, "x/pins.json"),
+        (json.dumps({**GOOD_PINS, "schema": 2}), "x/pins.json: schema"),
+        (json.dumps({**GOOD_PINS, "missing": ["torch\nRUN id"]}), r"x/pins.json: missing\[0\]"),
+        (json.dumps({**GOOD_PINS, "missing": "torch"}), "x/pins.json: missing"),
+        (json.dumps({**GOOD_PINS, "bases": {"ubuntu:24.04": "latest"}}), "x/pins.json: bases"),
+        (
+            json.dumps({**GOOD_PINS, "bases": {"a:b": "sha256:" + "0" * 64 + "\nRUN id"}}),
+            "x/pins.json: bases",
+        ),
+        (json.dumps({**GOOD_PINS, "sources": {"flash-attn": {"sha256": "$(id)"}}}), "x/pins.json: sources"),
+    ],
+    ids=lambda value: value[:60],
+)
+def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path, text: str, place: str):
     folder = tmp_path / "images" / "x"
     folder.mkdir(parents=True)
-    for text in ("{", json.dumps({"schema": 2})):
-        (folder / "pins.json").write_text(text)
-        with pytest.raises(ConfigurationError, match="pins"):
-            resolve.read_pins(tmp_path)
+    (folder / "pins.json").write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        pins.read(tmp_path)
+    assert re.search(place, str(caught.value))
 
 
 def test_a_stack_that_was_never_locked_says_so():
