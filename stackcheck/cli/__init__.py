@@ -41,6 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("consume", "Verify, then run a command in a certified image."),
     "revoke": ("consume", "Withdraw a certificate, with a signed reason."),
     "promote": ("consume", "Copy a certified image and its certificate to another target."),
+    "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
     "key": ("consume", "Make or show the signing key."),
 }

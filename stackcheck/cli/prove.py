@@ -1,0 +1,118 @@
+"""The verb `prove`. In: a checkout. Out: a table of faults and who caught them; exit 6 unless all were."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stackcheck import prove
+from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.errors import ChecksFailedError, NothingSelectedError
+
+app = typer.Typer(rich_markup_mode=None)
+
+MAX_AGE = dt.timedelta(days=365)  # what runs the proof only has to be ours and whole
+COLUMNS = ("FAULT", "HAS TO BE CAUGHT BY", "ON", "")
+REASON_LINES = 3
+
+
+@app.command("prove")
+def prove_checks(
+    *,
+    here: Annotated[
+        bool, typer.Option("--here", help="Use this host's torch (STACKCHECK_SUITE_PYTHON), and no image.")
+    ] = False,
+    image: Annotated[
+        str | None, typer.Option(help="The certified cpu image to run in [the matrix's, out of oci:dist].")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many faults at a time.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    root: Annotated[Path, typer.Option(help="The checkout.", show_default=False)] = Path(),
+) -> None:
+    """Plant every fault and show which check catches it; exit 6 unless all are, by every check there is."""
+    root = root.resolve()
+    report = Progress()
+    amd = prove.here(prove.over_amd(workers), root=root, report=report)
+    arguments = prove.in_torch(workers)
+    torch = (
+        prove.here(arguments, root=root, report=report)
+        if here
+        else _in_image(image or _cpu_image(root), arguments, root, report)
+    )
+    proof = prove.join([torch, amd])
+    print_json(_document(proof)) if as_json else _print(proof)
+    if not proof.holds:
+        raise typer.Exit(ChecksFailedError.exit_code)
+
+
+def _in_image(reference: str, arguments: tuple[str, ...], root: Path, report: Progress) -> prove.Told:
+    """Run the faults that need torch in a certified image, with the checkout mounted."""
+    from stackcheck import keys, pull, vendors
+    from stackcheck.engine import Engine
+
+    verified = pull.verify(
+        reference, public_key=keys.load_public(None), max_age=MAX_AGE, device_model="CPU", driver=None
+    )
+    engine = Engine.connect()
+    name = pull.pull(verified, engine, report=report)
+    reader = prove.Reader(report)
+    needs = vendors.module("cpu").container_needs()
+    pull.run(name, engine, ("python", *arguments), needs=needs, folder=root, on_line=reader)
+    return reader.told(f"{name}: python {' '.join(arguments)}")
+
+
+def _cpu_image(root: Path) -> str:
+    """Where `stackcheck images` puts the stack that needs no GPU."""
+    from stackcheck import resolve
+
+    for stack in resolve.load_stacks(root):
+        if stack.vendor == "cpu":
+            return f"oci:{root / 'dist'}:{stack.id}"
+    raise NothingSelectedError("the matrix has no cpu stack to run the faults in", next_step="use --here")
+
+
+def _print(proof: prove.Proof) -> None:
+    rows = [(fault.name, fault.check, fault.vendor, _word(fault)) for fault in proof.faults]
+    healthy = [(f"healthy: {run.name}", run.check, run.vendor, run.state) for run in proof.healthy]
+    print_table(COLUMNS, [*rows, *healthy])
+    for fault in proof.faults:
+        if fault.state != "caught":
+            _print_reason(fault, fault.state)
+    for run in proof.healthy:
+        if run.state != "passed":
+            _print_reason(run, run.state)
+    for test in proof.failed:
+        print(f"failed: {test}")
+    for check in proof.unproven:
+        print(f"no fault is planted for {check}: add one to tests/faults (planting.py tells how)")
+    print(
+        f"{len(proof.faults)} faults planted, {proof.caught} caught; {len(proof.healthy)} healthy runs,"
+        f" {proof.false_alarms} false alarms; {len(proof.checks) - len(proof.unproven)} of"
+        f" {len(proof.checks)} checks shown to fail"
+    )
+
+
+def _print_reason(planted: prove.Planted, state: str) -> None:
+    lines = (planted.reason or "no reason was given").splitlines()[:REASON_LINES]
+    print(f"{state}: {planted.name} ({planted.test})", *(f"    {line}" for line in lines), sep="\n")
+
+
+def _word(fault: prove.Fault) -> str:
+    return fault.state if fault.expected == "failed" else f"{fault.state} ({fault.expected})"
+
+
+def _document(proof: prove.Proof) -> dict[str, object]:
+    return {
+        "planted": len(proof.faults),
+        "caught": proof.caught,
+        "healthy_runs": len(proof.healthy),
+        "false_alarms": proof.false_alarms,
+        "faults": [fault.model_dump() for fault in proof.faults],
+        "healthy": [run.model_dump() for run in proof.healthy],
+        "failed": list(proof.failed),
+        "checks": len(proof.checks),
+        "checks_without_a_fault": list(proof.unproven),
+    }
