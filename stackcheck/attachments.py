@@ -42,7 +42,7 @@ ATTEMPTS = 3  # another host may write at the same moment, and a registry has no
 def attach(
     store: Store, subject: Manifest, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
 ) -> None:
-    """Write envelopes in both forms, read them back, and start over when another writer undid it.
+    """Write envelopes in both forms where they lack, read them back, and start over when that was undone.
 
     FAILED summaries of this key that a newer PASSED one among `envelopes` replaces are taken out, as cosign
     refuses an image while any of its summaries fails.
@@ -51,10 +51,9 @@ def attach(
         RegistryError: The store refused, or the envelopes are not there after three attempts.
     """
     created = dt.datetime.now(dt.UTC)
-    bundles = [bundle.make(store, subject, envelope, public_key, created) for envelope in envelopes]
     for _ in range(ATTEMPTS):
         _write_legacy(store, subject, envelopes, public_key)
-        _write_bundles(store, subject, bundles, envelopes, public_key)
+        _write_bundles(store, subject, envelopes, public_key, created)
         if not _lacking(store, subject.digest, envelopes, public_key):
             return
     raise RegistryError(
@@ -92,13 +91,9 @@ def legacy_tag(digest: str) -> str:
 def _write_legacy(
     store: Store, subject: Manifest, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
 ) -> None:
-    kept = [
-        layer
-        for manifest in _legacy(store, subject.digest)
-        for layer in manifest.descriptors("layers")
-        if not _replaced(_opened(store, layer, subject.digest, public_key), envelopes)
-    ]
-    layers = {layer.digest: layer for layer in (*kept, *(_legacy_layer(store, item) for item in envelopes))}
+    kept, present = _kept(store, subject.digest, _legacy(store, subject.digest), envelopes, public_key)
+    added = [_legacy_layer(store, item) for item in envelopes if item.statement.digest not in present]
+    layers = {layer.digest: layer for layer in (*kept, *added)}
     config = {
         "architecture": "",
         "os": "",
@@ -117,6 +112,25 @@ def _write_legacy(
     store.write_manifest(manifest, legacy_tag(subject.digest))
 
 
+def _kept(
+    store: Store,
+    digest: str,
+    carriers: Sequence[Manifest],
+    envelopes: Sequence[Envelope],
+    public_key: EllipticCurvePublicKey,
+) -> tuple[list[Descriptor], set[str]]:
+    """Layers that stay beside `envelopes`, and the digests of this key's statements in them."""
+    kept: list[Descriptor] = []
+    present: set[str] = set()
+    for manifest in carriers:
+        for layer in manifest.descriptors("layers"):
+            opened = _opened(store, layer, digest, public_key)
+            if not _replaced(opened, envelopes):
+                kept.append(layer)
+                present |= {opened.statement.digest} if opened else set()
+    return kept, present
+
+
 def _legacy_layer(store: Store, envelope: Envelope) -> Descriptor:
     blob = write_small_blob(store, DSSE_LAYER, envelope.body)
     annotations = {**REQUIRED_ANNOTATION, "predicateType": envelope.statement.predicate_type}
@@ -126,19 +140,26 @@ def _legacy_layer(store: Store, envelope: Envelope) -> Descriptor:
 def _write_bundles(
     store: Store,
     subject: Manifest,
-    bundles: Sequence[Manifest],
     envelopes: Sequence[Envelope],
     public_key: EllipticCurvePublicKey,
+    created: dt.datetime,
 ) -> None:
+    before = bundle.listed(store, subject.digest)
+    kept, present = _kept(store, subject.digest, before, envelopes, public_key)
+    staying = {layer.digest for layer in kept}
     replaced = [
         manifest
-        for manifest in bundle.listed(store, subject.digest)
-        for layer in manifest.descriptors("layers")
-        if _replaced(_opened(store, layer, subject.digest, public_key), envelopes)
+        for manifest in before
+        if not any(layer.digest in staying for layer in manifest.descriptors("layers"))
     ]
-    listed = [store.write_manifest(item, bundle.bundle_tag(subject.digest, item.digest)) for item in bundles]
-    if not all(listed):
-        bundle.write_fallback(store, subject.digest, bundles, {manifest.digest for manifest in replaced})
+    added = [
+        bundle.make(store, subject, envelope, public_key, created)
+        for envelope in envelopes
+        if envelope.statement.digest not in present
+    ]
+    listed = [store.write_manifest(item, bundle.bundle_tag(subject.digest, item.digest)) for item in added]
+    if not all(listed) or (replaced and store.referrers(subject.digest) is None):
+        bundle.write_fallback(store, subject.digest, added, {manifest.digest for manifest in replaced})
     for manifest in replaced:
         store.delete_manifest(
             manifest.digest

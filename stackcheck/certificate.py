@@ -1,8 +1,8 @@
-"""What is certified: three signed in-toto statements about one image digest.
+"""What is certified: four signed in-toto statements about one image digest.
 
-In: an image, a run, its verdict, and how the image was built. Out: test result, build provenance and
-verification summary in their signed envelopes. The verification summary (VSA) is the certificate: it alone
-says PASSED or FAILED, and a later FAILED one withdraws it.
+In: an image, a run, its verdict, how the image was built and what is in it. Out: test result, build
+provenance, list of packages (SBOM) and verification summary in their signed envelopes. The verification
+summary (VSA) is the certificate: it alone says PASSED or FAILED, and a later FAILED one withdraws it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stackcheck.predicates import Provenance
 from stackcheck.statement import (
     CERTIFICATE_FIELD,
     PROVENANCE,
+    SBOM,
     STATEMENT,
     TEST_RESULT,
     VSA,
@@ -75,11 +76,12 @@ def statements(
     result: RunResult,
     verdict: Verdict,
     provenance: Provenance,
+    sbom: Mapping[str, Any],
     *,
     now: dt.datetime,
     experimental: bool = False,
 ) -> tuple[Statement, ...]:
-    """The statements about a judged image: test result, provenance, and the VSA that refers to both. Pure.
+    """The statements about a judged image: test result, provenance, SBOM, and the VSA that names them. Pure.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT: there is nothing to state.
@@ -93,6 +95,7 @@ def statements(
     evidence = (
         _statement(image, TEST_RESULT, predicates.test_result(result, verdict)),
         _statement(image, PROVENANCE, predicates.provenance(provenance)),
+        _statement(image, SBOM, sbom),
     )
     scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
     summary = predicates.summary(
@@ -128,13 +131,14 @@ def certify(
     result: RunResult,
     verdict: Verdict,
     provenance: Provenance,
+    sbom: Mapping[str, Any],
     *,
     key: ec.EllipticCurvePrivateKey,
     now: dt.datetime,
     experimental: bool = False,
 ) -> tuple[Envelope, ...]:
     """State and sign: `statements`, each in its envelope."""
-    made = statements(image, result, verdict, provenance, now=now, experimental=experimental)
+    made = statements(image, result, verdict, provenance, sbom, now=now, experimental=experimental)
     return tuple(sign(statement, key) for statement in made)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from stackcheck import suite, verdict
+from stackcheck import sbom, suite, verdict
 from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def examine(
     if earlier is not None:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     result = earlier or suite.run(plan, engine, out=out, report=report)
+    sbom.keep(subject.image, engine, out, report)
     judged = verdict.judge(
         result,
         subject.required,

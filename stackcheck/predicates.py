@@ -1,4 +1,4 @@
-"""What the three statements say: predicates of test result, build provenance, verification summary. Pure.
+"""What the statements say: predicates of test result, build provenance, verification summary. Pure.
 
 In: a run, its verdict, the build. Out: JSON values as https://github.com/in-toto/attestation (test-result
 v0.1), https://slsa.dev/spec/v1.2/verification_summary and https://slsa.dev/spec/v1.2/provenance have them.

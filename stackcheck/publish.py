@@ -21,6 +21,7 @@ from stackcheck.statement import (
     VSA,
     Envelope,
     Statement,
+    evidence,
     facts,
     newest,
     status,
@@ -133,6 +134,9 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope]) -> Statement:
     if status(latest) != "PASSED":
         raise PublishError("the newest verdict on the image is FAILED", got=str(facts(latest).get("reasons")))
     named = (subject_digests(latest), facts(latest)["configDigest"])
+    lost = evidence(latest) - {envelope.statement.digest for envelope in envelopes}
+    if lost:
+        raise PublishError("statements that the certificate names are not there", got=", ".join(sorted(lost)))
     if config is None or named != ((manifest.digest,), config.digest):
         raise PublishError(
             "the certificate is about another image",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING
 
-from stackcheck import certificate, keys
+from stackcheck import certificate, keys, sbom
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def sign(
         result,
         judged,
         subject.provenance,
+        sbom.load(subject.image, settings.folder(subject.name)),
         key=keys.load_or_create(settings.key),
         now=dt.datetime.now(dt.UTC),
         experimental=subject.experimental,

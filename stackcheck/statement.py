@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
+SBOM = "https://cyclonedx.org/bom"
 VSA = "https://slsa.dev/verification_summary/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 VERIFIER_ID = "urn:stackcheck:verifier:v1"
@@ -99,6 +100,13 @@ def subject_digests(statement: Statement) -> tuple[str, ...]:
     return tuple(f"sha256:{subject['digest']['sha256']}" for subject in statement.document["subject"])
 
 
+def evidence(statement: Statement) -> frozenset[str]:
+    """Digests of the statements that a VSA was given on."""
+    return frozenset(
+        f"sha256:{item['digest']['sha256']}" for item in statement.predicate["inputAttestations"]
+    )
+
+
 def time_verified(statement: Statement) -> dt.datetime:
     """When a VSA's verdict was given."""
     return dt.datetime.fromisoformat(statement.predicate["timeVerified"])
@@ -154,4 +162,6 @@ def _check_summary(predicate: Mapping[str, Any]) -> None:
         raise ValueError(predicate["timeVerified"])
     for key in ("stackId", "configDigest", "host"):
         predicate[CERTIFICATE_FIELD][key]
+    for named in predicate["inputAttestations"]:
+        named["digest"]["sha256"].lower()
     predicate["verificationResult"].upper()

@@ -18,7 +18,16 @@ from stackcheck.errors import CertificateError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import IMAGE_MANIFESTS, Descriptor, Manifest, RegistryError
 from stackcheck.registry import Reference, open_store, parse_reference
-from stackcheck.statement import VSA, Statement, facts, newest, status, subject_digests, time_verified
+from stackcheck.statement import (
+    VSA,
+    Statement,
+    evidence,
+    facts,
+    newest,
+    status,
+    subject_digests,
+    time_verified,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +104,7 @@ def verify(
     )
     chosen = _fitting(reference, verdict, device_model, driver)
     _same_image(reference, chosen, manifest)
+    _complete(reference, chosen, [item.statement for item in known])
     return Verified(
         reference=Reference(target=parsed.target, digest=manifest.digest),
         digest=manifest.digest,
@@ -193,6 +203,18 @@ def _fitting(
             next_step="run the suites here: stackcheck certify; or name a host: --device-model, --driver",
         )
     return chosen
+
+
+def _complete(reference: str, chosen: Statement, known: Sequence[Statement]) -> None:
+    """Everything that the verdict was given on is still there: test result, provenance, SBOM."""
+    absent = evidence(chosen) - {item.digest for item in known}
+    if absent:
+        raise CertificateError(
+            "statements that the certificate names are not attached to the image",
+            where=reference,
+            got=f"without {', '.join(sorted(absent))}",
+            next_step="fetch the image again from where it was published",
+        )
 
 
 def _certified_for(host: dict[str, Any]) -> str:

@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": ("consume", "Check a published image's certificate against this host."),
     "pull": ("consume", "Verify, then fetch an image into the local engine."),
     "run": ("consume", "Verify, then run a command in a certified image."),
+    "sbom": ("sbom", "List what is in a published image, from the signed document."),
     "revoke": ("consume", "Withdraw a certificate, with a signed reason."),
     "promote": ("consume", "Copy a certified image and its certificate to another target."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),

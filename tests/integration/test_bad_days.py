@@ -34,6 +34,11 @@ LABEL = "stackcheck-test-suites-bad-days"
 # Stands for python3 and its pytest: it sleeps for ever while the suites hold a file `slow`, and otherwise
 # hands over the result that lies among them, under the id that run.json gives to this run.
 PYTHON = r"""#!/bin/bash
+if [ "${*: -1}" = /stackcheck/inventory.py ]; then # what is in the image
+    echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
+    echo '{"kind": "end", "folders": 1, "unread": []}'
+    exit
+fi
 echo "stackcheck: the suites run"
 if [ -e /stackcheck/tests/acceptance/slow ]; then exec sleep 300; fi
 told=$(</stackcheck/run.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 import subprocess
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck import attachments, certificate, keys, publish, pull, revoke
+from stackcheck import attachments, certificate, keys, publish, pull, revoke, sbom
 from stackcheck.engine import Engine
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.layout import OciLayout
 from stackcheck.registry import open_store
-from stackcheck.statement import PROVENANCE, TEST_RESULT, VSA
+from stackcheck.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,9 +213,20 @@ def test_cosign_accepts_what_was_published(cosign_verify: Verify, target: str, i
     release(image, target)
     done = cosign_verify(f"{target}@{image.manifest_digest}")
     assert done.returncode == 0, done.stderr
-    for kind in (TEST_RESULT, PROVENANCE):
+    for kind in (TEST_RESULT, PROVENANCE, SBOM):
         done = cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true", kind=kind)
         assert done.returncode == 0, done.stderr
+
+
+def test_cosign_gives_the_list_of_packages_by_its_own_name_for_it(
+    cosign_verify: Verify, target: str, image: SmallImage
+) -> None:
+    release(image, target)
+    done = cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true", kind="cyclonedx")
+    assert done.returncode == 0, done.stderr
+    statement = json.loads(base64.b64decode(json.loads(done.stdout)["payload"]))
+    assert statement["predicate"] == sbom.attached(f"{target}:{STACK_ID}", public_key=KEY.public_key())
+    assert statement["predicate"]["bomFormat"] == "CycloneDX"
 
 
 def test_cosign_refuses_another_key(

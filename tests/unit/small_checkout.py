@@ -19,7 +19,7 @@ import pytest
 
 import result_files
 from small_images import make_image
-from stackcheck import bootstrap, cli, resolve, vendors, wheels
+from stackcheck import bootstrap, cli, resolve, sbom, vendors, wheelcache, wheels
 from stackcheck.buildx import BakeResult
 from stackcheck.vendors import amd, nvidia
 
@@ -64,6 +64,10 @@ class FakeEngine:
         self.builds: list[Mapping[str, Any]] = []
         self.runs: list[RunSpec] = []
         self.names: set[str] = set()
+        self.inventory: list[dict[str, Any]] = [
+            {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
+            {"kind": "end", "folders": 1, "unread": []},
+        ]
 
     def bake(self, definition: Mapping[str, Any], targets: Sequence[str], **_options: object) -> Any:
         self.builds.append(definition)
@@ -96,6 +100,11 @@ class FakeEngine:
         return SimpleNamespace(id=f"sha256:{reference.encode().hex():0<64.64}")
 
     def run(self, spec: RunSpec) -> int:
+        if spec.command[-1] == sbom.PROGRAM:  # lists what is in the image, and is no run of the suites
+            assert spec.on_line
+            for record in self.inventory:
+                spec.on_line(json.dumps(record))
+            return 0
         self.runs.append(spec)
         paths = {mount.target: mount.source for mount in spec.mounts}
         text = self.answer(json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8")))
@@ -107,10 +116,10 @@ class FakeEngine:
 @pytest.fixture(name="engine")
 def fake_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """The engine that every verb finds."""
-    from stackcheck.cli import images
+    from stackcheck.cli import build
 
     fake = FakeEngine()
-    monkeypatch.setattr(images, "_engine", lambda _report, **_options: fake)
+    monkeypatch.setattr(build, "connected", lambda _report, **_options: fake)
     return fake
 
 
@@ -136,6 +145,7 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bootstrap, "bootstrap", lambda *_a, **_k: base)
     empty = wheels.HostSettings(pip={}, folders=(), indexes=(), ca=None)
     monkeypatch.setattr(wheels, "host_settings", lambda: empty)
+    monkeypatch.setenv(wheelcache.VARIABLE, wheelcache.OFF)
     assert vendors.detect() == "cpu"
     return root
 

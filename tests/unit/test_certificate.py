@@ -15,7 +15,7 @@ import result_files
 from small_images import NOW, STACK_ID, certify, make_image, new_key
 from stackcheck import certificate, keys
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
-from stackcheck.statement import PROVENANCE, TEST_RESULT, VSA, facts, newest, status, time_verified
+from stackcheck.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, facts, newest, status, time_verified
 from stackcheck.verdict import Waiver
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ def predicates(envelopes: tuple[certificate.Envelope, ...]) -> dict[str, dict[st
     return {item.statement.predicate_type: item.statement.predicate for item in envelopes}
 
 
-def test_all_three_statements_are_about_the_manifest(
+def test_all_four_statements_are_about_the_manifest(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
     envelopes = certify(image, key)
-    assert [item.statement.predicate_type for item in envelopes] == [TEST_RESULT, PROVENANCE, VSA]
+    assert [item.statement.predicate_type for item in envelopes] == [TEST_RESULT, PROVENANCE, SBOM, VSA]
     for item in envelopes:
         document = item.statement.document
         assert document["_type"] == "https://in-toto.io/Statement/v1"
@@ -82,7 +82,7 @@ def test_the_summary_refers_to_the_evidence_by_digest(
 ) -> None:
     envelopes = certify(image, key)
     named = [item["digest"]["sha256"] for item in predicates(envelopes)[VSA]["inputAttestations"]]
-    assert named == [item.statement.digest.removeprefix("sha256:") for item in envelopes[:2]]
+    assert named == [item.statement.digest.removeprefix("sha256:") for item in envelopes[:-1]]
 
 
 def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
@@ -114,7 +114,7 @@ def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(
 def test_an_envelope_opens_with_its_key_and_with_no_other(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    envelope = certify(image, key)[2]
+    envelope = certify(image, key)[-1]
     assert certificate.open_envelope(envelope.body, key.public_key()).statement == envelope.statement
     with pytest.raises(CertificateError, match="not signed"):
         certificate.open_envelope(envelope.body, new_key().public_key())
@@ -124,7 +124,7 @@ def test_an_envelope_opens_with_its_key_and_with_no_other(
 def test_an_envelope_with_one_changed_part_does_not_open(
     image: SmallImage, key: ec.EllipticCurvePrivateKey, part: str
 ) -> None:
-    document = json.loads(certify(image, key)[2].body)
+    document = json.loads(certify(image, key)[-1].body)
     payload = bytearray(base64.b64decode(document["payload"]))
     payload[payload.index(b"PASSED")] ^= 1
     signature = bytearray(base64.b64decode(document["signatures"][0]["sig"]))
@@ -163,7 +163,7 @@ def test_a_signed_payload_that_is_no_statement_is_refused(
 def test_a_revocation_is_later_than_what_it_withdraws_even_when_the_clock_is_behind(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    passed = certify(image, key)[2].statement
+    passed = certify(image, key)[-1].statement
     failed = certificate.revocation(passed, reason="NaN", now=NOW - dt.timedelta(days=1))
     assert time_verified(failed) > time_verified(passed)
     assert (status(failed), facts(failed)["reasons"]) == ("FAILED", ["NaN"])
@@ -171,7 +171,7 @@ def test_a_revocation_is_later_than_what_it_withdraws_even_when_the_clock_is_beh
 
 
 def test_at_the_same_moment_failed_counts(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
-    passed, failed = (certify(image, key, outcome=outcome)[2].statement for outcome in ("passed", "failed"))
+    passed, failed = (certify(image, key, outcome=outcome)[-1].statement for outcome in ("passed", "failed"))
     assert newest([failed, passed]) == newest([passed, failed]) == failed
 
 

@@ -167,7 +167,7 @@ def test_the_steps_one_by_one_lead_to_the_same_certificate(engine: FakeEngine, c
     assert done.code == 0
     assert f"stackcheck publish {CPU_STACK}" in done.out
     done = call(capsys, "publish", CPU_STACK, "--dry-run")
-    assert "with 3 statements" in done.out
+    assert "with 4 statements" in done.out
     assert verify(capsys).code == 7
     assert call(capsys, "publish", CPU_STACK).code == 0
     assert verify(capsys).code == 0

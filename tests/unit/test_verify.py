@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 import shutil
@@ -14,8 +15,9 @@ import result_files
 from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 from stackcheck import attachments, keys, publish, pull
 from stackcheck.cli.consume import app
-from stackcheck.errors import CertificateError, ConfigurationError, EngineError
+from stackcheck.errors import CertificateError, ConfigurationError, EngineError, PublishError
 from stackcheck.layout import OciLayout
+from stackcheck.statement import PROVENANCE, SBOM, TEST_RESULT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +68,7 @@ def test_a_certified_image_is_accepted_by_digest(dist: Path, image: SmallImage) 
 
 def test_one_changed_byte_in_any_blob_manifest_or_attestation_is_refused(dist: Path) -> None:
     files = sorted((dist / "blobs" / "sha256").iterdir())
-    assert len(files) >= 14
+    assert len(files) >= 18
     for path in files:
         body = path.read_bytes()
         for position in {0, len(body) // 2, len(body) - 1}:
@@ -77,6 +79,46 @@ def test_one_changed_byte_in_any_blob_manifest_or_attestation_is_refused(dist: P
                 verified(dist)
         path.write_bytes(body)
     assert verified(dist)
+
+
+def test_a_changed_list_of_packages_is_refused_in_both_forms(dist: Path, image: SmallImage) -> None:
+    carriers = attachments.manifests(OciLayout(dist), image.manifest_digest)
+    blobs = {blob.digest for item in carriers for blob in item.descriptors("layers")}
+    paths = [OciLayout(dist).blob_path(digest) for digest in blobs]
+    holding = [path for path in paths if _predicate_type(path.read_bytes()) == SBOM]
+    assert len(holding) == 2
+    for path in holding:
+        body = path.read_bytes()
+        path.write_bytes(body.replace(b'"sig":"M', b'"sig":"N'))
+        with pytest.raises(CertificateError):
+            verified(dist)
+        path.write_bytes(body)
+
+
+def _predicate_type(body: bytes) -> str:
+    document = json.loads(body)
+    payload = base64.b64decode((document.get("dsseEnvelope") or document)["payload"])
+    return str(json.loads(payload)["predicateType"])
+
+
+@pytest.mark.parametrize("kind", [TEST_RESULT, PROVENANCE, SBOM])
+def test_a_certificate_whose_evidence_was_taken_away_is_refused(
+    tmp_path: Path, image: SmallImage, kind: str
+) -> None:
+    """Whoever holds the store may drop an attestation whole: every digest is right, one statement is gone."""
+    kept = [item for item in certify(image, KEY) if item.statement.predicate_type != kind]
+    target = OciLayout(tmp_path / "dist")
+    source = OciLayout(image.layout)
+    manifest = source.only_manifest()
+    with target.writing(quiet):
+        for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers")):
+            target.write_blob(blob, lambda digest=blob.digest: source.read_blob(digest))
+        attachments.attach(target, manifest, kept, KEY.public_key())
+        target.write_manifest(manifest, STACK_ID)
+    with pytest.raises(CertificateError, match="statements that the certificate names"):
+        verified(tmp_path / "dist")
+    with pytest.raises(PublishError, match="statements that the certificate names"):
+        publish.admit(manifest, kept)
 
 
 def test_a_missing_or_shortened_blob_is_refused(dist: Path) -> None:
