@@ -1,11 +1,9 @@
 """FLUX.1-dev: a rectified-flow transformer over image latents and text (shape: black-forest-labs/flux).
 
-In: latents [batch, image tokens, 64], text [batch, text tokens, 4096], pooled text, noise and times. Out:
-mean squared
-error of the predicted velocity noise - latents (arXiv 2209.03003). 19 blocks keep image and text apart except
-in attention,
-38 treat them as one sequence. Latents are synthetic and seeded by sample, so data costs nothing and any rank
-makes them.
+In: latents [batch, image tokens, 64], text [batch, text tokens, 4096], pooled text, noise and times. Out: mean
+squared error of the predicted velocity noise - latents (arXiv 2209.03003). 19 blocks keep image and text apart
+except in attention, 38 treat them as one sequence. Latents are synthetic and seeded by sample, so data costs
+nothing and any rank makes them. Weights convert to and from diffusers' (flux_weights.py).
 """
 
 from __future__ import annotations
@@ -45,6 +43,9 @@ class Config:
     def layers(self) -> int:
         """Blocks of both kinds; scales the residual projections at the start."""
         return self.double_blocks + self.single_blocks
+
+
+GUIDANCE = 3.5  # FLUX.1-dev is distilled from guided samples: the scale is an input, like the time
 
 
 def rotary(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -179,20 +180,23 @@ class Model(nn.Module):
         self.blocks = nn.ModuleDict({str(i): kind(config) for i, kind in enumerate(kinds)})
         self.ends = Ends(config)
 
-    def forward(self, latents: Tensor, text: Tensor, pooled: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """Mean squared error of the velocity at (1 - t)·latents + t·noise."""
+    def velocity(self, noisy: Tensor, text: Tensor, pooled: Tensor, times: Tensor) -> Tensor:
+        """Predicted velocity [batch, image tokens, channels] of noisy latents at their times in [0, 1]."""
         ends, kind = self.ends, self.ends.image.weight.dtype
-        t = times[:, None, None]
-        noisy = (1 - t) * latents + t * noise
         condition = ends.time(waves(times).to(kind)) + ends.pooled(pooled.to(kind))
         if ends.guidance is not None:
-            condition = condition + ends.guidance(waves(torch.full_like(times, 0.0035)).to(kind))
+            condition = condition + ends.guidance(waves(torch.full_like(times, GUIDANCE)).to(kind))
         x = torch.cat((ends.text(text.to(kind)), ends.image(noisy.to(kind))), 1)
         table = rotary(self.config, x.device)
         for block in self.blocks.values():
             x = self.keep(block, x, condition, table) if self.keep else block(x, condition, table)
-        velocity = ends(x[:, self.config.text_tokens :], condition)
-        return F.mse_loss(velocity.float(), (noise - latents).float())
+        return ends(x[:, self.config.text_tokens :], condition)
+
+    def forward(self, latents: Tensor, text: Tensor, pooled: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """Mean squared error of the velocity at (1 - t)·latents + t·noise."""
+        t = times[:, None, None]
+        predicted = self.velocity((1 - t) * latents + t * noise, text, pooled, times)
+        return F.mse_loss(predicted.float(), (noise - latents).float())
 
 
 def batch(config: Config, numbers: range, seed: int, device: torch.device) -> dict[str, Tensor]:
