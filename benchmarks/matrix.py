@@ -53,8 +53,9 @@ def ten_thousand() -> int:
     for cell in expanded:
         settings = cells.settings_of(cell, found)
         values = resolve.combination(cell, "amd", rules)
-        resolve.judge_cell(values, settings, rules)
-        render.render(resolve.stack_of(cell, settings, found, values), IMAGES)
+        stack = resolve.stack_of(cell, settings, found, values)
+        resolve.judge_cell(values, stack.archs, stack.tested_on, rules)
+        render.render(stack, IMAGES)
     return len(expanded)
 
 

@@ -9,18 +9,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stackcheck import yamlfile
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from stackcheck.matrix import Block, Matrix, Runtime, Settings
+    from stackcheck.matrix import Block, Exclude, Matrix, Runtime, Settings
 
 # A matrix of more cells than this is a mistake, and would run for minutes.
 MAX_CELLS = 20_000
+# The id of a stack is the repository part of its image's name, its tag where it is published, and a folder.
+MAX_ID = 128
+_ID = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,19 +71,40 @@ def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
     """Every cell: the products of `stacks` less `exclude`, then `include`, each id once.
 
     Raises:
-        ConfigurationError: Two cells have one id, or there are more than `MAX_CELLS`.
+        ConfigurationError: Two cells have one id, or one that names no image; an exclusion or an override
+            that is about no cell; more than `MAX_CELLS`.
     """
-    kept = [cell for cell in _cells("stacks", matrix.stacks) if not _excluded(cell, matrix)]
-    kept += _cells("include", matrix.include)
-    places: dict[str, str] = {}
-    problems = []
-    for cell in kept:
-        if cell.id in places:
-            problems.append(f"{name}: {cell.place}: {cell.id} stands already at {places[cell.id]}")
-        places[cell.id] = cell.place
+    product = [*_cells("stacks", matrix.stacks)]
+    included = [*_cells("include", matrix.include)]
+    kept = [cell for cell in product if not any(_excluded(cell, exclude) for exclude in matrix.exclude)]
+    kept += included
+    problems = [*_bad_ids(kept), *_idle(matrix, product, included)]
     if problems:
-        raise ConfigurationError("\n".join(problems))
+        raise yamlfile.refused(f"{name}: {problem}" for problem in problems)
     return tuple(kept)
+
+
+def _bad_ids(cells: Iterable[Cell]) -> Iterator[str]:
+    places: dict[str, str] = {}
+    for cell in cells:
+        if cell.id in places:
+            yield f"{cell.place}: {cell.id} stands already at {places[cell.id]}"
+        places[cell.id] = cell.place
+        if len(cell.id) > MAX_ID or _ID.fullmatch(cell.id) is None:
+            yield (
+                f"{cell.place}: {cell.id[:160]} is no name of an image: "
+                f"at most {MAX_ID} lower-case letters and digits, with one of . _ - between them"
+            )
+
+
+def _idle(matrix: Matrix, product: Sequence[Cell], included: Sequence[Cell]) -> Iterator[str]:
+    """What is about no cell is a slip of the pen."""
+    for index, exclude in enumerate(matrix.exclude):
+        if not any(_excluded(cell, exclude) for cell in product):
+            yield f"exclude[{index}]: no combination of `stacks` is so"
+    for index, override in enumerate(matrix.overrides):
+        if not any(fnmatchcase(cell.id, override.select) for cell in (*product, *included)):
+            yield f"overrides[{index}].select: no stack's id matches {override.select}"
 
 
 def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
@@ -108,20 +135,21 @@ def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
             )
 
 
-def _excluded(cell: Cell, matrix: Matrix) -> bool:
-    return any(
-        all(getattr(cell, axis) == value for axis, value in exclude.when.items())
-        for exclude in matrix.exclude
-    )
+def _excluded(cell: Cell, exclude: Exclude) -> bool:
+    return all(getattr(cell, axis) == value for axis, value in exclude.when.items())
 
 
 def settings_of(cell: Cell, matrix: Matrix) -> Settings:
-    """The block's settings with the overrides that select this cell; a later override wins."""
-    changed = {
-        key: value
-        for override in matrix.overrides
-        if fnmatchcase(cell.id, override.select)
-        for key, value in override.set
-        if value is not None
-    }
+    """The block's settings with the overrides that select this cell; a later override wins.
+
+    Variables and packages are added to those that are there; everything else is replaced.
+    """
+    changed: dict[str, Any] = {}
+    for override in matrix.overrides:
+        if fnmatchcase(cell.id, override.select):
+            for key in override.set.model_fields_set:
+                value = getattr(override.set, key)
+                before = changed.get(key, getattr(cell.block, key))
+                both = isinstance(before, Mapping) and isinstance(value, Mapping)
+                changed[key] = {**before, **value} if both else value
     return cell.block.model_copy(update=changed) if changed else cell.block

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Some ten times what there is; `compat check` compares all pairs of rules.
+MAX_RULES = 3_000
+MAX_PATTERNS = 8_000
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -97,7 +102,7 @@ def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
         rules += _rows(table, file, f"{name}: tables[{index}]")
     problems = [*_problems(rules, name)]
     if problems:
-        raise ConfigurationError("\n".join(problems))
+        raise yamlfile.refused(problems)
     return Rules(rules, {str(axis): values for axis, values in file.versions.items()})
 
 
@@ -142,12 +147,16 @@ def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
 
 def _problems(rules: Sequence[Rule], name: str) -> Iterator[str]:
     """Ids that stand twice, and text that is no pattern for its axis."""
+    patterns = sum(len(one) for rule in rules for one in (*rule.when.values(), *rule.require.values()))
+    if len(rules) > MAX_RULES or patterns > MAX_PATTERNS:
+        yield f"{name}: more than {MAX_RULES} rules or {MAX_PATTERNS} patterns"
+        return
     seen: set[str] = set()
     for rule in rules:
         if rule.id in seen:
             yield f"{name}: {rule.id}: the id stands twice"
         seen.add(rule.id)
-        for axis, patterns in (*rule.when.items(), *rule.require.items()):
-            for pattern in patterns:
+        for axis, texts in (*rule.when.items(), *rule.require.items()):
+            for pattern in texts:
                 if not is_pattern(axis, pattern):
                     yield f"{name}: {rule.id}: {axis}: {pattern!r} is no version and no comparison"

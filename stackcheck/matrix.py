@@ -6,13 +6,21 @@ a narrow pattern, because many of them end up in a Dockerfile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from stackcheck import yamlfile
-from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +39,21 @@ Reference = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9._-]+$", max_length=200)
 ]
 Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=80)]
+# What the tool itself sets, and what the image's checks rely on, is not the matrix's to change.
+RESERVED = frozenset(
+    {"PATH", "PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTORCH_VERSION", "FLASH_ATTENTION_TRITON_AMD_ENABLE"}
+)
+
+
+def _not_reserved(name: str) -> str:
+    if name in RESERVED:
+        raise PydanticCustomError("reserved", "{name} is set by the tool itself", {"name": name})
+    return name
+
+
+Variable = Annotated[
+    str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=80), AfterValidator(_not_reserved)
+]
 Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:;,/=+ -]*$", max_length=200)]
 Check = Annotated[str, StringConstraints(pattern=r"^test_[a-z_0-9]+\.py::test_[a-z_0-9*]+$", max_length=120)]
 
@@ -59,17 +81,23 @@ class TestTarget(_Strict):
     driver: Version | None = None
 
 
+Packages = Annotated[Mapping[Token, Version], Field(max_length=300)]
+Environment = Annotated[Mapping[Variable, Text], Field(max_length=100)]
+Architectures = Annotated[tuple[Token, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=50)]
+Targets = Annotated[tuple[TestTarget, ...], Field(max_length=50)]
+
+
 class Settings(_Strict):
     """What a block may set and an override may change: all but the axes."""
 
-    archs: Axis[Token] | None = None
+    archs: Architectures | None = None
     builder: Reference | None = None
     flash_attn_backend: Literal["ck", "triton"] | None = None
-    system_packages: tuple[Token, ...] = ()
+    system_packages: Annotated[tuple[Token, ...], Field(max_length=200)] = ()
     wheel_tag: Token | None = None
-    packages: Mapping[Token, Version] | None = None
-    env: Mapping[Variable, Text] | None = None
-    tested_on: tuple[TestTarget, ...] | None = None
+    packages: Packages | None = None
+    env: Environment | None = None
+    tested_on: Targets | None = None
     size_budget_gb: float | None = Field(default=None, gt=0, le=1000)
     experimental: bool | None = None
 
@@ -113,9 +141,9 @@ class RuntimeDefaults(_Strict):
     """What all stacks of a runtime share."""
 
     vendor: Vendor
-    packages: Mapping[Token, Version] = Field(default_factory=dict)
-    env: Mapping[Variable, Text] = Field(default_factory=dict)
-    tested_on: tuple[TestTarget, ...] = ()
+    packages: Packages = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
+    tested_on: Targets = ()
 
 
 class Matrix(_Strict):
@@ -123,16 +151,16 @@ class Matrix(_Strict):
 
     schema_: Literal["1"] = Field(alias="schema")
     publish: Target
-    packages: Mapping[Token, Version]
-    training_packages: Mapping[Token, Version] = Field(default_factory=dict)
+    packages: Packages
+    training_packages: Packages = Field(default_factory=dict)
     declared: Annotated[tuple[Check, ...], Field(min_length=1)]
     required: Mapping[Vendor, Annotated[tuple[Check, ...], Field(min_length=1)]]
     runtimes: Mapping[Runtime, RuntimeDefaults]
     systems: Mapping[Token, System]
     stacks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=1000)]
-    include: tuple[Block, ...] = ()
-    exclude: tuple[Exclude, ...] = ()
-    overrides: tuple[Override, ...] = ()
+    include: Annotated[tuple[Block, ...], Field(max_length=1000)] = ()
+    exclude: Annotated[tuple[Exclude, ...], Field(max_length=200)] = ()
+    overrides: Annotated[tuple[Override, ...], Field(max_length=200)] = ()
 
 
 def load(path: Path) -> Matrix:
@@ -152,7 +180,7 @@ def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
         raise yamlfile.problems(error, name) from error
     lines = [*_broken_references(matrix)]
     if lines:
-        raise ConfigurationError("\n".join(f"{name}: {line}" for line in lines))
+        raise yamlfile.refused(f"{name}: {line}" for line in lines)
     return matrix
 
 

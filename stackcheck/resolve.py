@@ -9,17 +9,17 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from stackcheck import cells, compat, matrix
+from stackcheck import cells, compat, matrix, yamlfile
 from stackcheck import pins as pinned
-from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.errors import NothingSelectedError
 from stackcheck.stack import Base, FlashAttention, Package, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.cells import Cell
-    from stackcheck.matrix import Matrix, Settings, Vendor
+    from stackcheck.matrix import Matrix, Settings, TestTarget, Vendor
     from stackcheck.pins import Pins
     from stackcheck.rules import Judgement, Rules
 
@@ -58,21 +58,32 @@ def resolve(found: Matrix, rules: Rules, *, pins: Mapping[str, Pins] | None = No
     for cell in cells.expand(found):
         settings = cells.settings_of(cell, found)
         values = combination(cell, found.runtimes[cell.runtime].vendor, rules)
-        refusals = [*_refusals(cell, settings, values, rules)]
+        stack = stack_of(cell, settings, found, values, (pins or {}).get(cell.id))
+        refusals = [*_refusals(stack, values, rules)]
         problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
-        if not refusals:
-            stacks.append(stack_of(cell, settings, found, values, (pins or {}).get(cell.id)))
+        stacks.append(stack)
     if problems:
-        raise ConfigurationError("\n".join(problems), next_step="stackcheck explain STACK")
+        raise yamlfile.refused(problems, next_step="stackcheck explain STACK")
     return tuple(stacks)
 
 
-def judge_cell(values: Mapping[str, str], settings: Settings, rules: Rules) -> tuple[Judgement, ...]:
+def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
+    seen = set()
+    for judgement in judge_cell(values, stack.archs, stack.tested_on, rules):
+        for rule in judgement.broken:
+            if rule.id not in seen and not (rule.unknown and stack.experimental):
+                seen.add(rule.id)
+                yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"
+
+
+def judge_cell(
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
+) -> tuple[Judgement, ...]:
     """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
-    drivers = sorted({target.driver for target in settings.tested_on or () if target.driver})
+    drivers = sorted({target.driver for target in targets if target.driver})
     return (
         rules.judge(values),
-        *(rules.judge({**values, "arch": arch}, about="arch") for arch in settings.archs or ()),
+        *(rules.judge({**values, "arch": arch}, about="arch") for arch in archs),
         *(rules.judge({**values, "driver": driver}, about="driver") for driver in drivers),
     )
 
@@ -104,15 +115,6 @@ def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
         wheel = rules.judge({**values, "flash_attn_from": "wheel"}, about="flash_attn_from")
         values["flash_attn_from"] = "source" if wheel.broken else "wheel"
     return values
-
-
-def _refusals(cell: Cell, settings: Settings, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
-    seen = set()
-    for judgement in judge_cell(values, settings, rules):
-        for rule in judgement.broken:
-            if rule.id not in seen and not (rule.unknown and settings.experimental):
-                seen.add(rule.id)
-                yield f"{cell.id} breaks {rule.id}: {rule.because} ({rule.source})"
 
 
 def stack_of(

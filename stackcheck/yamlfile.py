@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 # Ten times the size of the largest file this project reads.
-MAX_BYTES = 1_000_000
+MAX_BYTES = 250_000
 MAX_DEPTH = 20
+# What follows the first problems says little more, and a wrong axis breaks every combination.
+MAX_PROBLEMS = 50
 
 # The C parser is some ten times faster; PyYAML can be installed without it.
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -114,4 +116,13 @@ def problems(error: ValidationError, name: str, *, drop: Iterable[str] = ()) -> 
                 place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
         got = "" if problem["type"] == "missing" else f" (got {str(problem['input'])[:80]!r})"
         lines.append(f"{name}: {place or 'file'}: {problem['msg']}{got}")
-    return ConfigurationError("\n".join(dict.fromkeys(lines)))
+    return refused(lines)
+
+
+def refused(lines: Iterable[str], *, next_step: str | None = None) -> ConfigurationError:
+    """The error about a file: a line for each of the first problems, and how many follow."""
+    found = list(dict.fromkeys(lines))
+    shown = found[:MAX_PROBLEMS]
+    if len(found) > MAX_PROBLEMS:
+        shown.append(f"and {len(found) - MAX_PROBLEMS} more")
+    return ConfigurationError("\n".join(shown), next_step=next_step)

@@ -181,6 +181,13 @@ def test_a_wrong_rule_is_refused_with_its_place(rule: dict[str, object], message
         compat.parse({**MINIMAL, "rules": [{**good, **rule}]})
 
 
+def test_more_rules_than_can_be_compared_are_refused():
+    rule = {"when": {"torch": "2.6"}, "require": {"rocm": "6"}, "because": "a", "source": "S"}
+    many = [{**rule, "id": f"R1-{number}"} for number in range(compat.MAX_RULES + 1)]
+    with pytest.raises(ConfigurationError, match="more than"):
+        compat.parse({**MINIMAL, "rules": many})
+
+
 @pytest.mark.parametrize(
     "question", ["rocm", "torch=", "colour=red", "torch=$(id)", "torch=2.6 torch=2.7", "rocm=7 cuda=13"]
 )

@@ -54,6 +54,63 @@ def test_a_later_override_wins():
     assert cells.settings_of(cells.expand(found)[0], found).size_budget_gb == 5
 
 
+def test_an_override_changes_what_it_sets_and_nothing_else():
+    value = _changed(system_packages=["gcc"], env={"A": "1", "B": "1"}, size_budget_gb="3")
+    value["overrides"] = [
+        {"select": "cpu*", "set": {"env": {"B": "2"}}},
+        {"select": "*", "set": {"env": {"C": "3"}}},
+    ]
+    found = matrix.parse(value)
+    set_ = cells.settings_of(cells.expand(found)[0], found)
+    assert (set_.system_packages, set_.size_budget_gb) == (("gcc",), 3)
+    assert set_.env == {"A": "1", "B": "2", "C": "3"}
+
+
+@pytest.mark.parametrize(
+    ("section", "entry", "place"),
+    [
+        ("overrides", {"select": "rocm99*", "set": {"size_budget_gb": "1"}}, r"overrides\[0\].select"),
+        ("exclude", {"when": {"torch": "9.9.9"}, "because": "a slip"}, r"exclude\[0\]"),
+    ],
+)
+def test_an_entry_that_is_about_no_stack_is_refused(section: str, entry: dict[str, object], place: str):
+    with pytest.raises(ConfigurationError, match=place):
+        cells.expand(matrix.parse({**_changed(), section: [entry]}))
+
+
+@pytest.mark.parametrize("id_", ["My-Stack", "a+b", "a..b", "x" * 129, "a-"])
+def test_an_id_that_names_no_image_is_refused(id_: str):
+    with pytest.raises(ConfigurationError, match=r"stacks\[0\]"):
+        cells.expand(matrix.parse(_changed(id=id_)))
+
+
+def test_a_file_with_many_problems_says_the_first_and_how_many_follow():
+    with pytest.raises(ConfigurationError) as caught:
+        matrix.parse(_changed(torch=[f"bad {number}" for number in range(400)]))
+    lines = caught.value.what.splitlines()
+    assert len(lines) == yamlfile.MAX_PROBLEMS + 1
+    assert lines[-1] == "and 350 more"
+
+
+@pytest.mark.parametrize("name", sorted(matrix.RESERVED))
+def test_a_variable_that_the_tool_sets_is_not_the_matrix_s_to_change(name: str):
+    with pytest.raises(ConfigurationError, match="set by the tool itself"):
+        matrix.parse(_changed(env={name: "x"}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("archs", ["gfx942"] * 51),
+        ("tested_on", [{"device": "CPU", "count": "1"}] * 51),
+        ("env", {f"A{n}": "" for n in range(101)}),
+    ],
+)
+def test_a_list_too_long_to_judge_is_refused(field: str, value: object):
+    with pytest.raises(ConfigurationError, match=field):
+        matrix.parse(_changed(**{field: value}))
+
+
 def test_python_3_10_is_not_read_as_3_1():
     found = matrix.parse(yamlfile.parse(TEXT.replace(b"python: 3.11", b"python: 3.10"), "matrix.yaml"))
     assert found.stacks[0].python == ("3.10",)

@@ -70,6 +70,13 @@ def test_a_driver_of_the_test_matrix_must_lie_in_its_window():
         _resolved(tested_on=[{"device": "H200", "count": "8", "driver": "470.1"}])
 
 
+def test_a_driver_that_a_runtime_sets_for_all_its_stacks_must_lie_in_their_windows():
+    value = yamlfile.read(ROOT / "matrix.yaml")
+    value["runtimes"]["cuda"]["tested_on"] = [{"device": "H200", "count": "8", "driver": "570.1"}]
+    with pytest.raises(ConfigurationError, match=r"cuda13.* breaks R10-nvidia\[13\]"):
+        resolve.resolve(matrix.parse(value), RULES)
+
+
 def test_selectors_are_patterns_and_one_that_matches_nothing_is_an_error():
     stacks = tuple(STACKS.values())
     assert {stack.runtime for stack in resolve.select(stacks, ["rocm7*"])} == {"rocm"}
