@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Part of every key: raise it when the way of building changes what comes out.
 RECIPE = 2
 REQUIRED_FILES = ("Dockerfile", "stack.json")
-COPIED_FILES = (*REQUIRED_FILES, "requirements.lock", "pins.json")
 # Half the time of gzip and three quarters of its size; docker 20.10, podman, skopeo and Apptainer read it.
 COMPRESSION = "compression=zstd,oci-mediatypes=true"
 
@@ -109,7 +108,7 @@ def bases(root: Path) -> Path:
 
 def _plan(stack: Stack, engine: str, root: Path, rootfs: bootstrap.RootFs | None, platform: str) -> Plan:
     source = root / "images" / stack.id
-    names = [name for name in COPIED_FILES if (source / name).exists() and name != "pins.json"]
+    names = [path.name for path in context_files(source) if path.name != "pins.json"]
     inputs = {f"file:images/{stack.id}/{name}": digest_of((source / name).read_bytes()) for name in names}
     if rootfs:
         inputs[f"urn:stackcheck:rootfs:{stack.base.suite}"] = rootfs.digest

@@ -12,11 +12,12 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stackcheck import indexes
 from stackcheck.durable import write_atomically
-from stackcheck.extensions import extensions, toolchain
+from stackcheck.extensions import extensions, needs, toolchain
 from stackcheck.indexes import UnresolvedError
 from stackcheck.stack import TORCH_INDEX, frozen, wheel_tag
 from stackcheck.upstream import OutOfReachError, Upstream
@@ -76,8 +77,7 @@ class _Locking:
         self.before: Mapping[str, Any] = json.loads(pins.read_text("utf-8")) if pins.is_file() else {}
 
     def run(self) -> Outcome:
-        needs = tuple(need for extension in extensions(self.stack) for need in extension.needs)
-        wanted = (*self.stack.requirements, *needs)
+        wanted = (*self.stack.requirements, *needs(self.stack))
         image = self._write("requirements", wanted, lambda: self._resolve(wanted))
         path = self.folder / "requirements.lock"
         self.missing += disagreements(self.stack, path)
@@ -238,9 +238,8 @@ def _differs(stack: Stack, locked: str, version: str) -> bool:
 def covers(path: Path, wanted: Sequence[str]) -> bool:
     """Whether a lock is there and holds every requirement at its version."""
     locked = {canonicalize_name(name): version for name, (version, _) in indexes.read(path).items()}
-    for requirement in wanted:
-        name, _, version = requirement.partition("==")
-        found = locked.get(canonicalize_name(name.partition("[")[0]))
-        if found is None or (version and version not in {found, found.partition("+")[0]}):
+    for requirement in map(Requirement, wanted):
+        found = locked.get(canonicalize_name(requirement.name))
+        if found is None or not requirement.specifier.contains(found, prereleases=True):
             return False
     return path.is_file()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from stackcheck.extensions import template_values
 from stackcheck.stack import TORCH_INDEX, frozen, wheel_tag
 
 if TYPE_CHECKING:
@@ -56,16 +57,11 @@ def render(stack: Stack, images: Path) -> Mapping[str, str]:
             template=f"images/{template}",
             base_image=image_name(stack.base),
             builder_image=stack.builder and image_name(stack.builder),
-            frozen=" ".join(f"'{pin}'" for pin in frozen(stack)),
+            frozen=[pin.partition("==")[0] for pin in frozen(stack)],
             base_packages=" ".join(stack.base.packages),
-            gpu_archs=";".join(stack.archs),
             torch_index=f"{TORCH_INDEX}/{wheel_tag(stack)}" if wheel_tag(stack) else None,
-            layout=stack.layout,
-            flash_archs=";".join(arch.removeprefix("sm_") for arch in stack.archs),
-            torch_archs=";".join(f"{arch[3:-1]}.{arch[-1]}" for arch in stack.archs),
-            cxx11abi=stack.cxx11abi,
-            flash_sha256=(stack.flash_attn and stack.flash_attn.sha256) or "not-locked",
-            flash_wheel_stage=stack.flash_attn is not None,
+            assignments=lambda values: _assignments(values, " \\\n    "),
+            **template_values(stack),
             labels=_assignments(labels(stack), " \\\n      "),
             env=_assignments(environment(stack), " \\\n    "),
         )

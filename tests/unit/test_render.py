@@ -51,7 +51,11 @@ def test_every_install_is_by_hash_and_no_secret_becomes_a_layer(stack: Stack):
     assert not re.search(r"^(COPY|ADD|ENV|ARG).*(pip\.conf|ca-certificates\.crt)", dockerfile, re.MULTILINE)
 
 
-@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack.flash_attn], ids=lambda stack: stack.id)
+@pytest.mark.parametrize(
+    "stack",
+    [stack for stack in STACKS if stack.flash_attn and stack.flash_attn.form == "source"],
+    ids=lambda stack: stack.id,
+)
 def test_architectures_are_always_named_where_something_compiles(stack: Stack):
     dockerfile = render.render(stack, IMAGES)["Dockerfile"]
     names = (
@@ -61,7 +65,7 @@ def test_architectures_are_always_named_where_something_compiles(stack: Stack):
     )
     assert all(re.search(rf'{name}="[^"]+"', dockerfile) for name in names)
     assert "MAX_JOBS=" in dockerfile
-    assert "native" not in dockerfile.replace("defaults to `native`", "")
+    assert "native" not in dockerfile.replace("`native` by default", "")
 
 
 @pytest.mark.parametrize(
