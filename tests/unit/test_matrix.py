@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from stackcheck import cells, compat, matrix, resolve, yamlfile
+import mutations
+from stackcheck import cells, matrix, yamlfile
 from stackcheck.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -176,27 +176,13 @@ def test_a_product_too_large_to_finish_is_refused():
         cells.expand(matrix.parse(_changed(torch=many, python=[f"3.{minor}" for minor in range(100)])))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_error(data: st.DataObject):
-    """At most a hundred and fifty here; `benchmarks/matrix.py --fuzz N` runs as many as are asked for."""
-    name = data.draw(st.sampled_from(["matrix", "compat"]))
-    text = (ROOT / {"matrix": "matrix.yaml", "compat": "images/compat.yaml"}[name]).read_bytes()
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        cut = data.draw(st.integers(0, 12))
-        new = data.draw(
-            st.one_of(
-                st.binary(max_size=8),
-                st.sampled_from([b"&a ", b"*a", b"[", b"{", b": ", b"\n", b"!!int ", b"- "]),
-            )
-        )
-        text = text[:start] + new + text[start + cut :]
-    try:
-        value = yamlfile.parse(text, name)
-        if name == "matrix":
-            resolve.resolve(matrix.parse(value), compat.load(ROOT / "images" / "compat.yaml"))
-        else:
-            resolve.resolve(matrix.load(ROOT / "matrix.yaml"), compat.parse(value))
-    except ConfigurationError:
-        pass
+@pytest.mark.parametrize("name", mutations.TEXTS)
+def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_error(name: mutations.Name):
+    """Few of each here; `benchmarks/matrix.py --fuzz N` runs as many as are asked for."""
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(text=mutations.mutants(name))
+    def answered(text: str) -> None:
+        assert mutations.answer(name, text) in {"stacks", "configuration error"}
+
+    answered()
