@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from options import Options
+
 STD = 0.02
 
 
@@ -47,23 +49,26 @@ def shares_weights(model: nn.Module) -> bool:
     return len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.named_parameters()))
 
 
-def draw(name: str, shape: torch.Size, layers: int, seed: int, device: torch.device) -> Tensor:
+def draw(name: str, shape: torch.Size, layers: int, options: Options, device: torch.device) -> Tensor:
     """The initial float32 value of a parameter: ones for norms, zeros for biases, else normal.
 
-    Projections that add to the residual stream are scaled by 1/sqrt(2·layers) (GPT-2).
+    Projections that add to the residual stream are scaled by 1/sqrt(2·layers) (GPT-2). Devices draw different
+    numbers from one seed; with `portable` the CPU draws for all of them.
     """
     if name.endswith(".bias"):
         return torch.zeros(shape, device=device)
     if len(shape) == 1:
         return torch.ones(shape, device=device)
-    random = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+    where = torch.device("cpu") if options.portable else device
+    random = torch.Generator(where).manual_seed(zlib.crc32(name.encode()) + (options.seed << 32))
     residual = name.endswith((".o.weight", ".down.weight"))
-    return torch.randn(shape, device=device, generator=random) * (
-        STD / math.sqrt(2 * layers) if residual else STD
-    )
+    scale = STD / math.sqrt(2 * layers) if residual else STD
+    return (torch.randn(shape, device=where, generator=random) * scale).to(device)
 
 
-def materialise(model: nn.Module, module: nn.Module, prefix: str, seed: int, device: torch.device) -> None:
+def materialise(
+    model: nn.Module, module: nn.Module, prefix: str, options: Options, device: torch.device
+) -> None:
     """Give every meta weight of `module` (named from `prefix`) its initial value; tied weights stay tied."""
     done: dict[int, nn.Parameter] = {}
     for path, parameter in list(module.named_parameters(remove_duplicate=False)):
@@ -72,7 +77,8 @@ def materialise(model: nn.Module, module: nn.Module, prefix: str, seed: int, dev
         owner, _, leaf = path.rpartition(".")
         if id(parameter) not in done:
             name = f"{prefix}.{path}" if prefix else path
-            done[id(parameter)] = nn.Parameter(draw(name, parameter.shape, model.config.layers, seed, device))
+            value = draw(name, parameter.shape, model.config.layers, options, device)
+            done[id(parameter)] = nn.Parameter(value)
         setattr(module.get_submodule(owner), leaf, done[id(parameter)])
 
 

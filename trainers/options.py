@@ -24,7 +24,10 @@ class Options:
     layers: int | None
     implementation: str
     steps: int
+    until: int | None
     warmup: int
+    warmup_s: float
+    budget_s: float | None
     seq_len: int | None
     micro_batch: str
     global_batch: int | None
@@ -47,6 +50,9 @@ class Options:
     recompute: str
     device: str
     deterministic: bool
+    portable: bool
+    preflight: bool | None
+    phase_limit_s: float
     checkpoint: Path | None
     checkpoint_every: int
     full_every: int
@@ -54,6 +60,7 @@ class Options:
     resume: bool
     record: Path | None
     profile: bool
+    backend_check: bool
     price_per_hour: float | None
     digest: bool
 
@@ -106,6 +113,7 @@ def contradiction(options: Options) -> str | None:
             options.full_every % options.checkpoint_every != 0,
             "--full-every is a multiple of --checkpoint-every",
         ),
+        (options.until is not None and not 0 < options.until <= options.steps, "--until is within --steps"),
     )
     return next((reason for broken, reason in rules if broken), None)
 
@@ -140,7 +148,10 @@ def _what(group: argparse._ArgumentGroup) -> None:
         help="whose forward runs",
     )
     add("--steps", type=int, default=20, help="optimizer steps in all, resumed ones included")
+    add("--until", type=int, help="end after this step of --steps; the learning rate goes by --steps")
     add("--warmup", type=int, default=3, help="steps of this run that are not timed")
+    add("--warmup-s", type=float, default=0.0, help="and seconds: a chip meets its power cap after a minute")
+    add("--budget-s", type=float, help="end at the next step when this run has lasted so long")
     add("--seq-len", type=int, help="tokens a sequence")
     add(
         "--micro-batch",
@@ -177,6 +188,19 @@ def _how(group: argparse._ArgumentGroup) -> None:
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is ROCm's name too")
     add("--deterministic", action=toggle, default=False, help="refuse kernels that may differ between runs")
+    add(
+        "--portable",
+        action=toggle,
+        default=False,
+        help="draw weights and synthetic inputs on the CPU: the same on every device",
+    )
+    add("--preflight", action=toggle, help="measure GEMM, copy and collectives first; default: on a GPU")
+    add(
+        "--phase-limit-s",
+        type=float,
+        default=600,
+        help="a phase, or a step, that lasts longer ends the run with every rank's stacks",
+    )
     add("--price-per-hour", type=float, help="of one GPU in dollars; adds the cost of a million tokens")
 
 
@@ -189,6 +213,12 @@ def _files(group: argparse._ArgumentGroup) -> None:
     add("--resume", action=toggle, default=True, help="continue from the newest complete checkpoint")
     add("--record", type=Path, help="write the JSON record here too")
     add("--profile", action=toggle, default=False, help="add a table of where one step's time goes (GPU)")
+    add(
+        "--backend-check",
+        action=toggle,
+        default=True,
+        help="profile one microbatch at the end: which attention ran",
+    )
     add(
         "--digest",
         action=toggle,

@@ -90,8 +90,8 @@ def prepare(model: nn.Module, options: Options, world: World, tp: DeviceMesh | N
     if options.precision.startswith("fp8"):
         build.fp8(model, options.precision)
     for name, unit in list(build.units(model)):
-        build.materialise(model, unit, name, options.seed, world.device)
-    build.materialise(model, model, "", options.seed, world.device)
+        build.materialise(model, unit, name, options, world.device)
+    build.materialise(model, model, "", options, world.device)
     if tp is not None and tp.size() > 1:
         for block in model.blocks.values():
             parallelize_module(block, tp, tensor_plan(block))

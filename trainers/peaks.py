@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """TFLOP/s, dense. `None`: the device has no such format."""
+    """TFLOP/s, dense; `None`: the device has no such format. `fnuz`: its FP8 lacks a negative zero."""
 
     model: str
     bf16: float | None
     fp8: float | None
     unit: str
     source: str
+    fnuz: bool = False
 
 
 NVIDIA_H = "nvidia.com H100/H200 datasheets, without sparsity"
@@ -49,8 +50,14 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     ),
     ("AMD Instinct MI250X", Peak(model="MI250X", bf16=191.5, fp8=None, unit="GCD", source=AMD)),
     ("AMD Instinct MI250", Peak(model="MI250", bf16=181.0, fp8=None, unit="GCD", source=AMD)),
-    ("AMD Instinct MI300X", Peak(model="MI300X", bf16=1307.4, fp8=2614.9, unit="card", source=AMD)),
-    ("AMD Instinct MI325X", Peak(model="MI325X", bf16=1307.4, fp8=2614.9, unit="card", source=AMD)),
+    (
+        "AMD Instinct MI300X",
+        Peak(model="MI300X", bf16=1307.4, fp8=2614.9, unit="card", source=AMD, fnuz=True),
+    ),
+    (
+        "AMD Instinct MI325X",
+        Peak(model="MI325X", bf16=1307.4, fp8=2614.9, unit="card", source=AMD, fnuz=True),
+    ),
     ("AMD Instinct MI355X", Peak(model="MI355X", bf16=2500.0, fp8=5000.0, unit="card", source=AMD)),
 )
 CPU = Peak(model="CPU", bf16=None, fp8=None, unit="host", source="no peak is claimed for a CPU")

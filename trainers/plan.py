@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import build
 import data
 import parallel
@@ -15,7 +17,6 @@ import presets
 from errors import RefusedError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from flops import Flops
@@ -50,7 +51,7 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
     """Fill what the options left open; refuse batches that do not divide and devices without a known peak."""
     parallel.check(options, world)
     data_ranks = world.size // (options.tp * options.pp)
-    micro = preset.micro_batch if options.micro_batch == "preset" else int(options.micro_batch)
+    micro = micro_batch(options, preset, data_ranks)
     batch = options.global_batch or micro * data_ranks
     if batch % (micro * data_ranks):
         raise RefusedError(
@@ -68,6 +69,14 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
         flops=presets.flops_per_unit(preset, seq_len, recompute=options.recompute == "full"),
         peak=peaks.find(world),
     )
+
+
+def micro_batch(options: Options, preset: Preset, data_ranks: int) -> int:
+    """The asked number of samples, or the preset's, less where a rank's share of the global batch is less."""
+    if options.micro_batch != "preset":
+        return int(options.micro_batch)
+    share = (options.global_batch or 0) // data_ranks
+    return min(preset.micro_batch, share) if share else preset.micro_batch
 
 
 def layout(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
@@ -96,6 +105,7 @@ class Feed:
     def __init__(self, options: Options, preset: Preset, plan: Plan) -> None:
         self.family = presets.MODELS[options.model]
         self.preset, self.seed = preset, options.seed
+        self.drawn_on = torch.device("cpu") if options.portable else None
         if hasattr(self.family, "batch"):
             return
         vocab = preset.config.vocab
@@ -104,7 +114,8 @@ class Feed:
     def batch(self, numbers: range, device: torch.device) -> dict[str, Tensor]:
         """Keyword arguments of the model's forward."""
         if hasattr(self.family, "batch"):
-            return self.family.batch(self.preset.config, numbers, self.seed, device)
+            made = self.family.batch(self.preset.config, numbers, self.seed, self.drawn_on or device)
+            return {name: value.to(device) for name, value in made.items()}
         return data.batch(self.source, numbers, device)
 
 

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 import metrics
 import plan as plans
+import preflight
 
 if TYPE_CHECKING:
+    from options import Options
     from train import Run
 
 SCHEMA = 1
@@ -31,7 +33,7 @@ def make(run: Run) -> dict[str, Any]:
     ranks: list[Any] = [None] * world.size
     dist.all_gather_object(ranks, mine)
     timed = performance(run)
-    problems = unsound(losses, norms, timed)
+    problems = unsound(losses, norms, timed) + fallback(options, run.extra.get("attention"), gpu=world.gpu)
     return {
         "schema": SCHEMA,
         "model": options.model,
@@ -47,6 +49,7 @@ def make(run: Run) -> dict[str, Any]:
         "resumed": run.first_step > 0,
         "stopped": run.stopped,
         "first_step_s": run.first_step_s,
+        "phases_s": dict(run.phases.seconds),
         "losses": [_finite(value) for value in losses],
         "gradient_norms": [_finite(value) for value in norms],
         "ranks_agree": all(_same(other, mine) for other in ranks),
@@ -95,6 +98,11 @@ def performance(run: Run) -> dict[str, Any] | None:
     ceiling = plan.peak.fp8 if options.precision.startswith("fp8") else plan.peak.bf16
     for name in ("noncausal", "causal"):
         result[f"mfu_{name}_percent"] = 100 * result[f"tflops_{name}"] / ceiling if ceiling else None
+    measured = preflight.ceiling(run.extra.get("preflight"), options.precision)
+    result["gemm_ceiling_tflops"] = measured
+    for name in ("noncausal", "causal"):
+        rate_tflops = result[f"tflops_{name}"]
+        result[f"mfu_{name}_of_gemm_percent"] = 100 * rate_tflops / measured if measured else None
     result["data_wait_percent"] = 100 * sum(run.data_wait_s) / max(sum(step_s), 1e-9)
     result["unit"] = plan.unit
     if run.joules is not None:
@@ -103,6 +111,20 @@ def performance(run: Run) -> dict[str, Any] | None:
     if options.price_per_hour:
         result |= metrics.cost(rate, options.price_per_hour)
     return result
+
+
+def fallback(options: Options, attention: dict[str, Any] | None, *, gpu: bool) -> list[str]:
+    """The attention that ran is not the one that was named, or no fused one where 16 bits are used."""
+    if attention is None or not gpu:
+        return []
+    ran, named = attention["backend"], options.attention
+    if named not in {"auto", ran}:
+        return [
+            f"--attention {named} was asked for and {ran} ran: {attention['kernels'] or 'no kernel seen'}"
+        ]
+    if named == "auto" and options.precision != "fp32" and ran in {None, "math"}:
+        return [f"no fused attention ran: {attention['operators'] or 'no operator seen'}"]
+    return []
 
 
 def unsound(losses: list[float], norms: list[float], timed: dict[str, Any] | None) -> list[str]:

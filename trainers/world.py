@@ -49,11 +49,15 @@ class Stop:
     def _hear(self, _signal: int, _frame: object) -> None:
         self.heard = True
 
-    def agreed(self) -> bool:
-        """Whether any rank was told to stop; every rank gets the same answer (a collective, on the CPU)."""
-        flag = torch.tensor([int(self.heard)])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag.item())
+    def agreed(self, elapsed_s: float = 0.0) -> tuple[bool, float]:
+        """Whether any rank was told to stop, and the longest time that has passed on one.
+
+        Every rank gets the same answer (a collective, on the CPU): clocks differ, and what is decided by time
+        must be decided alike.
+        """
+        both = torch.tensor([float(self.heard), elapsed_s], dtype=torch.float64)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX)
+        return bool(both[0]), float(both[1])
 
 
 @contextmanager
@@ -75,14 +79,18 @@ def started(options: Options) -> Iterator[World]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     _open_group(device)
-    torch.manual_seed(options.seed)
-    torch.use_deterministic_algorithms(options.deterministic)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), device, stop)
         dist.barrier()
     finally:
         gc.collect()  # groups end while their peers still live, not with the interpreter
         dist.destroy_process_group()
+
+
+def settle(options: Options) -> None:
+    """What a job expects of its process: its seed, and whether kernels may differ between runs."""
+    torch.manual_seed(options.seed)
+    torch.use_deterministic_algorithms(options.deterministic)
 
 
 def _device(options: Options) -> torch.device:

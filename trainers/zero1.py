@@ -67,7 +67,7 @@ class Unit:
         """
         exact = torch.zeros(self.length, device=self.world.device)
         for path, (parameter, offset) in self.plan.items():
-            value = build.draw(path, parameter.shape, model.config.layers, options.seed, self.world.device)
+            value = build.draw(path, parameter.shape, model.config.layers, options, self.world.device)
             exact[offset : offset + value.numel()] = value.flatten()
         self.take(exact)
         for path, (parameter, offset) in self.plan.items():

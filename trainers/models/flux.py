@@ -1,9 +1,9 @@
 """FLUX.1-dev: a rectified-flow transformer over image latents and text (shape: black-forest-labs/flux).
 
-In: latents [batch, image tokens, 64], text [batch, text tokens, 4096], pooled text, noise and times. Out: mean
-squared error of the predicted velocity noise - latents (arXiv 2209.03003). 19 blocks keep image and text apart
-except in attention, 38 treat them as one sequence. Latents are synthetic and seeded by sample, so data costs
-nothing and any rank makes them. Weights convert to and from diffusers' (flux_weights.py).
+In: latents [batch, image tokens, 64], text [batch, text tokens, 4096], pooled text, noise and times. Out:
+mean squared error of the predicted velocity noise - latents (arXiv 2209.03003). 19 blocks keep image and text
+apart except in attention, 38 treat them as one sequence. Latents are synthetic and seeded by sample, so data
+costs nothing and any rank makes them. Weights convert to and from diffusers' (flux_weights.py).
 """
 
 from __future__ import annotations

@@ -41,13 +41,15 @@ def launch(
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         stacks = processes.keep_stacks(home)
+        said = processes.tail(home / "stdout.txt", 1) or "nothing was said: still importing?"
         raise WorkloadError(
-            f"{program} on {nproc} ranks did not end in {timeout_s:g} s; stacks in {home}\n{stacks}"
+            f"{program} on {nproc} ranks did not end in {timeout_s:g} s, last: {said}; "
+            f"stacks in {home}\n{stacks}"
         ) from None
     finally:
         processes.kill(token, process)
     if code:
-        last = processes.tail(home / "stderr.txt", 40)
+        last = ranks_said(home / "stderr.txt") or processes.tail(home / "stderr.txt", 40)
         raise WorkloadError(f"{program} {processes.end_of(code)}; output in {home}\n{last}")
     return last_record(home / "stdout.txt", program)
 
@@ -69,6 +71,12 @@ def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
     raise WorkloadError(
         f"{program} ended without its JSON line; output in {stdout.parent}\n{processes.tail(stdout)}"
     )
+
+
+def ranks_said(stderr: Path, lines: int = 25) -> str:
+    """What the ranks themselves said last: torchrun fills forty lines without a reason."""
+    said = [line for line in stderr.read_text(errors="replace").splitlines() if line.startswith("[rank")]
+    return "\n".join(said[-lines:])
 
 
 def _recorder(home: Path) -> dict[str, str]:

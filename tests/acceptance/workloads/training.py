@@ -1,0 +1,52 @@
+"""A torchrun program: several training jobs in one process group, after one preflight. One JSON line.
+
+Argument: a JSON object of job names to flags of trainers/train.py. The line is `{"preflight": {}, "records":
+{name: record}, "curves": {name: verdict}}`; starting torch for each job would take most of the smoke tier's
+time. A job that has a reference in trainers/curves is judged against it here, where trainers/ is on the path.
+On a machine that fails its preflight no job is begun, and `records` is empty.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+TRAINERS = Path(__file__).resolve().parents[3] / "trainers"
+sys.path.insert(0, str(TRAINERS))
+
+import curves  # noqa: E402 - trainers/ has to be on the path first
+import options as cli  # noqa: E402
+import peaks  # noqa: E402
+import preflight  # noqa: E402
+import train  # noqa: E402
+import world as place  # noqa: E402
+from phases import Phases  # noqa: E402
+
+
+def main(arguments: list[str]) -> None:
+    """Run the jobs in their order."""
+    jobs = {name: cli.parse(flags) for name, flags in json.loads(arguments[0]).items()}
+    first = next(iter(jobs.values()))
+    phases = Phases(first.phase_limit_s)
+    phases.enter("connect")
+    with place.started(first) as world:
+        phases.enter("preflight")
+        fitness = preflight.measure(world, peaks.find(world), fp8=first.precision.startswith("fp8"))
+        fit = jobs.items() if not fitness["problems"] else ()
+        records = {name: train.job(options, world, phases, fitness) for name, options in fit}
+        verdicts = {name: judged(record) for name, record in records.items()}
+    if world.rank == 0:
+        print(json.dumps({"preflight": fitness, "records": records, "curves": verdicts}), flush=True)
+
+
+def judged(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The verdict over a record's losses by the CPU's reference; None where this job has none."""
+    path = TRAINERS / "curves" / "CPU" / f"{record['model']}-{record['size']}.json"
+    if not path.exists() or curves.job_of(record) != (curve := curves.load(path)).job:
+        return None
+    return dataclasses.asdict(curves.judge(curve, record["losses"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

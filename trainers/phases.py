@@ -1,0 +1,66 @@
+"""What the process is doing, and its end with every stack when that takes too long.
+
+In: names of phases as they begin. Out: a line of progress on rank 0's stdout, seconds by phase for the
+record, and on a hang the Python stacks of all threads of this rank on stderr. Ranks report one after the
+other, so that their stacks do not mix in one file.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+HUNG = 6  # the exit code of a rank that its watchdog ended
+STAGGER_S = 0.3
+# Later than the watchdog: ends a process whose hang holds the interpreter, so that no Python thread can run.
+LAST_RESORT_S = 15.0
+
+
+class Phases:
+    """One process's phases; `import` is over when this is made."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.limit_s, self.name, self.entered = limit_s, "import", 0.0
+        self.seconds: dict[str, float] = {}
+        self.deadline = time.monotonic() + limit_s
+        self._say(f"import took {since_start():.1f} s")
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def enter(self, name: str) -> None:
+        """The next phase begins."""
+        now = since_start()
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + now - self.entered
+        self.name, self.entered = name, now
+        self.alive()
+        self._say(name)
+
+    def alive(self) -> None:
+        """The phase goes on and is no hang: a step has ended."""
+        self.deadline = time.monotonic() + self.limit_s
+
+    def _say(self, text: str) -> None:
+        if self.rank == 0:
+            print(f"[{since_start():7.1f} s] {text}", flush=True)
+
+    def _watch(self) -> None:
+        while (left := self.deadline - time.monotonic()) > 0:
+            faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True)
+            time.sleep(min(left, 1.0))
+        time.sleep(STAGGER_S * self.rank)
+        print(
+            f"rank {self.rank}: {self.name} lasted more than {self.limit_s:g} s", file=sys.stderr, flush=True
+        )
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(HUNG)
+
+
+def since_start() -> float:
+    """Seconds since this process was started, the interpreter's own start and imports included (Linux)."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return up - ticks / os.sysconf("SC_CLK_TCK")
