@@ -18,6 +18,7 @@ from harness.fixtures import (
     record_metric,
     vendor,
 )
+from harness.static import in_child
 
 __all__ = [
     "_leased_when_marked",
@@ -27,6 +28,7 @@ __all__ = [
     "device_row",
     "devices",
     "host",
+    "in_child",
     "invalid",
     "launch",
     "lease",

@@ -1,14 +1,10 @@
-"""The image: what it declares, what is installed and what loads are one and the same."""
+"""The image: what it declares, what is installed and what loads are one and the same. No device is needed."""
 
-import importlib.machinery
 import importlib.metadata
-import json
 import os
 import platform
-import re
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,32 +12,42 @@ from typing import Any
 
 import pytest
 
-from harness.fixtures import OnDevice, RecordMetric
+from harness import drift, installed
+from harness.fixtures import RecordMetric
 from harness.session import AcceptanceSession
-from vendors import Device, Vendor
+from harness.static import InChild
+from vendors import Device, Vendor, software
 from workloads import image
 
-DECLARATION = Path(os.environ.get("STACKCHECK_STACK_FILE", "/opt/stackcheck/stack.json"))
-SITE = Path(sysconfig.get_path("purelib"))
+pytestmark = pytest.mark.static
 PIP_TIMEOUT_S = 300
 
 
 @pytest.fixture
 def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
     """What the image says of itself; a foreign image says nothing, and that is no fault of it."""
-    if not DECLARATION.exists():
-        if acceptance.told.get("stack_id"):
-            pytest.fail(
-                f"an image of stack {acceptance.told['stack_id']} has no {DECLARATION}", pytrace=False
-            )
-        pytest.skip(f"this image declares nothing: it has no {DECLARATION}")
-    return json.loads(DECLARATION.read_text(encoding="utf-8"))
+    content = installed.declaration()
+    if content is None and acceptance.told.get("stack_id"):
+        pytest.fail(
+            f"an image of stack {acceptance.told['stack_id']} has no {installed.DECLARATION}", pytrace=False
+        )
+    if content is None:
+        pytest.skip(f"this image declares nothing: it has no {installed.DECLARATION}")
+    return content
 
 
 @pytest.fixture
-def loaded(on_device: OnDevice) -> Mapping[str, Any]:
+def torch_is_declared() -> None:
+    """Some checks are about torch: a stack that declares none has nothing to check, and is not certified."""
+    if not installed.has_torch():
+        pytest.skip("this stack has no torch, so it can never be certified for training")
+
+
+@pytest.fixture
+def loaded(torch_is_declared: None, in_child: InChild) -> Mapping[str, Any]:
     """Versions as the loaded libraries tell them."""
-    return on_device(image.loaded)
+    del torch_is_declared
+    return in_child(image.loaded)
 
 
 def test_declared_versions_are_installed(declared: Mapping[str, Any]) -> None:
@@ -49,11 +55,11 @@ def test_declared_versions_are_installed(declared: Mapping[str, Any]) -> None:
     wrong = []
     for name, version in declared["packages"].items():
         try:
-            installed = importlib.metadata.version(name)
+            found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            installed = "not installed"
-        if installed != version:
-            wrong.append(f"{name}: declared {version}, {installed}")
+            found = "not installed"
+        if found != version:
+            wrong.append(f"{name}: declared {version}, {found}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -82,9 +88,27 @@ def test_loaded_libraries_are_the_declared_ones(
             assert loaded[name] == declared[name]["version"], name
     collective = declared.get("collective")
     if collective and collective["name"] in ("nccl", "rccl") and collective.get("version"):
-        assert _dotted(loaded["collective"]) == _release(collective["version"])
+        assert drift.agree(loaded["collective"] or (), collective["version"]), (
+            loaded["collective"],
+            collective,
+        )
     if declared.get("runtime_version"):
-        assert _same_release(vendor.torch_runtime() or "none", declared["runtime_version"])
+        assert drift.same_release(vendor.torch_runtime() or "none", declared["runtime_version"])
+
+
+def test_the_vendor_libraries_that_load_are_the_installed_ones(
+    acceptance: AcceptanceSession, in_child: InChild, record_metric: RecordMetric
+) -> None:
+    """Each library of the vendor, asked itself, has the version that is declared and that its wheel has."""
+    table = software.of(acceptance.vendor).LIBRARIES
+    if not table:
+        pytest.skip(f"vendor {acceptance.vendor} has no libraries of its own")
+    found = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)["libraries"]
+    told = {name: drift.dotted(entry["version"]) for name, entry in found.items() if entry["version"]}
+    record_metric("vendor_libraries_asked", len(told), unit="libraries", conditions=told)
+    wrong = [problem for library in table for problem in drift.of(library, found.get(library.name))]
+    assert told, f"none of {acceptance.vendor}'s libraries is in this image"
+    assert not wrong, "\n".join(wrong)
 
 
 def test_torch_is_built_for_the_vendor(vendor: Vendor, loaded: Mapping[str, Any]) -> None:
@@ -98,14 +122,13 @@ def test_every_architecture_is_compiled_in(
     acceptance: AcceptanceSession, devices: tuple[Device, ...], loaded: Mapping[str, Any]
 ) -> None:
     """torch holds device code for each architecture of the stack, or of this machine if none is declared."""
-    content = json.loads(DECLARATION.read_text(encoding="utf-8")) if DECLARATION.exists() else {}
-    machine = [] if acceptance.vendor == "cpu" else [device.arch for device in devices]
-    wanted = sorted({*content.get("archs", ()), *machine})
-    missing = [arch for arch in wanted if not _covered(arch, loaded["archs"])]
+    covers = software.of(acceptance.vendor).covers
+    wanted = installed.architectures(acceptance.vendor, devices)
+    missing = [arch for arch in wanted if not covers(arch, loaded["archs"])]
     assert not missing, f"no code for {missing}; compiled in: {loaded['archs']}"
 
 
-def test_every_extension_loads(on_device: OnDevice, vendor: Vendor, record_metric: RecordMetric) -> None:
+def test_every_extension_loads(in_child: InChild, vendor: Vendor, record_metric: RecordMetric) -> None:
     """Each compiled extension of the image loads with every symbol resolved.
 
     A wheel may carry extensions for another vendor's runtime (torchao's does). What cannot load for want of
@@ -113,25 +136,31 @@ def test_every_extension_loads(on_device: OnDevice, vendor: Vendor, record_metri
     nothing only torch, what torch needs and what needs torch is judged: it is no stack of ours that such an
     image ships CuPy's bridge to a cuTENSOR, or mpi4py's to an MPI, that it leaves to the user.
     """
-    extensions = _extensions(SITE)
-    if not DECLARATION.exists():
-        extensions = _owned_by(_torch_and_kin(), extensions)
-    assert extensions, f"no compiled extension under {SITE}: is this the Python of the image?"
-    errors = on_device(image.load_errors, paths=[str(path) for path in extensions], timeout_s=300)
+    extensions = installed.extensions()
+    if installed.declaration() is None:
+        extensions = installed.owned_by(installed.torch_and_kin(), extensions)
+    assert extensions, f"no compiled extension under {installed.SITE}: is this the Python of the image?"
+    errors = in_child(
+        image.load_errors, paths=[str(path) for path in extensions], after_torch=installed.has_torch()
+    )
     foreign = [error for error in errors if _is_foreign(error, vendor.FOREIGN_RUNTIMES)]
     record_metric("extensions_for_another_vendor", len(foreign), unit="files")
     assert len(foreign) == len(errors), "\n".join(error for error in errors if error not in foreign)
 
 
-def _is_foreign(error: str, runtimes: Sequence[str]) -> bool:
-    """Whether the loader misses another vendor's runtime library: `FILE: libcudart.so.13: cannot open …`."""
-    missing = error.partition(": ")[2].partition(": ")
-    return missing[0].split(".so")[0] in runtimes and missing[2].startswith("cannot open shared object")
-
-
-def test_libraries_are_there_once(on_device: OnDevice) -> None:
-    """One file serves each of NCCL/RCCL, the runtime, Triton and torch: two copies are undefined."""
-    doubled = {name: files for name, files in on_device(image.mapped).items() if len(files) > 1}
+def test_libraries_are_there_once(
+    acceptance: AcceptanceSession, in_child: InChild, record_metric: RecordMetric
+) -> None:
+    """With torch, Triton and all of a training job imported, one file serves each of NCCL/RCCL, the runtimes,
+    BLAS, OpenMP and C++: two copies are undefined.
+    """
+    report = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)
+    record_metric("libraries_mapped", len(report["files"]), unit="files", conditions=_imported(report))
+    doubled = {
+        name: files
+        for name, stems in software.once().items()
+        if len(files := [file for file in report["files"] if software.stem(file) in stems]) > 1
+    }
     owners = importlib.metadata.packages_distributions()
     doubled |= {name: owners[name] for name in ("torch", "triton") if len(set(owners.get(name, ()))) > 1}
     assert not doubled
@@ -143,8 +172,11 @@ def test_pip_check_finds_no_conflict() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_torch_cannot_be_replaced(declared: Mapping[str, Any], tmp_path: Path) -> None:
+def test_torch_cannot_be_replaced(
+    declared: Mapping[str, Any], torch_is_declared: None, tmp_path: Path
+) -> None:
     """Installing another torch into the image is refused by its constraints."""
+    del torch_is_declared
     _wheel(tmp_path, "torch", "0.0.1")
     offered = ("--dry-run", "--no-index", "--no-cache-dir", "--find-links", str(tmp_path))
     run = _pip("install", *offered, "torch==0.0.1")
@@ -160,52 +192,19 @@ def test_environment_is_as_declared(declared: Mapping[str, Any]) -> None:
     assert not wrong, f"declared { ({name: declared['env'][name] for name in wrong}) }, got {wrong}"
 
 
+def _is_foreign(error: str, runtimes: Sequence[str]) -> bool:
+    """Whether the loader misses another vendor's runtime library: `FILE: libcudart.so.13: cannot open …`."""
+    missing = error.partition(": ")[2].partition(": ")
+    return missing[0].split(".so")[0] in runtimes and missing[2].startswith("cannot open shared object")
+
+
+def _imported(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {"imported": " ".join(report["modules"])}
+
+
 def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
-
-
-def _extensions(site: Path) -> list[Path]:
-    """Importable modules of compiled code, and torch's own libraries; not the plug-ins that others load."""
-    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-    modules = [path for path in site.rglob("*.so") if path.name.endswith(suffixes)]
-    return sorted(path for path in modules if not path.name.startswith("lib") or _is_core(path))
-
-
-def _torch_and_kin() -> set[str]:
-    """torch, all that it requires, and what requires torch: normalised names of installed distributions."""
-    needs = {_plain(d.metadata["Name"]): _requirements(d) for d in importlib.metadata.distributions()}
-    found, waiting = set[str](), ["torch"]
-    while waiting:
-        name = waiting.pop()
-        if name in needs and name not in found:
-            found.add(name)
-            waiting += needs[name]
-    return found | {name for name, required in needs.items() if "torch" in required}
-
-
-def _requirements(distribution: importlib.metadata.Distribution) -> set[str]:
-    """Names that a distribution requires in any case; an extra is somebody else's wish."""
-    lines = [line for line in distribution.requires or () if "extra ==" not in line]
-    return {_plain(match[0]) for line in lines if (match := re.match(r"[\w.-]+", line))}
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _owned_by(names: set[str], paths: Sequence[Path]) -> list[Path]:
-    owned = {
-        Path(str(distribution.locate_file(file))).resolve()
-        for distribution in importlib.metadata.distributions()
-        if _plain(distribution.metadata["Name"]) in names
-        for file in distribution.files or ()
-    }
-    return [path for path in paths if path.resolve() in owned]
-
-
-def _is_core(path: Path) -> bool:
-    return path.match("torch/lib/*.so") and path.name.startswith(("libtorch", "libc10"))
 
 
 def _wheel(folder: Path, name: str, version: str) -> None:
@@ -215,27 +214,3 @@ def _wheel(folder: Path, name: str, version: str) -> None:
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
-
-
-def _covered(arch: str, compiled: Sequence[str]) -> bool:
-    """Code for sm_XY runs on a later minor of the same major (CUDA's binary compatibility); gfx has no such
-    rule.
-    """
-    if arch in compiled or not arch.startswith("sm_"):
-        return arch in compiled
-    major, minor = int(arch[3:-1]), int(arch[-1])
-    numbers = [name[3:] for name in compiled if re.fullmatch(r"sm_\d+", name)]
-    return any(int(number[:-1]) == major and int(number[-1]) <= minor for number in numbers)
-
-
-def _dotted(version: Sequence[int] | None) -> str:
-    return ".".join(map(str, version or ()))
-
-
-def _release(version: str) -> str:
-    return re.split(r"[-+]", version)[0]
-
-
-def _same_release(found: str, declared: str) -> bool:
-    wanted = declared.split(".")[:2]  # the patch of a runtime is the wheel's own affair: cu130 is 13.0
-    return found.split(".")[:2] == wanted

@@ -1,15 +1,23 @@
-"""The image's Triton compiles for every GPU it names, without one: right instructions, no spill, no silent
-upcast.
+"""Device code without a device: what the image holds and what its compilers make, for every GPU it names.
+
+Triton's products have the right instructions, no spill and no silent upcast; libraries and FlashAttention
+have code for each architecture; the vendor's own compiler, where the image has one, makes some.
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.fixtures import OnDevice
+from harness import compilers, installed
+from harness.fixtures import RecordMetric
 from harness.session import AcceptanceSession
+from harness.static import InChild
+from vendors import Device, software
+
+pytestmark = pytest.mark.static
 
 # (arch, dtype) -> the matrix instruction of a healthy compiler (ISA manuals of both vendors; seen with
 # Triton 3.6).
@@ -50,17 +58,17 @@ Compile = Callable[[str, str, str], Mapping[str, Any]]
 
 
 @pytest.fixture
-def compiled(acceptance: AcceptanceSession, on_device: OnDevice) -> Compile:
-    """Compile in the worker, with a cache of this run alone."""
+def compiled(acceptance: AcceptanceSession, in_child: InChild) -> Compile:
+    """Compile in a child, with a cache of this run alone."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not part of this stack")
     cache = {"TRITON_CACHE_DIR": str(acceptance.result_dir / "triton")}
 
     def compile_(kernel: str, arch: str, dtype: str) -> Mapping[str, Any]:
         backend = "amd" if arch.startswith("gfx") else "nvidia"
-        if backend not in on_device("workloads.machine_code:backend_names", env=cache):
+        if backend not in in_child("workloads.machine_code:backend_names", env=cache):
             pytest.skip(f"this Triton has no {backend} backend")
-        return on_device("workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache)
+        return in_child("workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache)
 
     return compile_
 
@@ -92,6 +100,79 @@ def test_registers_and_shared_memory_suffice(compiled: Compile, arch: str, kerne
     assert found["spills"] in (0, None), f"{found['spills']} spilled"
     assert found["shared_bytes"] <= SHARED_BYTES[arch]
     assert found["wide_loads"] > 0
+
+
+def test_the_vendor_compiler_makes_code_for_every_architecture(
+    acceptance: AcceptanceSession, archs: Sequence[str], tmp_path: Path, record_metric: RecordMetric
+) -> None:
+    """hipcc or nvcc, where the image has it, turns one line into machine code for each architecture."""
+    stack = software.of(acceptance.vendor)
+    if stack.COMPILER is None or (program := compilers.find(stack.COMPILER)) is None:
+        wanted = stack.COMPILER.program if stack.COMPILER else "compiler for devices"
+        pytest.skip(f"this image has no {wanted}: training images carry no toolchain")
+    tried = sorted({*archs, *stack.COMPILER.archs})
+    problems = {arch: compilers.problem(stack, program, arch, tmp_path) for arch in tried}
+    made = [arch for arch, problem in problems.items() if problem is None]
+    record_metric(
+        "architectures_compiled", len(made), unit="architectures", conditions={"archs": " ".join(made)}
+    )
+    failed = [problem for arch, problem in problems.items() if problem and arch in archs]
+    assert not failed, "\n".join(failed)
+    assert made, "\n".join(filter(None, problems.values()))
+
+
+def test_kernel_libraries_hold_every_architecture(
+    acceptance: AcceptanceSession, archs: Sequence[str], record_metric: RecordMetric
+) -> None:
+    """BLAS, convolution, collectives and torch itself are whole and have kernels for each architecture.
+
+    A library whose database lacks an architecture falls back to slow kernels or fails on the node.
+    """
+    stack = software.of(acceptance.vendor)
+    held = [library for library in stack.LIBRARIES if library.device_code or library.kernels or library.parts]
+    if not held:
+        pytest.skip(f"vendor {acceptance.vendor} has no libraries with device code")
+    found = {library: installed.files_of(library.stem, stack.FOLDERS) for library in held}
+    problems = [
+        problem
+        for library, files in found.items()
+        for problem in installed.lacking(library, files, archs, stack)
+    ]
+    present = [library.name for library, files in found.items() if files]
+    record_metric(
+        "kernel_libraries", len(present), unit="libraries", conditions={"names": ", ".join(present)}
+    )
+    assert present, f"none of {', '.join(library.name for library in held)} is in this image"
+    assert not problems, "\n".join(problems)
+
+
+def test_flash_attention_holds_every_architecture(
+    acceptance: AcceptanceSession, archs: Sequence[str]
+) -> None:
+    """The compiled extensions of FlashAttention have machine code for each architecture."""
+    stack = software.of(acceptance.vendor)
+    found = installed.distributions(("flash-attn", "flash-attn-*"))
+    if not found:
+        assert not (installed.declaration() or {}).get("flash_attn"), "declared, and not installed"
+        pytest.skip("FlashAttention is not part of this stack")
+    files = [path for item in found for path in installed.shared_objects_of(item)]
+    if not files:
+        pytest.skip("this FlashAttention is Triton's backend: it has no compiled extension")
+    compiled = {file: stack.architectures(file) for file in files}
+    held = frozenset[str]().union(*compiled.values())
+    missing = [arch for arch in archs if not stack.covers(arch, held)]
+    assert not missing, (
+        f"no code for {missing} in {[file.name for file in files]}; compiled in: {sorted(held)}"
+    )
+
+
+@pytest.fixture
+def archs(acceptance: AcceptanceSession, devices: tuple[Device, ...]) -> list[str]:
+    """The architectures that the image declares, and those of this machine."""
+    found = installed.architectures(acceptance.vendor, devices)
+    if not found and acceptance.vendor != "cpu":
+        pytest.fail("the image declares no architecture and this machine shows none", pytrace=False)
+    return found
 
 
 def _fp8(instructions: list[str]) -> bool:

@@ -1,14 +1,33 @@
 """Faults of an image: what it declares, what is installed and what loads drift apart."""
 
+import functools
 import json
 import platform
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from planting import Fault
+from planting import SUITE_PYTHON, Fault
 
 I = "test_image.py::"  # noqa: E741
 LOADED = "workloads.image:loaded"
+LIBRARIES = I + "test_the_vendor_libraries_that_load_are_the_installed_ones"
+DECLARED = {
+    "packages": {"torch": "2.15.0"},
+    "runtime_version": "13.0",
+    "collective": {"name": "nccl", "version": "2.30.7"},
+}
+VERSIONS = {
+    "the CUDA runtime": [13, 0],
+    "NVRTC": [13, 0],
+    "NCCL": [2, 30, 7],
+    "cuBLAS": [13, 1, 1],
+    "cuBLASLt": [13, 1, 1],
+    "cuDNN": [9, 20, 0],
+    "torch's CUDA kernels": None,
+}
 
 
 def release() -> str:
@@ -27,13 +46,45 @@ def declaration(**changes: object) -> str:
         "os": release(),
         "archs": [],
         "wheels": "upstream",
-        "packages": {},
+        "packages": {"torch": "2.13.0"},
         "triton": None,
         "collective": None,
         "flash_attn": None,
         "env": {},
     }
     return json.dumps(told | changes)
+
+
+@functools.cache
+def mapped_by_torch() -> list[Path]:
+    """What a healthy process has mapped."""
+    show = "import torch; print(open('/proc/self/maps').read())"
+    told = subprocess.run([SUITE_PYTHON, "-c", show], capture_output=True, text=True, check=True).stdout
+    return sorted({Path(line.split(maxsplit=5)[5]) for line in told.splitlines() if ".so" in line})
+
+
+def asked(folder: Path, changes: dict[str, object]) -> dict[str, object]:
+    """What the libraries tell, cuDNN's from a wheel that is planted too; None in `changes` takes one away."""
+    own = folder / "site" / "libcudnn.so.9"
+    info = folder / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu13\nVersion: 9.20.0.48\n")
+    (info / "RECORD").write_text("libcudnn.so.9,,\n")
+    versions = {
+        name: version for name, version in {**VERSIONS, **changes}.items() if name not in changes or version
+    }
+    told = {
+        name: {
+            "file": str(own) if name == "cuDNN" else f"/opt/nccl/lib{name.lower()}.so.2",
+            "version": version,
+        }
+        for name, version in versions.items()
+    }
+    report = {"modules": ["torch"], "files": [], "libraries": told}
+    return {
+        "paths": (str(folder / "site"),),
+        "patches": {"workloads.image:libraries": f"lambda vendor: {report!r}"},
+    }
 
 
 @pytest.fixture
@@ -79,19 +130,71 @@ def test_torch_of_another_vendor_is_caught(plant) -> None:
 def test_extension_with_an_undefined_symbol_is_caught(plant, tmp_path) -> None:
     broken = tmp_path / "broken.cpython-311-x86_64-linux-gnu.so"
     broken.write_bytes(b"\x7fELF not really")
-    patch = {"workloads.image:load_errors": f"lambda paths: original([*paths[:2], {str(broken)!r}])"}
+    patch = {
+        "workloads.image:load_errors": f"lambda paths, after_torch: original([*paths[:2], {str(broken)!r}])"
+    }
     plant(Fault("a broken extension", I + "test_every_extension_loads", says=broken.name, patches=patch))
 
 
 def test_extension_that_kills_its_process_is_caught(plant) -> None:
-    patch = {"workloads.image:load_errors": "lambda paths: os.abort()"}
+    patch = {"workloads.image:load_errors": "lambda paths, after_torch: os.abort()"}
     plant(Fault("a killing extension", I + "test_every_extension_loads", says="SIGABRT", patches=patch))
 
 
-def test_second_copy_of_a_library_is_caught(plant) -> None:
-    two = "lambda: {'libnccl.so': ['/a/libnccl.so.2', '/b/libnccl.so.2']}"
-    fault = Fault("two NCCLs", I + "test_libraries_are_there_once", says="/b/libnccl.so.2")
-    plant(Fault(**{**vars(fault), "patches": {"workloads.image:mapped": two}}))
+@pytest.mark.parametrize("stem", ["libgomp", "libstdc++"])
+def test_second_copy_of_a_library_is_caught(plant, tmp_path, stem) -> None:
+    """A module of the job brings its own copy, as extensions with vendored libraries do."""
+    first = next(path for path in mapped_by_torch() if path.name.startswith((stem + ".", stem + "-")))
+    second = tmp_path / "vendored" / first.name
+    second.parent.mkdir()
+    shutil.copy(first, second)
+    module = f"import ctypes\nimport torch\nctypes.CDLL({str(second)!r})\n"
+    fault = Fault(f"two of {stem}", I + "test_libraries_are_there_once", says=str(second))
+    plant(Fault(**{**vars(fault), "files": {"pynvml.py": module}}))
+
+
+def test_two_openmp_runtimes_are_caught(plant) -> None:
+    two = "lambda vendor: {'modules': [], 'files': ['/a/libgomp-a34b3233.so.1', '/b/libiomp5.so']}"
+    fault = Fault("two OpenMP runtimes", I + "test_libraries_are_there_once", says="an OpenMP runtime")
+    plant(Fault(**{**vars(fault), "patches": {"workloads.image:libraries": two}}))
+
+
+@pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"NCCL": [2, 27, 3]}, "NCCL: /opt/nccl/libnccl.so.2 is 2.27.3, declared 2.30.7"),
+        ({"the CUDA runtime": [12, 8]}, "is 12.8, declared 13.0"),
+        ({"cuDNN": [9, 19, 0]}, "is 9.19.0, installed nvidia-cudnn-cu13 9.20.0.48"),
+        ({"cuBLAS": "cuBLAS does not tell its version: no cublasGetProperty"}, "does not tell its version"),
+        ({"NVRTC": None}, "NVRTC: torch did not load libnvrtc.so"),
+    ],
+)
+def test_vendor_library_that_is_not_the_stated_one_is_caught(plant, tmp_path, stack, changes, says) -> None:
+    fault = Fault("drift of a library", LIBRARIES, says=says, vendor="nvidia", env=stack)
+    plant(Fault(**{**vars(fault), **asked(tmp_path, changes)}))
+
+
+@pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
+def test_library_of_the_system_before_the_wheels_is_caught(plant, tmp_path, stack) -> None:
+    planted = asked(tmp_path, {})
+    (tmp_path / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info" / "RECORD").write_text("")
+    fault = Fault("another cuDNN", LIBRARIES, says="and not a file of nvidia-cudnn-cu13", vendor="nvidia")
+    plant(Fault(**{**vars(fault), **planted, "env": stack}))
+
+
+@pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
+def test_the_stated_libraries_pass_without_a_device(plant, tmp_path, stack) -> None:
+    fault = Fault("nothing", LIBRARIES, outcome="passed", vendor="nvidia", env=stack)
+    plant(Fault(**{**vars(fault), **asked(tmp_path, {})}))
+
+
+@pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
+def test_stack_without_torch_says_so_and_is_not_certified(plant, stack) -> None:
+    check = I + "test_torch_is_built_for_the_vendor"
+    says = "no torch, so it can never be certified"
+    result = plant(Fault("no torch", check, outcome="skipped", says=says, vendor="amd", env=stack))
+    assert result["host"]["devices"] == []
 
 
 def test_conflict_of_installed_packages_is_caught(plant, tmp_path) -> None:

@@ -1,11 +1,18 @@
-"""Faults of a compiler: an fp8 product silently computed in fp16, spills, narrow loads, too much shared
-memory.
+"""Faults of device code: an fp8 product silently computed in fp16, spills, narrow loads, too much shared
+memory, a compiler that makes code for another GPU, libraries without code or kernels for one.
 """
 
 # ruff: noqa: E501 - a table of faults reads in rows
+import base64
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
+import device_code
 from planting import SUITE_PYTHON, Fault
+from test_image_faults import declaration
 
 S = "test_static.py::"
 REPORT = "{'error': None, 'matrix': [%r], 'spills': %d, 'shared_bytes': %d, 'wide_loads': %d, 'warnings': []}"
@@ -43,3 +50,148 @@ FAULTS = (
 def test_fault_of_the_compiler_is_caught(planted, plant) -> None:
     assert SUITE_PYTHON
     plant(planted)
+
+
+COMPILES = S + "test_the_vendor_compiler_makes_code_for_every_architecture"
+LIBRARIES = S + "test_kernel_libraries_hold_every_architecture"
+FLASH = S + "test_flash_attention_holds_every_architecture"
+
+
+def declared(folder: Path, vendor: str, *archs: str, **changes: object) -> dict[str, str]:
+    """The environment of an image that declares these architectures."""
+    path = folder / "stack.json"
+    path.write_text(declaration(vendor=vendor, archs=archs, **changes), encoding="utf-8")
+    return {"STACKCHECK_STACK_FILE": str(path)}
+
+
+def compiler(folder: Path, name: str, output: bytes, *, code: int = 0) -> dict[str, str]:
+    """A compiler that writes the same whatever it is asked for."""
+    folder.mkdir()
+    text = (
+        f"#!{sys.executable}\nimport base64, sys\n"
+        f"open(sys.argv[sys.argv.index('-o') + 1], 'wb').write(base64.b64decode({base64.b64encode(output)!r}))\n"
+        f"sys.stderr.write('error: cannot find ROCm device library\\n' * {code})\nsys.exit({code})\n"
+    )
+    (folder / name).write_text(text, encoding="utf-8")
+    (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("archs", "code", "says"),
+    [
+        (["gfx90a"], 0, "gfx942: "),
+        ([], 0, "made code for []"),
+        (["gfx942"], 1, "cannot find ROCm device library"),
+        (["gfx942"], 0, None),
+    ],
+)
+def test_compiler_that_makes_no_code_for_an_architecture_is_caught(
+    plant, tmp_path, archs, code, says
+) -> None:
+    made = compiler(tmp_path / "bin", "hipcc", device_code.bundle(archs), code=code)
+    env = {**made, **declared(tmp_path, "amd", "gfx942")}
+    plant(Fault("a compiler", COMPILES, "failed" if says else "passed", says or "", vendor="amd", env=env))
+
+
+def test_nvcc_that_makes_only_ptx_is_caught(plant, tmp_path) -> None:
+    output = device_code.fatbin([], ptx=["sm_90"])
+    env = {**compiler(tmp_path / "bin", "nvcc", output), **declared(tmp_path, "nvidia", "sm_90")}
+    plant(Fault("no machine code", COMPILES, says="made code for []", vendor="nvidia", env=env))
+
+
+def test_absent_compiler_is_said(plant, tmp_path) -> None:
+    (tmp_path / "bin").mkdir()
+    env = {"PATH": str(tmp_path / "bin"), **declared(tmp_path, "amd", "gfx942")}
+    plant(Fault("no hipcc", COMPILES, "skipped", "this image has no hipcc", vendor="amd", env=env))
+
+
+def write(folder: Path, files: dict[str, bytes | None]) -> Path:
+    for name, data in files.items():
+        if data is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+    return folder
+
+
+def rocm(folder: Path, **changes: object) -> Path:
+    """The libraries of a ROCm image for gfx90a and gfx942; a change to None takes a file away."""
+    both = device_code.amd_library(["gfx90a", "gfx942"])
+    files = {
+        "librccl.so.1": both,
+        "librocblas.so.4": both,
+        "libhipblaslt.so.0": b"",
+        "libMIOpen.so.1": b"",
+        "libtorch_hip.so": both,
+        **{f"rocblas/library/Kernels.so-000-{arch}.hsaco": b"" for arch in ("gfx90a", "gfx942")},
+        **{f"hipblaslt/library/TensileLibrary_{arch}.co": b"" for arch in ("gfx90a", "gfx942")},
+        **{f"../share/miopen/db/{arch}.db.txt": b"" for arch in ("gfx90a68", "gfx942130")},
+    }
+    return write(folder / "lib", {**files, **changes})
+
+
+def cuda(folder: Path, **changes: object) -> Path:
+    """The libraries of a CUDA image for sm_80 and sm_90."""
+    both = device_code.nvidia_library(["sm_80", "sm_90"])
+    parts = ("adv", "cnn", "engines_precompiled", "engines_runtime_compiled", "graph", "heuristic", "ops")
+    names = ("nccl", "cublas", "cublasLt", "cudnn_adv", "cudnn_ops", "torch_cuda")
+    files = {
+        **{f"libcudnn_{part}.so.9": device_code.elf({}) for part in parts},
+        "libcudnn.so.9": device_code.elf({}),
+        **{f"lib{name}.so.9": both for name in names},
+    }
+    return write(folder / "lib", {**files, **changes})
+
+
+AMD, NVIDIA = ("gfx90a", "gfx942"), ("sm_80", "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "says"),
+    [
+        (rocm, {"librccl.so.1": device_code.amd_library(["gfx90a", "gfx950"])}, "librccl.so.1: no code for gfx942"),
+        (rocm, {"rocblas/library/Kernels.so-000-gfx942.hsaco": None}, "librocblas.so.4: no kernel files for gfx942"),
+        (rocm, {"hipblaslt/library/TensileLibrary_gfx90a.co": None}, "libhipblaslt.so.0: no kernel files for gfx90a"),
+        (rocm, {"../share/miopen/db/gfx942130.db.txt": None}, "libMIOpen.so.1: no kernel files for gfx942"),
+        (rocm, {"libhipblaslt.so.0": None}, "hipBLASLt: there is no libhipblaslt.so"),
+        (rocm, {"libtorch_hip.so": device_code.elf({})}, "libtorch_hip.so: it holds no device code"),
+        (cuda, {"libcudnn_heuristic.so.9": None}, "libcudnn_heuristic.so is not beside it"),
+        (cuda, {"libcudnn_ops.so.9": device_code.nvidia_library(["sm_75", "sm_90"])}, "libcudnn_ops.so.9: no code for sm_80"),
+        (cuda, {"libcublasLt.so.9": device_code.nvidia_library(["sm_80"])}, "libcublasLt.so.9: no code for sm_90"),
+        (cuda, {"libnccl.so.9": None}, "NCCL: there is no libnccl.so"),
+        (cuda, {}, None),
+        (rocm, {}, None),
+    ],
+)  # fmt: skip
+def test_library_without_kernels_for_an_architecture_is_caught(plant, tmp_path, make, changes, says) -> None:
+    vendor, archs = ("amd", AMD) if make is rocm else ("nvidia", NVIDIA)
+    folder = make(tmp_path, **changes)
+    env = declared(tmp_path, vendor, *archs, packages={"torch": "2.15.0"})
+    found = {f"vendors.{vendor}_software:FOLDERS": repr((str(folder),))}
+    outcome = "failed" if says else "passed"
+    plant(Fault("a library", LIBRARIES, outcome, says or "", vendor=vendor, env=env, patches=found))
+
+
+@pytest.mark.parametrize(
+    ("held", "outcome", "says"),
+    [(["sm_80", "sm_120"], "failed", "no code for ['sm_90']"), (["sm_80", "sm_90"], "passed", "")],
+)
+def test_flash_attention_without_an_architecture_is_caught(plant, tmp_path, held, outcome, says) -> None:
+    info = tmp_path / "site" / "flash_attn-2.8.3.dist-info"
+    info.mkdir(parents=True)
+    name = "flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so"
+    (info.parent / name).write_bytes(device_code.nvidia_library(held))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flash_attn\nVersion: 2.8.3\n")
+    (info / "RECORD").write_text(f"{name},,\n")
+    env = declared(tmp_path, "nvidia", "sm_80", "sm_90", flash_attn={"version": "2.8.3"})
+    plant(Fault("FlashAttention", FLASH, outcome, says, vendor="nvidia", env=env, paths=(str(info.parent),)))
+
+
+def test_declared_flash_attention_that_is_not_there_is_caught(plant, tmp_path) -> None:
+    env = declared(tmp_path, "nvidia", "sm_80", flash_attn={"version": "2.8.3"})
+    plant(Fault("no FlashAttention", FLASH, says="declared, and not installed", vendor="nvidia", env=env))
+
+
+def test_image_that_names_no_architecture_is_caught(plant, tmp_path) -> None:
+    env = declared(tmp_path, "nvidia")
+    plant(Fault("no architecture", LIBRARIES, says="declares no architecture", vendor="nvidia", env=env))

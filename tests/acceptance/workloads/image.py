@@ -1,5 +1,7 @@
-"""What an image holds, seen from a process that has loaded it. In: paths. Out: versions, files and loader
-errors.
+"""What an image holds, seen from a process that has loaded it. In: names, paths. Out: versions, files and
+loader errors.
+
+Nothing here needs a device, and `libraries` no torch.
 """
 
 import ctypes
@@ -11,20 +13,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+from vendors import software
 
-SHARED_ONCE = (
-    "libnccl.so",
-    "librccl.so",
-    "libtriton.so",
-    "libcudart.so",
-    "libamdhip64.so",
-    "libtorch_cpu.so",
+# What a training job imports, in the order in which it does; each may bring libraries of its own.
+MODULES = (
+    "numpy",
+    "torch",
+    "torch.distributed",
+    "triton",
+    "flash_attn",
+    "torchao",
+    "transformers",
+    "amdsmi",
+    "pynvml",
+    "psutil",
 )
 
 
 def loaded() -> dict[str, Any]:
     """Versions as the loaded libraries tell them, not as package metadata does."""
+    import torch
+
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -32,22 +41,42 @@ def loaded() -> dict[str, Any]:
         "hip": torch.version.hip,
         "archs": (torch._C._cuda_getArchFlags() or "").split() if torch.cuda._is_compiled() else [],
         "collective": _collective(),
-        "dnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
         "triton": _version_of("triton"),
         "flash_attn": _version_of("flash_attn"),
     }
 
 
-def mapped() -> dict[str, list[str]]:
-    """Files of libraries that must be there once, among those this process has mapped."""
-    importlib.import_module("torch.distributed")
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    files = {line.split(maxsplit=5)[5] for line in lines if "/" in line}
-    return {name: sorted(file for file in files if Path(file).name.startswith(name)) for name in SHARED_ONCE}
+def libraries(vendor: str) -> dict[str, Any]:
+    """The files that a process has mapped once all modules are imported, and the versions that they tell.
+
+    Without a torch, which would load them, the vendor's libraries are loaded from where the system has them.
+    """
+    modules = [name for name in MODULES if _is_installed(name)]
+    for name in modules:
+        importlib.import_module(name)
+    table = software.of(vendor).LIBRARIES
+    if "torch" not in modules:
+        for library in table:
+            _load_from_system(library.stem, software.of(vendor).FOLDERS)
+    files = _mapped()
+    found = {
+        library.name: [file for file in files if software.stem(file) == library.stem] for library in table
+    }
+    return {
+        "modules": modules,
+        "files": files,
+        "libraries": {
+            library.name: {"file": found[library.name][0], "version": _ask(library, found[library.name][0])}
+            for library in table
+            if found[library.name]
+        },
+    }
 
 
-def load_errors(paths: list[str]) -> list[str]:
-    """The loader's complaint for each file that cannot be loaded with every symbol resolved, after torch."""
+def load_errors(paths: list[str], *, after_torch: bool = True) -> list[str]:
+    """The loader's complaint for each file that cannot be loaded with every symbol resolved."""
+    if after_torch:
+        importlib.import_module("torch")
     errors = []
     for path in paths:
         print(
@@ -60,13 +89,40 @@ def load_errors(paths: list[str]) -> list[str]:
     return errors
 
 
+def _mapped() -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line})
+
+
+def _ask(library: software.Library, file: str) -> list[int] | str | None:
+    """The version, None where the library has no way to tell, or why it would not."""
+    if library.version is None:
+        return None
+    try:
+        return list(library.version(ctypes.CDLL(file)))
+    except (OSError, AttributeError) as error:  # it refused, or has no function of that name
+        return f"{library.name} does not tell its version: {error}"
+
+
+def _load_from_system(stem: str, folders: tuple[str, ...]) -> None:
+    found = [path for folder in folders for path in sorted(Path(folder).glob(f"{stem}.so*"))]
+    if found:
+        ctypes.CDLL(str(found[0]), mode=os.RTLD_GLOBAL)
+
+
 def _collective() -> list[int] | None:
+    import torch
+
     if not torch.cuda._is_compiled() or not torch.distributed.is_nccl_available():
         return None
     return list(torch.cuda.nccl.version())
 
 
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
 def _version_of(module: str) -> str | None:
-    if importlib.util.find_spec(module) is None:
+    if not _is_installed(module):
         return None
     return str(importlib.import_module(module).__version__)

@@ -1,0 +1,44 @@
+"""Sections of an ELF file. In: a file, mapped. Out: where each section lies."""
+
+import contextlib
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little endian: every machine that these GPUs are put into
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section: its name, its place in the file and its size in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[mmap.mmap]:
+    """A file's bytes without reading them: libraries of half a gigabyte are looked at in places only."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def sections(data: mmap.mmap) -> tuple[Section, ...]:
+    """The sections of a file, none if it is no 64-bit ELF file. Layout: System V ABI, chapter 4."""
+    if data[: len(MAGIC)] != MAGIC:
+        return ()
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    entry_bytes, count, names = struct.unpack_from("<HHH", data, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", data, table + number * entry_bytes) for number in range(count)]
+    strings = headers[names][4] if count else 0
+    return tuple(
+        Section(name=_string(data, strings + name), offset=offset, size=size)
+        for name, _kind, _flags, _address, offset, size in headers
+    )
+
+
+def _string(data: mmap.mmap, start: int) -> str:
+    return data[start : data.find(b"\0", start)].decode()
