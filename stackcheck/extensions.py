@@ -14,13 +14,11 @@ from packaging.version import Version
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from stackcheck.stack import FlashAttention, Stack
 
 FLASH_ATTN, TRANSFORMER_ENGINE = "flash-attn", "transformer-engine-torch"
-# Packages beside FlashAttention that a block of the matrix may ask for under `extensions`.
-OPTIONAL = (TRANSFORMER_ENGINE,)
 RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download/v{version}"
 # What setup.py and torch.utils.cpp_extension import; without build isolation nobody else brings it.
 _TOOLS = ("ninja", "packaging", "psutil", "setuptools", "wheel")
@@ -59,7 +57,8 @@ class Extension:
 
 def extensions(stack: Stack) -> tuple[Extension, ...]:
     """What the image carries that no index has as a wheel."""
-    return (_flash_attn(stack, stack.flash_attn),) if stack.flash_attn else ()
+    flash = (_flash_attn(stack, stack.flash_attn),) if stack.flash_attn else ()
+    return (*flash, *(_MAKERS[package.name](stack, package.version) for package in stack.extensions))
 
 
 def needs(stack: Stack) -> tuple[str, ...]:
@@ -165,3 +164,30 @@ def official_wheel(stack: Stack, flash: FlashAttention) -> str:
     python = f"cp{stack.python.replace('.', '')}"
     local = f"cu{cuda}torch{torch}cxx11abi{(stack.cxx11abi or '').upper()}"
     return f"flash_attn-{flash.version}+{local}-{python}-{python}-linux_x86_64.whl"
+
+
+def _transformer_engine(stack: Stack, version: str) -> Extension:
+    """PyTorch's side of Transformer Engine; its kernels come as a wheel of the index, one a CUDA major."""
+    major = (stack.runtime_version or "").split(".", maxsplit=1)[0]
+    core = (f"transformer-engine=={version}", f"transformer-engine-cu{major}=={version}")
+    site = f"/opt/venv/lib/python{stack.python}/site-packages/nvidia"
+    return Extension(
+        name=TRANSFORMER_ENGINE,
+        version=version,
+        form="source",
+        because="compiled against this torch; NVIDIA's wheels are for other ones.",
+        env={
+            "NVTE_PYTORCH_FORCE_BUILD": "TRUE",
+            "NVTE_CUDA_ARCHS": ";".join(arch.removeprefix("sm_") for arch in stack.archs),
+            **_torch_archs(stack),
+            # Headers of the libraries that torch brings as packages of their own.
+            "CPLUS_INCLUDE_PATH": f"{site}/cudnn/include:{site}/nccl/include",
+        },
+        # `install_requirements` of build_tools/pytorch.py.
+        needs=(*core, "einops", "onnxscript", "onnx", "nvdlfw-inspect", "nvidia-cudnn-frontend>=1.29.0"),
+    )
+
+
+_MAKERS: Mapping[str, Callable[[Stack, str], Extension]] = {TRANSFORMER_ENGINE: _transformer_engine}
+# What a block of the matrix may ask for under `extensions`, beside FlashAttention.
+OPTIONAL = tuple(_MAKERS)

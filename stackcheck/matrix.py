@@ -96,6 +96,7 @@ class Settings(_Strict):
     system_packages: Annotated[tuple[Token, ...], Field(max_length=200)] = ()
     wheel_tag: Token | None = None
     packages: Packages | None = None
+    extensions: Mapping[Literal["transformer-engine-torch"], Version] | None = None
     env: Environment | None = None
     tested_on: Targets | None = None
     size_budget_gb: float | None = Field(default=None, gt=0, le=1000)
@@ -206,6 +207,8 @@ def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
         yield "wheels", "say where torch comes from, where there is a torch"
     if block.flash_attn and not (block.torch and block.archs):
         yield "flash_attn", "it is built for a torch and for architectures: `torch` and `archs` are needed"
-    if block.flash_attn and block.runtime == "cuda" and block.builder is None:
-        yield "builder", "FlashAttention for CUDA is compiled in an image that has nvcc"
+    # From 13 on the package index has the compiler (extensions.py).
+    old = any(int(version.split(".", maxsplit=1)[0]) < 13 for version in block.version or ())
+    if block.flash_attn and block.runtime == "cuda" and old and block.builder is None:
+        yield "builder", "FlashAttention for CUDA up to 12 is compiled in an image that has nvcc"
     yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)

@@ -151,6 +151,7 @@ def stack_of(
         size_budget_bytes=int((settings.size_budget_gb or 20) * 1e9),
         experimental=bool(settings.experimental),
         missing=pins.missing if pins else (f"{cell.id} was never locked",),
+        extensions=tuple(Package(name=n, version=v) for n, v in sorted((settings.extensions or {}).items())),
     )
 
 

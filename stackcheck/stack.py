@@ -68,6 +68,7 @@ class Stack:
         builder: What compiled parts are built in; None where there are none, or Python packages serve.
         layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
         requirements: Direct pip requirements, each at one version.
+        extensions: What is compiled beside FlashAttention, each in a stage of its own.
         missing: What the lock lacks, one reason each; empty when the image can be built.
     """
 
@@ -94,6 +95,7 @@ class Stack:
     size_budget_bytes: int
     experimental: bool
     missing: tuple[str, ...]
+    extensions: tuple[Package, ...] = ()
 
 
 def wheel_tag(stack: Stack) -> str | None:
