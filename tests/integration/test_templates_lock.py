@@ -1,0 +1,91 @@
+"""`stackcheck lock` against a real registry: digests of bases, and a build that starts from one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from small_images import make_image, quiet
+from stackcheck import host_setup, lock, render, resolve
+from stackcheck.layout import OciLayout
+from stackcheck.registry import open_store
+from stackcheck.stack import Base, Stack
+from stackcheck.upstream import OutOfReachError, Upstream
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = resolve.load_stacks(ROOT, ("cpu-*",))[0]
+
+
+def push(folder: Path, name: str, content: bytes) -> str:
+    """Put a small image under a name and tag; its digest."""
+    image = make_image(folder, content)
+    layout = OciLayout(folder)
+    target, _, tag = name.rpartition(":")
+    store = open_store(target)
+    manifest = layout.read_manifest(image.manifest_digest)
+    with store.writing(quiet):
+        for kind in ("config", "layers"):
+            for blob in manifest.descriptors(kind):
+                store.write_blob(blob, lambda digest=blob.digest: layout.read_blob(digest))
+        store.write_manifest(manifest, tag)
+    return image.manifest_digest
+
+
+def on(reference: str, digest: str | None = None) -> Stack:
+    """The stack `cpu` on a base of a registry."""
+    base = Base(kind="registry", reference=reference, digest=digest)
+    return dataclasses.replace(
+        CPU, id="on-a-registry", base=base, requirements=("iniconfig==2.3.1",), torch=None
+    )
+
+
+def test_a_base_is_pinned_by_the_digest_that_its_registry_tells_and_again_when_the_tag_moves(
+    tmp_path: Path, registry: str
+) -> None:
+    name = f"{registry}/bases/{uuid.uuid4().hex}:1"
+    first = push(tmp_path / "first", name, b"first")
+    (tmp_path / "on-a-registry").mkdir()
+    assert lock.lock(on(name), tmp_path).missing == ()
+    pins = json.loads((tmp_path / "on-a-registry" / "pins.json").read_text())
+    assert pins["bases"] == {name: first}
+    assert f"FROM {name}@{first} AS base" in render.render(on(name, first), ROOT / "images")["Dockerfile"]
+    second = push(tmp_path / "second", name, b"second")
+    assert second != first
+    lock.lock(on(name, first), tmp_path)
+    assert json.loads((tmp_path / "on-a-registry" / "pins.json").read_text())["bases"] == {name: second}
+
+
+def test_the_builder_takes_the_pinned_base_also_when_the_tag_has_moved(tmp_path: Path, registry: str) -> None:
+    host_setup.ensure_engine(quiet)
+    name = f"{registry}/bases/{uuid.uuid4().hex}:1"
+    first = push(tmp_path / "first", name, b"first")
+    push(tmp_path / "second", name, b"second")
+    folder = tmp_path / "context"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(f"FROM {name}@{first}\n")
+    out = tmp_path / "out"
+    command = ["docker", "buildx", "build", f"--output=type=local,dest={out}", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (out / "etc" / "content").read_bytes() == b"first"
+
+
+def test_a_tag_that_is_not_there_is_missing_and_a_known_digest_stays(tmp_path: Path, registry: str) -> None:
+    name = f"{registry}/bases/{uuid.uuid4().hex}:1"
+    (tmp_path / "on-a-registry").mkdir()
+    with pytest.raises(OutOfReachError, match="does not have it"):
+        Upstream().base_digest(name)
+    (reason,) = lock.lock(on(name), tmp_path).missing
+    assert name in reason
+    known = "sha256:" + "5" * 64
+    done = lock.lock(on(name, known), tmp_path)
+    assert done.missing == ()
+    assert any(name in reason for reason in done.kept)
+    assert json.loads((tmp_path / "on-a-registry" / "pins.json").read_text())["bases"] == {name: known}
