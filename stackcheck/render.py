@@ -121,16 +121,28 @@ def declaration(stack: Stack) -> Mapping[str, Any]:
 
 
 def labels(stack: Stack) -> Mapping[str, str]:
-    """OCI labels of the image."""
+    """OCI labels of the image: what was asked for. What is in it says its SBOM, read from the image itself.
+
+    No revision and no date of the build: two builds of one lock are one image. The provenance has both.
+    """
     version = f"{stack.runtime} {stack.runtime_version or ''}".strip()
     return {
         "org.opencontainers.image.title": stack.id,
         "org.opencontainers.image.description": f"PyTorch {stack.torch or 'absent'}, {version}, {stack.os}",
+        "org.opencontainers.image.version": stack.torch or str(stack.runtime_version),
         "org.opencontainers.image.ref.name": stack.id,
+        **_base_labels(stack.base),
         "stackcheck.stack": stack.id,
         "stackcheck.vendor": stack.vendor,
         "stackcheck.experimental": str(stack.experimental).lower(),
     }
+
+
+def _base_labels(base: Base) -> Mapping[str, str]:
+    if base.kind == "bootstrap":
+        return {"stackcheck.base": f"Debian {base.suite}, from its packages"}
+    name = {"org.opencontainers.image.base.name": str(base.reference)}
+    return name | ({"org.opencontainers.image.base.digest": base.digest} if base.digest else {})
 
 
 def environment(stack: Stack) -> Mapping[str, str]:

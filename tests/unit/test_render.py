@@ -106,3 +106,17 @@ def test_drift_leftovers_and_missing_files_are_found_and_mended(tmp_path: Path):
     assert "no stack" in lines[2]
     assert len(render.write(STACKS, images)) == 2
     assert len(render.check(STACKS, images)) == 1
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
+def test_labels_name_the_stack_its_version_and_its_base_and_nothing_that_changes(stack: Stack):
+    found = render.labels(stack)
+    assert found["org.opencontainers.image.title"] == stack.id
+    assert found["org.opencontainers.image.version"]
+    if stack.base.kind == "registry":
+        assert found["org.opencontainers.image.base.name"] == stack.base.reference
+        assert found.get("org.opencontainers.image.base.digest") == stack.base.digest
+    else:
+        assert stack.base.suite in found["stackcheck.base"]
+    # Two builds of one lock are one image: a date or a commit in it would make them two.
+    assert not {"org.opencontainers.image.created", "org.opencontainers.image.revision"} & set(found)
