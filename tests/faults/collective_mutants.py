@@ -13,7 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import collective_runs as runs
 from workloads import collective_cases as collectives
+from workloads import collective_patterns as patterns
+from workloads import collective_rooted as rooted
 from workloads.collective_data import Payload
 from workloads.ranks import Book, Ranks, joined
 
@@ -68,6 +71,40 @@ def swap_halves(out: torch.Tensor) -> None:
     out.copy_(torch.cat((out[half:].clone(), out[:half].clone())))
 
 
+def spoils_what_it_sends(
+    original: Run, out: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """The data change on their way; the buffer that they came from does not."""
+    return original(out, torch.cat((sent[:1] + 1, sent[1:])), *args, **kwargs)
+
+
+def cuts_message(original: Run, operations: list[Any]) -> list[Any]:
+    for work in original(operations):
+        work.wait()  # gloo would wait for ever when asked twice
+    for operation in operations:
+        if operation.op is dist.irecv:
+            operation.tensor[-1] = 0
+    return []
+
+
+def cuts_first_part(original: Run, tensor: torch.Tensor, parts: Any, *args: Any) -> Any:
+    work = original(tensor, parts, *args)
+    if parts:
+        parts[0][-1] = 0
+    return work
+
+
+def ends_early(original: Run, out: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """An operation under way still writes after it was waited for."""
+    work = original(out, *args, **kwargs)
+    work.wait()
+    out[0] += 1
+    return work
+
+
+add_one = after(lambda out: out[-1].add_(1))
+
+
 # name: (attribute of torch.distributed, case that must fail, mutant); only rank 1 misbehaves
 MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]] = {
     "a rank skips the reduction": ("all_reduce", collectives.all_reduce, skips),
@@ -77,7 +114,7 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     "the sum holds a NaN": ("all_reduce", collectives.all_reduce, after(lambda o: o[0].fill_(float("nan")))),
     "gathered in the wrong order": ("all_gather_into_tensor", collectives.all_gather, after(swap_halves)),
     "gathered output is truncated": ("all_gather_into_tensor", collectives.all_gather, keeps_last),
-    "gathering spoils its input": ("all_gather_into_tensor", collectives.keeps_input, spoils_input),
+    "gathering spoils its input": ("all_gather_into_tensor", patterns.keeps_input, spoils_input),
     "a scattered element is wrong": (
         "reduce_scatter_tensor",
         collectives.reduce_scatter,
@@ -88,13 +125,57 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     "an uneven exchange is truncated": ("all_to_all_single", collectives.all_to_all_uneven, keeps_last),
     "a broadcast misses its last element": (
         "broadcast",
-        functools.partial(collectives.broadcast, root=0),
+        functools.partial(rooted.broadcast, root=0),
         keeps_last,
+    ),
+    "the sum at the root is wrong": ("reduce", functools.partial(rooted.reduce, root=1), add_one),
+    "a scattered share is truncated": ("scatter", functools.partial(rooted.scatter, root=0), keeps_last),
+    "a gathered share is truncated": ("gather", functools.partial(rooted.gather, root=1), cuts_first_part),
+    "a message loses its end": (
+        "batch_isend_irecv",
+        functools.partial(patterns.send_receive, distance=1),
+        cuts_message,
+    ),
+    "a group's sum is wrong": ("all_reduce", runs.sub_groups, add_one),
+    "a group that shares ranks sums wrong": ("all_reduce", runs.overlapping_groups, ends_early),
+    "an operation in flight ends late": ("all_reduce", patterns.in_flight, ends_early),
+    "a coalesced tensor is spoilt": ("all_gather_into_tensor", patterns.coalesced, spoils_what_it_sends),
+    "a coalesced share is spoilt": ("reduce_scatter_tensor", patterns.coalesced, spoils_what_it_sends),
+    "a mean is not one": ("all_reduce", runs.scaled(patterns.all_reduce_average), add_one),
+    "a premultiplied sum is off": ("all_reduce", runs.scaled(patterns.all_reduce_premultiplied), add_one),
+    "a huge sum is wrong at its end": ("all_reduce", runs.in_pieces(collectives.all_reduce_large), add_one),
+    "a huge array is gathered wrong": (
+        "all_gather_into_tensor",
+        runs.in_pieces(collectives.all_gather_large),
+        add_one,
+    ),
+    "the measured sum is wrong": ("all_reduce", runs.called_directly("all_reduce"), add_one),
+    "the measured gathering is wrong": (
+        "all_gather_into_tensor",
+        runs.called_directly("all_gather"),
+        after(swap_halves),
+    ),
+    "the measured scattering is wrong": (
+        "reduce_scatter_tensor",
+        runs.called_directly("reduce_scatter"),
+        add_one,
+    ),
+    "the measured exchange is wrong": (
+        "batch_isend_irecv",
+        runs.called_directly("all_to_all"),
+        cuts_message,
     ),
 }
 
 # Operations whose check is not called after them.
-PROVES = {"keeps_input": "test_collectives_keep_their_input", "in_flight": "test_collectives_in_flight"}
+PROVES = {
+    "keeps_input": "test_collectives_keep_their_input",
+    "in_flight": "test_collectives_in_flight",
+    "coalesced": "test_coalesced_collectives",
+    "scaled_sums": "test_scaled_sums",
+    "sub_groups": "test_sub_group_values",
+    "overlapping_groups": "test_sub_group_values",
+}
 
 ROUNDS = iter(range(1000))
 
@@ -114,10 +195,8 @@ def judge(ranks: Ranks, run: Callable[..., Iterable[Any]] | None) -> int | None:
 
 def main() -> None:
     with joined() as ranks:
-        runs = dict.fromkeys((run for _, run, _ in MUTANTS.values()), 0)
-        found = {
-            f"healthy {number}": told(judge(ranks, run), run) for number, run in enumerate((*runs, None))
-        }
+        healthy = (*dict.fromkeys(run for _, run, _ in MUTANTS.values()), None)
+        found = {f"healthy {number}": told(judge(ranks, run), run) for number, run in enumerate(healthy)}
         for name, (attribute, run, mutate) in MUTANTS.items():
             found[name] = told(planted(ranks, attribute, mutate, run), run)
         differ = planted(ranks, "all_reduce", after(flip_last_bit), None)
@@ -129,6 +208,8 @@ def main() -> None:
 def told(cases: int | None, run: Callable[..., Iterable[Any]] | None) -> dict[str, Any]:
     """The check of the suite is named after its operation."""
     operation = getattr(getattr(run, "func", run), "__name__", "all_reduce").removesuffix("_uneven")
+    if operation.endswith("_busbw"):
+        return {"failing": cases, "check": f"test_collective_speed.py::test_{operation}"}
     check = PROVES.get(operation, f"test_{operation}_values")
     return {"failing": cases, "check": f"test_collectives.py::{check}"}
 

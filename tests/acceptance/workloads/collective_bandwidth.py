@@ -9,6 +9,7 @@ through torch.distributed, `graph` a captured graph, `values` the check of the d
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ SIZES = {
 }
 PLATEAU = 4 << 30  # soak tier
 GRAPHED = 1 << 20  # up to here the launch is a share of the time, and a graph shows the wire alone
+LATE_S = 0.3
 PROVEN = 64 << 20  # up to here also what the library itself was called for is checked
 CHECKED = {
     "all_reduce": collectives.all_reduce,
@@ -71,7 +73,9 @@ def measured(ranks: Ranks, operations: list[str], largest: int) -> list[dict[str
     sizes = sizes_of(ranks.device.type, largest)
     made = bench(ranks, max(sizes), direct=True)
     mine = [f for op in operations for size in sizes for f in _figures(made, op, size)]
-    mine.append({"op": "barrier", "bytes": 0, "moved": 0, "mode": "torch", "seconds": _barriers(made)})
+    barrier = {"op": "barrier", "bytes": 0, "moved": 0}
+    mine.append({**barrier, "mode": "values", "failures": barrier_holds(ranks)})
+    mine.append({**barrier, "mode": "torch", "seconds": _barriers(made)})
     if made.direct is not None:
         made.direct.close()
     everyone = ranks.collect(mine, about="figures")
@@ -123,6 +127,17 @@ def _eagerly(bench: Bench, call: timing.Call) -> list[float]:
 def _barriers(bench: Bench) -> list[float]:
     """The barrier that trainers call, also waited for by the host."""
     return timing.eagerly(lambda _: dist.barrier(), bench.wait, bench.barrier)
+
+
+def barrier_holds(ranks: Ranks) -> list[str]:
+    """Nobody leaves the barrier before the last rank has come to it."""
+    late = ranks.rank == ranks.size - 1
+    if late:
+        time.sleep(LATE_S)
+        ranks.store.set("came late", "1")
+    dist.barrier()
+    left = late or ranks.store.check(["came late"])
+    return [] if left else [f"rank {ranks.rank} left the barrier before rank {ranks.size - 1} came"]
 
 
 def torch_call(bench: Bench, op: str, planned: library.Plan) -> Callable[[int], object]:

@@ -1,5 +1,6 @@
 """One function per collective: call it on exact data, read whether every rank holds what it must."""
 
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -34,16 +35,6 @@ def all_reduce(ranks: Ranks, payload: Payload, op: str = "sum") -> Iterable[Read
     return buffer.readings(reduced(payload, ranks, op))
 
 
-def all_reduce_average(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """Multiples of the world size, so that the mean is a whole number."""
-    buffer = Guarded(payload.count, payload, ranks)
-    small = 1 + data.COUNTS_TO[payload.dtype] // ranks.size**2 // 2
-    parts = [data.values(payload, ranks, rank) % small for rank in range(ranks.size)]
-    buffer.view.copy_(parts[ranks.rank] * ranks.size)
-    dist.all_reduce(buffer.view, dist.ReduceOp.AVG)
-    return buffer.readings(torch.stack(parts).sum(0))
-
-
 def all_reduce_normal(ranks: Ranks, payload: Payload) -> tuple[int, Reading]:
     """Normal data: no closed form, but every rank must hold the same finite bits. Returns their checksum."""
     kind = data.DTYPES[payload.dtype]
@@ -52,18 +43,33 @@ def all_reduce_normal(ranks: Ranks, payload: Payload) -> tuple[int, Reading]:
     return checksum(tensor), Reading("non-finite elements", float((~tensor.isfinite()).sum()), 0.0)
 
 
-def all_reduce_large(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """More elements than 32 bits count; filled and compared piece by piece to fit beside each other."""
+def _filled(ranks: Ranks, payload: Payload) -> torch.Tensor:
+    """This rank's values, written piece by piece: their int64 originals would not fit beside them."""
     tensor = torch.empty(payload.count, dtype=data.DTYPES[payload.dtype], device=ranks.device)
-    starts = range(0, payload.count, PIECE)
-    for start in starts:
+    for start in range(0, payload.count, PIECE):
         piece = tensor[start : start + PIECE]
         piece.copy_(data.values(payload, ranks, ranks.rank, len(piece), start))
+    return tensor
+
+
+def all_reduce_large(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
+    """More elements than 32 bits count; compared piece by piece."""
+    tensor = _filled(ranks, payload)
     dist.all_reduce(tensor)
-    for start in starts:
+    for start in range(0, payload.count, PIECE):
         piece = tensor[start : start + PIECE]
         expected = reduced(payload, ranks, "sum", count=len(piece), start=start)
         yield exact(piece, expected, name=f"values from {start}")
+
+
+def all_gather_large(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
+    """The gathered array has more elements than 32 bits count; compared piece by piece."""
+    out = torch.empty(payload.count * ranks.size, dtype=data.DTYPES[payload.dtype], device=ranks.device)
+    dist.all_gather_into_tensor(out, _filled(ranks, payload))
+    for rank, start in itertools.product(range(ranks.size), range(0, payload.count, PIECE)):
+        count = min(PIECE, payload.count - start)
+        piece = out[rank * payload.count + start :][:count]
+        yield exact(piece, data.values(payload, ranks, rank, count, start), name=f"rank {rank} from {start}")
 
 
 def all_gather(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
@@ -108,68 +114,3 @@ def all_to_all_uneven(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
         before = sum(split(sender, to, payload) for to in range(ranks.rank))
         shares.append(data.values(payload, ranks, sender, receives[sender], before))
     return out.readings(torch.cat(shares))
-
-
-def broadcast(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
-    """Every rank holds the root's values."""
-    buffer = Guarded(payload.count, payload, ranks)
-    if ranks.rank == root:
-        buffer.view.copy_(data.values(payload, ranks, root))
-    dist.broadcast(buffer.view, root)
-    return buffer.readings(data.values(payload, ranks, root))
-
-
-def reduce(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
-    """The root holds the sum; what others hold afterwards is not defined."""
-    buffer = Guarded(payload.count, payload, ranks)
-    buffer.view.copy_(data.values(payload, ranks, ranks.rank))
-    dist.reduce(buffer.view, root)
-    values, guard = buffer.readings(reduced(payload, ranks, "sum"))
-    return (values, guard) if ranks.rank == root else (guard,)
-
-
-def send_receive(ranks: Ranks, payload: Payload, distance: int) -> Iterable[Reading]:
-    """Each rank sends to the one `distance` further round the ring; all distances make all pairs."""
-    to, sender = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size
-    out, sent = Guarded(payload.count, payload, ranks), data.send_buffer(payload, ranks)
-    works = dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, out.view, sender)]
-    )
-    for work in works:
-        work.wait()
-    return out.readings(data.values(payload, ranks, sender))
-
-
-def sub_groups(ranks: Ranks, payload: Payload, groups: list[dist.ProcessGroup]) -> Iterable[Reading]:
-    """Even and odd ranks reduce at the same time, each among themselves."""
-    buffer = Guarded(payload.count, payload, ranks)
-    buffer.view.copy_(data.values(payload, ranks, ranks.rank))
-    dist.all_reduce(buffer.view, group=groups[ranks.rank % 2])
-    members = range(ranks.rank % 2, ranks.size, 2)
-    total = torch.stack([data.values(payload, ranks, rank) for rank in members]).sum(0)
-    return buffer.readings(total)
-
-
-def in_flight(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """Several all-reduces at once, waited for in reverse, each with its own values."""
-    trials = [Payload(count=payload.count + i, dtype=payload.dtype, trial=i) for i in range(4)]
-    buffers = [Guarded(trial.count, trial, ranks) for trial in trials]
-    works = []
-    for trial, buffer in zip(trials, buffers, strict=True):
-        buffer.view.copy_(data.values(trial, ranks, ranks.rank))
-        works.append(dist.all_reduce(buffer.view, async_op=True))
-    for work in reversed(works):
-        work.wait()
-    for trial, buffer in zip(trials, buffers, strict=True):
-        yield from buffer.readings(reduced(trial, ranks, "sum"))
-
-
-def keeps_input(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """Out-of-place operations leave what they send as it was."""
-    sent = data.send_buffer(payload, ranks, payload.count * ranks.size)
-    before = sent.clone()
-    whole = torch.empty(payload.count * ranks.size**2, dtype=sent.dtype, device=sent.device)
-    dist.all_gather_into_tensor(whole, sent)
-    yield exact(sent, before, name="all_gather's input")
-    dist.reduce_scatter_tensor(torch.empty_like(sent[: payload.count]), sent)
-    yield exact(sent, before, name="reduce_scatter's input")

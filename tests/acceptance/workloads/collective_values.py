@@ -13,14 +13,16 @@ import torch.distributed as dist
 
 from workloads import backend
 from workloads import collective_cases as collectives
+from workloads import collective_patterns as patterns
+from workloads import collective_rooted as rooted
 from workloads.collective_data import Payload
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
 COUNTS = (1, 17, 4099)
 MORE_COUNTS = (2, 127, 65_537, 1_048_579)
 FLOATS = ("fp32", "bf16", "fp16")
-# Gloo has no mean; every other name here works on both.
-HAS_AVERAGE = {"nccl"}
+# What gloo has no operation for (torch's table of backends); every other name here works on both.
+LACKS = {"gloo": {"average", "premultiplied sum"}, "nccl": set[str]()}
 
 
 def main() -> None:
@@ -70,33 +72,52 @@ def _of(op: str, function: object, ranks: Ranks, payload: Payload) -> Iterator[t
 
 
 def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+    operations = (rooted.broadcast, rooted.reduce, rooted.scatter, rooted.gather)
     for root, dtype in itertools.product(range(ranks.size), FLOATS):
         payload = Payload(count=1031, dtype=dtype, trial=root)
-        name = f"{payload} root {root}"
-        yield "broadcast", name, functools.partial(collectives.broadcast, ranks, payload, root)
-        yield "reduce", name, functools.partial(collectives.reduce, ranks, payload, root)
+        for function in operations:
+            call = functools.partial(function, ranks, payload, root)
+            yield function.__name__, f"{payload} root {root}", call
 
 
 def _patterns(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]]:
     for distance, dtype in itertools.product(range(1, ranks.size), ("fp32", "bf16")):
         payload = Payload(count=4099, dtype=dtype, offset=1, trial=distance)
-        call = functools.partial(collectives.send_receive, ranks, payload, distance)
+        call = functools.partial(patterns.send_receive, ranks, payload, distance)
         yield "send_receive", f"{payload} to rank + {distance}", call
-    groups = [dist.new_group(list(range(first, ranks.size, 2))) for first in range(min(2, ranks.size))]
+    apart = [dist.new_group(list(range(first, ranks.size, 2))) for first in range(min(2, ranks.size))]
+    sharing = [dist.new_group(members) for members in patterns.overlapping(ranks)]
     for dtype in FLOATS:
         payload = Payload(count=4099, dtype=dtype)
-        yield "sub_groups", str(payload), functools.partial(collectives.sub_groups, ranks, payload, groups)
-        yield "in_flight", str(payload), functools.partial(collectives.in_flight, ranks, payload)
-        yield "keeps_input", str(payload), functools.partial(collectives.keeps_input, ranks, payload)
+        yield "sub_groups", str(payload), functools.partial(patterns.sub_groups, ranks, payload, apart)
+        both = functools.partial(patterns.overlapping_groups, ranks, payload, sharing)
+        yield "sub_groups", f"{payload} overlapping", both
+        for function in (patterns.in_flight, patterns.coalesced, patterns.keeps_input):
+            yield function.__name__, str(payload), functools.partial(function, ranks, payload)
+    yield from _scaled(ranks)
     if tier != "smoke" and backend() == "nccl":
-        payload = Payload(count=2**31 + 4099, dtype="bf16")
-        large = functools.partial(collectives.all_reduce_large, ranks, payload)
-        yield "all_reduce", f"{payload}, beyond 32 bits", large
+        yield from _large(ranks)
+
+
+def _scaled(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+    lacking = LACKS[backend()]
     for dtype in FLOATS:
         payload = Payload(count=4099, dtype=dtype)
-        if backend() in HAS_AVERAGE and ranks.size & (ranks.size - 1) == 0:
-            average = functools.partial(collectives.all_reduce_average, ranks, payload)
-            yield "all_reduce", f"{payload} average", average
+        if "premultiplied sum" not in lacking:
+            call = functools.partial(patterns.all_reduce_premultiplied, ranks, payload)
+            yield "all_reduce_scaled", f"{payload} premultiplied", call
+        if "average" not in lacking and ranks.size & (ranks.size - 1) == 0:
+            call = functools.partial(patterns.all_reduce_average, ranks, payload)
+            yield "all_reduce_scaled", f"{payload} average", call
+
+
+def _large(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+    payload = Payload(count=2**31 + 4099, dtype="bf16")
+    call = functools.partial(collectives.all_reduce_large, ranks, payload)
+    yield "all_reduce", f"{payload}, beyond 32 bits", call
+    payload = Payload(count=2**31 // ranks.size + 4099, dtype="uint8")
+    call = functools.partial(collectives.all_gather_large, ranks, payload)
+    yield "all_gather", f"{payload} from each rank, beyond 32 bits", call
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import contextlib
 import datetime as dt
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from workloads import backend
 from workloads.gates import Reading
 
+SETTLE_S = 2.0
 CaseFunction = Callable[[], Iterable[Reading]]
 
 
@@ -67,10 +69,28 @@ class Book:
         self.cases: dict[str, dict[str, Any]] = {}
 
     def judge(self, op: str, name: str, function: CaseFunction) -> None:
-        """Run one case on this rank; the same cases in the same order on every rank."""
-        readings = tuple(function())
+        """Run one case on this rank; the same cases in the same order on every rank.
+
+        Raises `RuntimeError` where the operation does, naming the ranks that did not come.
+        """
+        try:
+            self.ranks.store.set(f"at/{self.ranks.rank}", f"{op}: {name}")
+            readings = tuple(function())
+        except RuntimeError as error:
+            raise RuntimeError(f"{op}: {name} raised on rank {self.ranks.rank}; {self._others()}") from error
         failures = [str(reading) for reading in readings if not reading.passed]
         self.cases[f"{op}: {name}"] = {"read": len(readings), "failures": failures, "digest": None}
+
+    def _others(self) -> str:
+        """Who did not fail although this rank did: whoever waits fails at about the same time."""
+        store = self.ranks.store
+        store.set(f"failed/{self.ranks.rank}", "1")
+        time.sleep(SETTLE_S)
+        absent = [rank for rank in range(self.ranks.size) if not store.check([f"failed/{rank}"])]
+        places = [
+            store.get(f"at/{rank}").decode() if store.check([f"at/{rank}"]) else "no case" for rank in absent
+        ]
+        return f"ranks {absent} did not wait with it, they are at {places}" if absent else "so did all others"
 
     def same_everywhere(self, op: str, name: str, digest: int, reading: Reading) -> None:
         """A result that every rank must hold bit for bit, beside what its own gate read."""

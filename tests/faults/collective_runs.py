@@ -1,0 +1,88 @@
+"""What the collective mutants run where a CPU lacks something. In: ranks and a payload. Out: readings.
+
+The library itself is played by `fake_nccl`, gloo's missing mean and premultiplied sum by its plain sum, and
+arrays beyond 32 bits are small ones compared in even smaller pieces.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import fake_nccl
+from workloads import collective_bandwidth as bandwidth
+from workloads import collective_cases as collectives
+from workloads import collective_library as library
+from workloads import collective_patterns as patterns
+from workloads.collective_data import Payload
+from workloads.gates import Reading
+from workloads.ranks import Ranks
+
+Run = Callable[[Ranks, Payload], Iterable[Any]]
+
+
+def called_directly(op: str) -> Run:
+    """The call that bandwidth is measured with, on exact data."""
+
+    def run(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
+        with fake_nccl.planted():
+            made = bandwidth.bench(ranks, 1 << 16, direct=False)
+            direct = library.Communicator(ranks, 0, library="libnccl.so.2")
+        planned = library.plan(op, 2 * max(payload.count, 64), ranks.size)
+        failures = bandwidth.proven(
+            bandwidth.Bench(ranks, made.sent, made.received, made.barrier, direct), op, planned
+        )
+        direct.close()
+        return (Reading("elements of the library's result", float(len(failures)), 0.0, "; ".join(failures)),)
+
+    run.__name__ = f"{op}_busbw"
+    return run
+
+
+def _with_gloo(original: Callable[..., Any], tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+    if op == dist.ReduceOp.PREMUL_SUM:
+        tensor.mul_(2)
+    original(tensor, dist.ReduceOp.SUM)
+    if op == dist.ReduceOp.AVG:
+        tensor.div_(dist.get_world_size())
+
+
+def scaled(run: Run) -> Run:
+    """A case whose operation gloo lacks, upon its sum; a mutant of `all_reduce` lies below."""
+
+    def emulated(ranks: Ranks, payload: Payload) -> Iterable[Any]:
+        with mock.patch.object(dist, "all_reduce", functools.partial(_with_gloo, dist.all_reduce)):
+            return tuple(run(ranks, payload))
+
+    emulated.__name__ = "scaled_sums"
+    return emulated
+
+
+def in_pieces(run: Run) -> Run:
+    """A case beyond 32 bits, on arrays that fit anywhere."""
+
+    def small(ranks: Ranks, payload: Payload) -> Iterable[Any]:
+        with mock.patch.object(collectives, "PIECE", 8):
+            return tuple(run(ranks, payload))
+
+    small.__name__ = run.__name__.removesuffix("_large")
+    return small
+
+
+@functools.cache
+def _groups(members: tuple[tuple[int, ...], ...]) -> list[Any]:
+    return [dist.new_group(list(ranks)) for ranks in members]
+
+
+def sub_groups(ranks: Ranks, payload: Payload) -> Iterable[Any]:
+    """Groups that share no rank."""
+    return patterns.sub_groups(ranks, payload, _groups(((0,), (1,))))
+
+
+def overlapping_groups(ranks: Ranks, payload: Payload) -> Iterable[Any]:
+    """Groups that do."""
+    groups = _groups(tuple(tuple(members) for members in patterns.overlapping(ranks)))
+    return patterns.overlapping_groups(ranks, payload, groups)

@@ -1,0 +1,170 @@
+"""The timing of collectives: the protocol is nccl-tests', and what it measures is checked as well."""
+
+import ctypes
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import planting
+
+torch = pytest.importorskip("torch", reason="the suites need torch")
+
+from workloads import collective_library as library  # noqa: E402
+from workloads import collective_timing as timing  # noqa: E402
+from workloads import curves  # noqa: E402
+
+MIB = 1 << 20
+FAULTS = (
+    planting.Fault(
+        "a pair's data arrive spoilt",
+        "test_collective_speed.py::test_send_receive_bandwidth",
+        says="to 0",
+        patches={
+            "torch.distributed:batch_isend_irecv": "lambda ops: ([w.wait() for w in original(ops)], "
+            "[op.tensor.zero_() for op in ops if op.op is irecv and get_rank() == 0], [])[2]"
+        },
+    ),
+    planting.Fault(
+        "a barrier lets everybody through",
+        "test_collective_speed.py::test_barrier_latency",
+        says="left the barrier before",
+        patches={"torch.distributed:barrier": "lambda *a, **k: None"},
+    ),
+    planting.Fault(
+        "the measured sum is wrong",
+        "test_collective_speed.py::test_all_reduce_busbw",
+        says="values",
+        patches={
+            "torch.distributed:all_reduce": "lambda t, *a, **k: (original(t, *a, **k), "
+            "t.view(-1)[-1:].add_(1) if t.numel() > 4096 else 0)[0]"
+        },
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
+    plant(fault)
+
+
+class Store(dict):
+    """The part of a rendezvous store that is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self[key]
+
+
+def alone(rank: int = 0, size: int = 1) -> Any:
+    return SimpleNamespace(rank=rank, size=size, store=Store(), device=torch.device("cpu"))
+
+
+def test_sizes_are_those_of_nccl_tests() -> None:
+    # nccl-tests -b 1M -e 1M -d bfloat16 on 4 ranks prints these counts.
+    assert library.plan("all_reduce", MIB, 4) == library.Plan(524_288, 524_288, 524_288)
+    assert library.plan("all_gather", MIB, 4) == library.Plan(131_072, 524_288, 131_072)
+    assert library.plan("reduce_scatter", MIB, 4) == library.Plan(524_288, 131_072, 131_072)
+    assert library.plan("all_to_all", MIB, 3).count == 174_760  # rounded down to 16 bytes
+    assert library.plan("all_gather", MIB, 3).total_bytes == 3 * 174_760 * 2
+
+
+def test_every_iteration_has_its_own_part_of_the_buffers_and_none_beyond(monkeypatch) -> None:
+    seen: list[tuple[int, int, int]] = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *library.SIGNATURES["ncclAllReduce"])
+    functions = {name: SimpleNamespace() for name in library.SIGNATURES}
+    functions |= {
+        name: ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(lambda *_: 0)
+        for name, kinds in library.SIGNATURES.items()
+    }
+    functions["ncclAllReduce"] = kind(lambda *call: seen.append(call[:3]) or 0)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _path: SimpleNamespace(**functions))
+    sent, received = (torch.zeros(1000, dtype=torch.bfloat16) for _ in range(2))
+    planned = library.plan("all_reduce", 480, 1)
+    call = library.Communicator(alone(), 0, library="any").caller("all_reduce", planned, sent, received)
+    for iteration in range(timing.ITERATIONS):
+        call(iteration)
+    offsets = [source - sent.data_ptr() for source, _, _ in seen]
+    assert offsets[:5] == [0, 480, 960, 1440, 0]
+    assert all(
+        target - received.data_ptr() == offset for offset, (_, target, _) in zip(offsets, seen, strict=True)
+    )
+    assert max(offsets) + planned.total_bytes <= 2000
+
+
+def test_a_refusal_of_the_library_is_an_error_with_its_code(monkeypatch) -> None:
+    refusing = {
+        name: ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(lambda *_: 4)
+        for name, kinds in library.SIGNATURES.items()
+    }
+    monkeypatch.setattr(ctypes, "CDLL", lambda _path: SimpleNamespace(**refusing))
+    with pytest.raises(RuntimeError, match="ncclGetUniqueId answered 4"):
+        library.Communicator(alone(), 0, library="any")
+
+
+def test_the_library_is_the_one_that_torch_loaded() -> None:
+    maps = "7f r-xp 0 08:01 7 /a/libnccl-net.so\n7f r-xp 0 08:01 7 /x y/lib/libnccl.so.2\n7f rw-p 0 00:00 0"
+    assert library.holder(maps) == "/x y/lib/libnccl.so.2"
+    assert library.holder("7f r-xp 0 08:01 7 /t/lib/libtorch_hip.so") == "/t/lib/libtorch_hip.so"
+    with pytest.raises(LookupError, match="has loaded no libnccl"):
+        library.holder("7f r-xp 0 08:01 7 /usr/lib/libc.so.6")
+
+
+def test_the_protocol_enqueues_twenty_and_waits_once() -> None:
+    events: list[str] = []
+    seconds = timing.eagerly(
+        lambda iteration: events.append(str(iteration)),
+        lambda: events.append("wait"),
+        lambda: events.append("meet"),
+    )
+    one = ["0", "wait", "meet", *map(str, range(20)), "wait", "meet"]
+    assert len(seconds) == timing.REPEATS
+    assert events == [*map(str, range(timing.WARM_UP)), "wait", *one * timing.REPEATS]
+
+
+def test_a_slow_rank_is_in_the_average() -> None:
+    assert timing.average([[1.0, 1.0], [3.0, 1.0]]) == [2.0, 1.0]
+    assert timing.slowest([[1.0, 1.0], [3.0, 1.0]]) == [3.0, 1.0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
+def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
+    first, second = alone(0, 2), alone(1, 2)
+    second.store = first.store
+    mine = timing.HostBarrier(first)
+    monkeypatch.setattr(timing.HostBarrier, "_made", iter((int(next(iter(first.store)).split("/")[1]),)))
+    other = timing.HostBarrier(second)
+    thread = threading.Thread(target=other)
+    thread.start()
+    mine()
+    thread.join(10)
+    assert not thread.is_alive()
+    monkeypatch.setattr(timing, "PATIENCE_S", 0.05)
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] did not come"):
+        mine()
+
+
+@pytest.mark.parametrize(
+    ("rates", "odd"),
+    [
+        ({(0, 1): 390.0, (1, 0): 388.0, (0, 2): 391.0, (2, 0): 389.0}, []),
+        ({(0, 1): 390.0, (1, 0): 200.0, (0, 2): 391.0, (2, 0): 389.0}, ["1 to 0"]),
+        (
+            {(0, 1): 40.0, (1, 0): 40.0, (0, 2): 391.0, (2, 0): 389.0, (1, 2): 390.0, (2, 1): 390.0},
+            ["0 to 1", "1 to 0"],
+        ),
+        ({(0, 1): float("nan"), (1, 0): 390.0}, ["0 to 1", "1 to 0"]),
+        (
+            {(0, 1): 200.0, (1, 0): 200.0, (0, 2): 100.0, (2, 0): 100.0},
+            [],
+        ),  # two links in a package, one outside
+    ],
+    ids=["healthy", "one direction", "one pair", "not a number", "unequal links"],
+)
+def test_an_odd_pair_is_found(rates: dict[tuple[int, int], float], odd: list[str]) -> None:
+    found = curves.odd_pairs(rates)
+    assert [text.split(" 4")[0].split(" 2")[0].split(" nan")[0].split(" 3")[0] for text in found] == odd

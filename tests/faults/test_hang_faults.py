@@ -1,0 +1,39 @@
+"""A collective that hangs ends within seconds, names the rank, and a library that waits for ever fails."""
+
+import time
+
+import pytest
+
+import planting
+
+SLEEPS = (
+    "lambda t, *a, **k: (__import__('time').sleep(300) if get_rank() == 1 else None, original(t, *a, **k))[1]"
+)
+FAULTS = (
+    planting.Fault(
+        "rank 1 never enters the sum",
+        "test_collectives.py::test_all_reduce_values",
+        says="ranks [1] did not wait with it",
+        tier="smoke",
+        patches={
+            "workloads.ranks:joined": "lambda timeout_s=0: original(timeout_s=12)",
+            "torch.distributed:all_reduce": SLEEPS,
+        },
+    ),
+    planting.Fault(
+        "the library ignores its timeout",
+        "test_collectives.py::test_absent_rank_is_named",
+        says="were told nothing",
+        patches={
+            "torch.distributed:new_group": "lambda *a, timeout=None, **k: original(*a, **k)",
+            "test_collectives:NOTICED_S": "4.0",
+        },
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_planted_hang_fails_the_suite_in_time(fault: planting.Fault, plant) -> None:
+    start = time.monotonic()
+    plant(fault)
+    assert time.monotonic() - start < 90, "a hang was waited for"
