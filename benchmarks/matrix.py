@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import cells, compat, explain, matrix, render, resolve, yamlfile
+from stackcheck.question import parse_question
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +116,7 @@ def main() -> None:
         "combinations": count,
         "expanded, judged and rendered, s": round(time.perf_counter() - start, 3),
         "explain, s": round(
-            seconds(lambda: explain.explain(explain.parse_question(QUESTION.split(), rules), rules)), 4
+            seconds(lambda: explain.explain(parse_question(QUESTION.split(), rules), rules)), 4
         ),
         "load and render the committed matrix, s": round(
             seconds(lambda: render.check(resolve.load_stacks(ROOT), IMAGES)), 4

@@ -74,10 +74,8 @@ def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
         ConfigurationError: Two cells have one id, or one that names no image; an exclusion or an override
             that is about no cell; more than `MAX_CELLS`.
     """
-    product = [*_cells("stacks", matrix.stacks)]
-    included = [*_cells("include", matrix.include)]
-    kept = [cell for cell in product if not any(_excluded(cell, exclude) for exclude in matrix.exclude)]
-    kept += included
+    product, included = [*_cells("stacks", matrix.stacks)], [*_cells("include", matrix.include)]
+    kept = [*(cell for cell in product if exclusion(cell, matrix) is None), *included]
     problems = [*_bad_ids(kept), *_idle(matrix, product, included)]
     if problems:
         raise yamlfile.refused(f"{name}: {problem}" for problem in problems)
@@ -133,6 +131,19 @@ def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
                 wheels=wheels,
                 flash_attn=flash_attn,
             )
+
+
+def candidates(matrix: Matrix) -> Iterator[Cell]:
+    """The cells of `expand`, and those that were taken out."""
+    yield from _cells("stacks", matrix.stacks)
+    yield from _cells("include", matrix.include)
+
+
+def exclusion(cell: Cell, matrix: Matrix) -> Exclude | None:
+    """What takes a cell out, if anything does."""
+    if cell.place.startswith("include"):
+        return None
+    return next((exclude for exclude in matrix.exclude if _excluded(cell, exclude)), None)
 
 
 def _excluded(cell: Cell, exclude: Exclude) -> bool:

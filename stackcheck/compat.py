@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from stackcheck import yamlfile
 from stackcheck.errors import ConfigurationError
 from stackcheck.rules import Axis, Rule, Rules
-from stackcheck.versions import is_pattern
+from stackcheck.versions import VERSION_AXES, is_pattern, is_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Some ten times what there is; `compat check` compares all pairs of rules.
 MAX_RULES = 3_000
 MAX_PATTERNS = 8_000
+# Axes whose values other rules alone judge; of NVIDIA's drivers only the lowest are named.
+OPEN_AXES = frozenset({"driver", "beside", "device_wheels", "render_gid", "variables"})
 
 
 def _as_list(value: object) -> object:
@@ -103,6 +105,7 @@ def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
     problems = [*_problems(rules, name)]
     if problems:
         raise yamlfile.refused(problems)
+    rules += [*_vocabulary(rules, file)]
     return Rules(rules, {str(axis): values for axis, values in file.versions.items()})
 
 
@@ -139,10 +142,40 @@ def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
             id=f"{table.id}[unlisted]",
             when={table.value: ("*",), **_plain(table.when)},
             require={table.key: tuple(table.rows)},
-            because=f"no source read so far says which {table.value} goes with this {table.key}",
+            because=f"no source read so far says more about {table.key} and {table.value} than this table",
             source=_source(table.source, file, place),
             unknown=True,
+            closing=True,
         )
+
+
+def _vocabulary(rules: Sequence[Rule], file: _File) -> Iterator[Rule]:
+    """For each axis whose values no range covers, one rule: what is named nowhere is not known."""
+    for axis, known in file.versions.items():
+        if axis not in OPEN_AXES:
+            named = {
+                pattern
+                for rule in rules
+                for condition in (rule.when, rule.require)
+                for pattern in condition.get(axis, ())
+                if not rule.unknown and _is_closed(axis, pattern)
+            }
+            yield Rule(
+                id=f"R0-known[{axis}]",
+                when={axis: ("*",)},
+                require={axis: (*known, *sorted(named - {*known}))},
+                because=f"no source read so far names another {axis} than those of this file",
+                source="[versions] images/compat.yaml",
+                unknown=True,
+                closing=True,
+            )
+
+
+def _is_closed(axis: str, pattern: str) -> bool:
+    """Whether a pattern names values, and not all those above or below one."""
+    if axis in VERSION_AXES:
+        return is_version(pattern) or (">" in pattern and "<" in pattern)
+    return not any(sign in pattern for sign in "*?[")
 
 
 def _problems(rules: Sequence[Rule], name: str) -> Iterator[str]:

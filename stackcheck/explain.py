@@ -1,26 +1,23 @@
-"""Why a combination is in, out or not known, and what is nearest to it that is allowed.
+"""Why a combination is in, out, refused or not known, and what is nearest to it that is allowed.
 
-In: `axis=value` texts or a stack's combination, and the rules. Out: an `Explanation`. Pure.
+In: a combination, or a stack id, the matrix and the rules. Out: an `Explanation`. Pure.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
-from stackcheck.errors import ConfigurationError
-from stackcheck.nearest import kindest_first, nearest_allowed
-from stackcheck.rules import Axis
-from stackcheck.versions import VERSION_AXES, is_version
+from stackcheck import cells, resolve
+from stackcheck.nearest import KINDNESS, kindest_first, nearest_allowed
+from stackcheck.rules import Judgement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from stackcheck.rules import Judgement, Rules
-
-AXES: frozenset[str] = frozenset(get_args(Axis))
-_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+*-]{0,60}")
+    from stackcheck.cells import Cell
+    from stackcheck.matrix import Matrix
+    from stackcheck.rules import Finding, Rules
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,60 +26,81 @@ class Explanation:
 
     Attributes:
         nearest: Allowed combinations that differ in the fewest axes, nearest versions first.
+        stacks: The stacks of the matrix that are such a combination.
+        excluded: The stacks that the matrix leaves out by choice: id -> its reason.
+        experimental: The matrix accepts what is not known of this stack; its certificate says so.
     """
 
     asked: Mapping[str, str]
     judgement: Judgement
     nearest: tuple[Mapping[str, str], ...]
+    stacks: tuple[str, ...] = ()
+    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    experimental: bool = False
 
 
-def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
-    """`rocm=7.2`, or `rocm7.2.4`, as axis -> value; a short version is its newest known patch.
-
-    Raises:
-        ConfigurationError: A text is no `axis=value`, or its axis is not known.
-    """
-    asked: dict[str, str] = {}
-    for text in texts:
-        short = re.fullmatch(r"(rocm|cuda)([0-9][0-9.]*)", text)
-        axis, _, value = f"{short[1]}={short[2]}".partition("=") if short else text.partition("=")
-        axis = axis.replace("-", "_")
-        if axis not in AXES:
-            raise ConfigurationError(
-                "no such axis", got=text[:80], expected="axis=value with one of " + ", ".join(sorted(AXES))
-            )
-        if _VALUE.fullmatch(value) is None or (axis in VERSION_AXES and not is_version(value)):
-            raise ConfigurationError(f"no value for {axis}", got=text[:80], expected=f"{axis}=VALUE")
-        if axis in asked and asked[axis] != value:
-            raise ConfigurationError(f"{axis} was given twice", got=text[:80])
-        asked[axis] = rules.newest(axis, value) if axis in VERSION_AXES else value
-    return _with_vendor(asked)
-
-
-def _with_vendor(asked: dict[str, str]) -> dict[str, str]:
-    """The combination with the vendor that its runtime or architecture belongs to."""
-    found = {
-        vendor
-        for vendor, holds in (
-            ("amd", "rocm" in asked or asked.get("arch", "").startswith("gfx") or "rccl" in asked),
-            ("nvidia", "cuda" in asked or asked.get("arch", "").startswith("sm_") or "nccl" in asked),
-        )
-        if holds
-    }
-    if "vendor" not in asked and found:
-        # With both named, the runtime says which; the other one then breaks a rule.
-        asked["vendor"] = "amd" if "rocm" in asked or found == {"amd"} else "nvidia"
-    if asked.get("rocm") and asked.get("cuda"):
-        raise ConfigurationError("rocm and cuda were both given", expected="one of them")
-    return asked
-
-
-def explain(asked: Mapping[str, str], rules: Rules) -> Explanation:
+def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None) -> Explanation:
     """Judge a combination; where it does not say where torch comes from, the kindest source speaks."""
     judgements = kindest_first(asked, rules)
     best = judgements[0]
-    if best.answer == "refused":
-        findings = {finding.rule.id: finding for judged in judgements for finding in judged.findings}
-        best = dataclasses.replace(best, findings=tuple(findings.values()))
-    nearest = () if best.answer == "allowed" else tuple(nearest_allowed(asked, rules))
-    return Explanation(asked=asked, judgement=best, nearest=nearest)
+    if best.answer == "refused" and any("wheels" in rule.axes for rule in best.broken):
+        # It may be the source that is wrong: the others say their word too.
+        best = merged(asked, judgements)
+    cases = [cell for cell in cells.candidates(found) if _is_such(cell, asked, found, rules)] if found else []
+    return Explanation(
+        asked=asked,
+        judgement=best,
+        nearest=() if best.answer == "allowed" else tuple(nearest_allowed(asked, rules)),
+        **(_places(cases, found) if found else {}),
+    )
+
+
+def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
+    """Judge a stack of the matrix, with its architectures and test targets; None where there is none."""
+    cell = next((cell for cell in cells.candidates(found) if cell.id == name), None)
+    if cell is None:
+        return None
+    settings, vendor = cells.settings_of(cell, found), found.runtimes[cell.runtime].vendor
+    asked, values = resolve.chosen(cell, vendor), resolve.combination(cell, vendor, rules)
+    stack = resolve.stack_of(cell, settings, found, values)
+    judgements = resolve.judge_cell(values, stack.archs, stack.tested_on, rules)
+    worst = max(judgements, key=lambda judged: KINDNESS.index(judged.answer))
+    # What the rules chose is free to change with what the matrix chose.
+    free = {axis: value for axis, value in worst.combination.items() if axis in {*asked, "arch", "driver"}}
+    return Explanation(
+        asked=free,
+        judgement=merged(values, judgements),
+        nearest=() if worst.answer == "allowed" else tuple(nearest_allowed(free, rules)),
+        experimental=stack.experimental,
+        **_places([cell], found),
+    )
+
+
+def merged(combination: Mapping[str, str], judgements: Iterable[Judgement]) -> Judgement:
+    """One judgement of several about parts of a combination: a rule that is broken once is broken."""
+    findings: dict[str, Finding] = {}
+    for finding in (finding for judgement in judgements for finding in judgement.findings):
+        if finding.rule.id not in findings or not finding.holds:
+            findings[finding.rule.id] = finding
+    return Judgement(combination=combination, findings=tuple(findings.values()))
+
+
+def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
+    """Whether a cell has every value that was asked for."""
+    vendor = found.runtimes[cell.runtime].vendor
+    if any(asked.get(axis, value) != value for axis, value in resolve.chosen(cell, vendor).items()):
+        return False
+    settings = cells.settings_of(cell, found)
+    values = resolve.combination(cell, vendor, rules)
+    stack = resolve.stack_of(cell, settings, found, values)
+    several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
+    return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
+
+
+def _places(cases: Iterable[Cell], found: Matrix) -> dict[str, Any]:
+    """The cells that are in the matrix, and those that it leaves out."""
+    reasons = {cell.id: cells.exclusion(cell, found) for cell in cases}
+    return {
+        "stacks": tuple(id_ for id_, exclude in reasons.items() if exclude is None),
+        "excluded": {id_: exclude.because for id_, exclude in reasons.items() if exclude is not None},
+    }

@@ -20,7 +20,7 @@ NEAREST = 5
 # The search ends after so many judgements: some 50 ms.
 MAX_JUDGED = 3000
 _Changes = tuple[tuple[str, str], ...]
-_KINDNESS = ("allowed", "unknown", "refused")
+KINDNESS = ("allowed", "unknown", "refused")
 
 
 def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
@@ -30,7 +30,7 @@ def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
     judgements = [rules.judge({**asked, "wheels": source}) for source in sources if open_]
     return sorted(
         judgements or [rules.judge(asked)],
-        key=lambda judged: (_KINDNESS.index(judged.answer), len(judged.broken)),
+        key=lambda judged: (KINDNESS.index(judged.answer), len(judged.broken)),
     )
 
 

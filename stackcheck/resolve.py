@@ -90,6 +90,11 @@ def judge_cell(
 
 def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
     """The cell as axis -> value, with what the rules decide filled in."""
+    return complete(chosen(cell, vendor), rules)
+
+
+def chosen(cell: Cell, vendor: Vendor) -> dict[str, str]:
+    """What the matrix says of a cell, as axis -> value."""
     values = {
         "vendor": vendor,
         cell.runtime: cell.version,
@@ -99,8 +104,7 @@ def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
         "wheels": cell.wheels if cell.torch else None,
         "flash_attn": cell.flash_attn,
     }
-    known = {axis: value for axis, value in values.items() if value is not None}
-    return complete(known, rules)
+    return {axis: value for axis, value in values.items() if value is not None}
 
 
 def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:

@@ -60,6 +60,7 @@ class Rule:
         when: Axis -> patterns, any of which must match, on every axis, for the rule to speak.
         require: Axis -> patterns, any of which must match, on every axis that the combination names.
         unknown: What breaks the rule is not known to fail; nobody has said that it works.
+        closing: It says no more than that what is not listed is not known.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Rule:
     because: str
     source: str
     unknown: bool = False
+    closing: bool = False
 
     @cached_property
     def axes(self) -> frozenset[str]:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("host", "Say what this host has and lacks, each with the command that mends it."),
     "list": ("matrix", "List the stacks of the matrix and their state."),
-    "explain": ("matrix", "Say why a combination is allowed or refused: rule, reason, source."),
+    "explain": ("explain", "Say why a combination is allowed or refused: rule, reason, source."),
     "outdated": ("matrix", "Compare pins with what the package indexes offer."),
-    "compat": ("matrix", "Check the compatibility rules for contradictions."),
+    "compat": ("explain", "Check the compatibility rules for contradictions."),
     "lock": ("matrix", "Write pins and hashes of stacks."),
     "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
     "build": ("images", "Build the images of stacks."),

@@ -1,8 +1,7 @@
-"""Verbs about the matrix: list, explain, outdated, compat, lock, render."""
+"""Verbs about the matrix: list, outdated, lock, render."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +12,7 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from stackcheck.explain import Explanation
-    from stackcheck.matrix import Matrix
-    from stackcheck.rules import Rules
-    from stackcheck.stack import Stack
+    from stackcheck.stack import Package, Stack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -65,12 +61,20 @@ def summary(stack: Stack) -> dict[str, object]:
         "runtime": stack.runtime,
         "runtime_version": stack.runtime_version,
         "torch": stack.torch,
+        "wheels": stack.wheels,
+        "triton": _named(stack.triton),
+        "collective": _named(stack.collective),
+        "flash_attn": stack.flash_attn and stack.flash_attn.version,
         "python": stack.python,
         "os": stack.os,
         "archs": list(stack.archs),
         "experimental": stack.experimental,
         "tested_on": [target.model_dump() for target in stack.tested_on],
     }
+
+
+def _named(package: Package | None) -> str | None:
+    return f"{package.name}=={package.version}" if package else None
 
 
 @app.command()
@@ -119,96 +123,6 @@ def lock(selectors: Selectors = None, dry_run: DryRun = False, root: Root = HERE
         rows.append((stack.id, "; ".join(done.missing) or "locked"))
         rows += [(stack.id, f"kept as it was: {reason}") for reason in done.kept]
     print_table(("stack", "result"), rows)
-
-
-@app.command()
-def explain(
-    question: Annotated[list[str], typer.Argument(help="A stack id, or axis=value texts such as rocm=7.2.")],
-    json: Json = False,
-    root: Root = HERE,
-) -> None:
-    """Say why a combination is allowed or refused: rule, reason, source."""
-    from stackcheck import compat, matrix
-    from stackcheck import explain as explaining
-
-    rules = compat.load(root / "images" / "compat.yaml")
-    asked = _stack_combination(question, matrix.load(root / "matrix.yaml"), rules)
-    asked = asked or explaining.parse_question(question, rules)
-    found = explaining.explain(asked, rules)
-    if json:
-        print_json(_explanation_json(found))
-    else:
-        _print_explanation(found)
-
-
-def _stack_combination(question: Sequence[str], found: Matrix, rules: Rules) -> Mapping[str, str] | None:
-    """The combination of a stack of the matrix, where the question is its id."""
-    if len(question) != 1 or "=" in question[0]:
-        return None
-    from stackcheck import cells
-
-    for cell in cells.expand(found):
-        if cell.id == question[0]:
-            return resolve.combination(cell, found.runtimes[cell.runtime].vendor, rules)
-    return None
-
-
-def _explanation_json(found: Explanation) -> dict[str, object]:
-    judgement = found.judgement
-    return {
-        "allowed": judgement.answer == "allowed",
-        "answer": judgement.answer,
-        "asked": dict(found.asked),
-        "rules": [
-            {
-                "id": finding.rule.id,
-                "holds": finding.holds,
-                "unknown": finding.rule.unknown and not finding.holds,
-                "because": finding.rule.because,
-                "source": finding.rule.source,
-            }
-            for finding in judgement.findings
-        ],
-        "nearest": [dict(near) for near in found.nearest],
-    }
-
-
-def _print_explanation(found: Explanation) -> None:
-    judgement = found.judgement
-    # Where the question left it open, what is allowed says where torch comes from.
-    shown = judgement.combination if judgement.answer == "allowed" else found.asked
-    print(f"{' '.join(f'{axis}={value}' for axis, value in shown.items())}: {judgement.answer}")
-    for finding in judgement.findings:
-        if finding.holds and judgement.answer != "allowed":
-            continue
-        mark = "holds" if finding.holds else "unknown" if finding.rule.unknown else "broken"
-        print(f"  {mark}  {finding.rule.id}: {finding.rule.because}\n         {finding.rule.source}")
-    for near in found.nearest:
-        changed = " ".join(
-            f"{axis}={value}" for axis, value in near.items() if found.asked.get(axis) != value
-        )
-        print(f"  allowed with  {changed}")
-
-
-@app.command()
-def compat(
-    action: Annotated[str, typer.Argument(help="check")] = "check", json: Json = False, root: Root = HERE
-) -> None:
-    """Check the compatibility rules for contradictions."""
-    from stackcheck import compat as rules_of
-    from stackcheck.contradictions import contradictions
-
-    if action != "check":
-        raise ConfigurationError("no such action", got=action, expected="stackcheck compat check")
-    rules = rules_of.load(root / "images" / "compat.yaml")
-    pairs = contradictions(rules)
-    if json:
-        print_json({"rules": len(rules), "contradictions": [[a.id, b.id, axis] for a, b, axis in pairs]})
-    if pairs:
-        lines = [f"{a.id} and {b.id} ask for different values of {axis}" for a, b, axis in pairs]
-        raise ConfigurationError("\n".join(lines), where="images/compat.yaml")
-    if not json:
-        print(f"{len(rules)} rules, no two contradict each other")
 
 
 @app.command()

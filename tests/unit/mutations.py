@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stackcheck import compat, explain, matrix, render, resolve, yamlfile
 from stackcheck.contradictions import contradictions
 from stackcheck.errors import StackcheckError
+from stackcheck.question import parse_question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +136,7 @@ def _use_matrix(value: dict[str, object]) -> None:
 def _use_rules(value: dict[str, object]) -> None:
     rules = compat.parse(value)
     contradictions(rules)
-    explain.explain(explain.parse_question(QUESTION, rules), rules)
+    explain.explain(parse_question(QUESTION, rules), rules)
     resolve.resolve(MATRIX, rules)
 
 

@@ -8,6 +8,7 @@ import pytest
 from stackcheck import compat, explain
 from stackcheck.contradictions import contradictions
 from stackcheck.errors import ConfigurationError
+from stackcheck.question import parse_question
 from stackcheck.versions import matches
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ MINIMAL = {
 
 
 def _ask(question: str) -> explain.Explanation:
-    return explain.explain(explain.parse_question(question.split(), RULES), RULES)
+    return explain.explain(parse_question(question.split(), RULES), RULES)
 
 
 def _broken(question: str) -> set[str]:
@@ -193,4 +194,4 @@ def test_more_rules_than_can_be_compared_are_refused():
 )
 def test_a_question_that_is_none_is_refused(question: str):
     with pytest.raises(ConfigurationError):
-        explain.parse_question(question.split(), RULES)
+        parse_question(question.split(), RULES)

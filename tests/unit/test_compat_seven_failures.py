@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from stackcheck import compat, explain, resolve
+from stackcheck.question import parse_question
 from stackcheck.stack import Stack, frozen
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +43,7 @@ STACKS = resolve.load_stacks(ROOT)
     ],
 )
 def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(question: str, rule: str):
-    found = explain.explain(explain.parse_question(question.split(), RULES), RULES)
+    found = explain.explain(parse_question(question.split(), RULES), RULES)
     assert found.judgement.answer == "refused"
     assert rule in {broken.id for broken in found.judgement.broken}
     assert all(broken.because and broken.source for broken in found.judgement.broken)
@@ -51,7 +53,11 @@ def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(questi
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack.torch], ids=lambda stack: stack.id)
 def test_every_image_freezes_its_torch_and_triton(stack: Stack):
     dockerfile = (ROOT / "images" / stack.id / "Dockerfile").read_text(encoding="utf-8")
-    assert all(f"'{pin}'" in dockerfile for pin in frozen(stack))
+    names = [pin.partition("==")[0] for pin in frozen(stack)]
+    # The constraints are what was installed, and the build fails where one of them is not.
+    pattern = "|".join(re.sub("[-_.]+", "[-_.]", name) for name in names)
+    assert f"grep -Eix '({pattern})==.*' versions > constraints.txt" in dockerfile
+    assert f'[ "$(wc -l < constraints.txt)" = {len(names)} ]' in dockerfile
     assert 'PIP_CONSTRAINT="/opt/stackcheck/constraints.txt"' in dockerfile
     if stack.vendor != "cpu":
         assert stack.triton
@@ -62,7 +68,7 @@ def test_a_run_time_variable_is_env_of_the_image_and_of_the_build():
     stack = next(stack for stack in STACKS if stack.flash_attn and stack.flash_attn.backend == "triton")
     dockerfile = (ROOT / "images" / stack.id / "Dockerfile").read_text(encoding="utf-8")
     build, _, final = dockerfile.partition("FROM base AS final")
-    assert "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE" in build
+    assert 'FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE"' in build
     assert 'FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE"' in final
 
 

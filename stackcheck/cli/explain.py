@@ -1,0 +1,110 @@
+"""Verbs about the compatibility rules: explain, compat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stackcheck.cli.output import print_json
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stackcheck.explain import Explanation
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document for machines.")]
+Root = Annotated[Path, typer.Option("--root", help="The checkout.", hidden=True)]
+HERE = Path()
+
+
+@app.command()
+def explain(
+    question: Annotated[list[str], typer.Argument(help="A stack id, or axis=value texts such as rocm=7.2.")],
+    json: Json = False,
+    root: Root = HERE,
+) -> None:
+    """Say why a combination is allowed or refused: rule, reason, source."""
+    from stackcheck import compat, matrix
+    from stackcheck import explain as explaining
+    from stackcheck.question import parse_question
+
+    rules, found = compat.load(root / "images" / "compat.yaml"), matrix.load(root / "matrix.yaml")
+    answer = explaining.explain_stack(question[0], found, rules) if len(question) == 1 else None
+    answer = answer or explaining.explain(parse_question(question, rules), rules, found)
+    if json:
+        print_json(_document(answer))
+    else:
+        print("\n".join(_lines(answer)))
+
+
+def _document(answer: Explanation) -> dict[str, object]:
+    judgement = answer.judgement
+    return {
+        "allowed": judgement.answer == "allowed",
+        "answer": judgement.answer,
+        "asked": dict(answer.asked),
+        "rules": [
+            {
+                "id": finding.rule.id,
+                "holds": finding.holds,
+                "unknown": finding.rule.unknown and not finding.holds,
+                "because": finding.rule.because,
+                "source": finding.rule.source,
+            }
+            for finding in judgement.findings
+        ],
+        "nearest": [dict(near) for near in answer.nearest],
+        "stacks": list(answer.stacks),
+        "excluded": dict(answer.excluded),
+        "experimental": answer.experimental,
+    }
+
+
+def _lines(answer: Explanation) -> Iterator[str]:
+    judgement = answer.judgement
+    yield f"{_texts(judgement.combination)}: {judgement.answer}"
+    if answer.experimental and judgement.answer == "unknown":
+        yield "  experimental: the matrix accepts what is not known, and the certificate says so"
+    for finding in judgement.findings:
+        # What was asked is what breaks, or what holds; that nothing is unlisted says nothing of its own.
+        if finding.holds if judgement.answer != "allowed" else finding.rule.closing:
+            continue
+        mark = "holds" if finding.holds else "unknown" if finding.rule.unknown else "broken"
+        yield f"  {mark}  {finding.rule.id}: {finding.rule.because}\n         {finding.rule.source}"
+    for near in answer.nearest:
+        changed = {axis: value for axis, value in near.items() if answer.asked.get(axis) != value}
+        yield f"  allowed with  {_texts(changed)}"
+    for name in answer.stacks:
+        yield f"  in the matrix  {name}"
+    for name, because in answer.excluded.items():
+        yield f"  left out of the matrix  {name}: {because}"
+
+
+def _texts(combination: Mapping[str, str]) -> str:
+    return " ".join(f"{axis}={value}" for axis, value in combination.items())
+
+
+@app.command()
+def compat(
+    action: Annotated[str, typer.Argument(help="check")] = "check", json: Json = False, root: Root = HERE
+) -> None:
+    """Check the compatibility rules for contradictions."""
+    from stackcheck import compat as rules_of
+    from stackcheck.contradictions import contradictions
+
+    if action != "check":
+        raise ConfigurationError("no such action", got=action, expected="stackcheck compat check")
+    rules = rules_of.load(root / "images" / "compat.yaml")
+    pairs = contradictions(rules)
+    if json:
+        print_json({"rules": len(rules), "contradictions": [[a.id, b.id, axis] for a, b, axis in pairs]})
+    if pairs:
+        lines = [f"{a.id} and {b.id} ask for different values of {axis}" for a, b, axis in pairs]
+        raise ConfigurationError("\n".join(lines), where="images/compat.yaml")
+    if not json:
+        print(f"{len(rules)} rules, no two contradict each other")
