@@ -236,7 +236,8 @@ def _check_size(image: Image, budget_bytes: int) -> None:
         raise BuildError(
             "an image is over its size budget",
             where=image.stack_id,
-            got=f"{image.size_bytes / 1e9:.2f} GB unpacked:\n    " + "\n    ".join(size_report(image)),
+            got=f"{image.size_bytes / 1e9:.2f} GB unpacked:\n    "
+            + "\n    ".join(size_report(image, budget_bytes)),
             expected=f"at most {budget_bytes / 1e9:.2f} GB (size_budget_gb in matrix.yaml)",
             next_step="make the largest layer smaller, or raise the budget",
         )

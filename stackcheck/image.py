@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any, Literal
@@ -207,9 +208,15 @@ def label(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
-def size_report(image: Image) -> tuple[str, ...]:
-    """One line a layer, the largest first: where the bytes go."""
-    layers = sorted(image.layers, key=lambda layer: -layer.size_bytes)
+def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...]:
+    """One line a layer, the largest first: where the bytes go, and with which layer the budget is passed."""
+    sums = itertools.accumulate(layer.size_bytes for layer in image.layers)
+    over = next(
+        (n for n, total in enumerate(sums) if budget_bytes is not None and total > budget_bytes), None
+    )
+    layers = sorted(enumerate(image.layers), key=lambda item: -item[1].size_bytes)
     return tuple(
-        f"{layer.size_bytes / 1e6:9.1f} MB  {' '.join(layer.created_by.split())[:80]}" for layer in layers
+        f"{layer.size_bytes / 1e6:9.1f} MB  layer {number + 1}: {' '.join(layer.created_by.split())[:80]}"
+        + ("  <- passes the budget" if number == over else "")
+        for number, layer in layers
     )

@@ -164,6 +164,29 @@ def test_steps_done_again_give_the_same_image_and_unchanged_inputs_none_at_all(
     engine.remove(first.reference)
 
 
+def test_an_image_over_its_budget_is_refused_with_its_layers_and_the_one_that_passes_it(
+    engine: Engine, checkout: Path, cpu_stack: resolve.Stack, small_base: Path
+) -> None:
+    (base,) = small_base.glob("*.tar")
+    stack = small_stack(checkout, "heavy", cpu_stack)  # 20 MB on top of the base
+    stack = dataclasses.replace(stack, size_budget_bytes=base.stat().st_size + (5 << 20))
+    try:
+        with pytest.raises(BuildError) as caught:
+            build_one(stack, engine, checkout)
+        said = caught.value.got or ""
+        (marked,) = (line for line in said.splitlines() if "passes the budget" in line)
+        assert "20.0 MB" in marked
+        assert "/ballast" in marked
+        assert caught.value.exit_code == 5
+        assert not (checkout / "build" / stack.id / "image.json").exists()
+    finally:
+        subprocess.run(
+            ["sh", "-c", f"docker images --quiet stackcheck/{stack.id} | xargs -r docker rmi --force"],
+            check=False,
+            capture_output=True,
+        )
+
+
 def test_a_failing_step_is_named_with_its_stage_line_and_last_words(
     engine: Engine, checkout: Path, cpu_stack: resolve.Stack
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -177,6 +178,16 @@ def test_an_image_over_its_budget_names_the_layer(checkout: Path) -> None:
         build_it(checkout, FakeEngine(), SmallStack(size_budget_bytes=999))
     assert "ADD rootfs.tar" in str(caught.value)
     assert not (checkout / "build" / "cpu-small" / "image.json").exists()
+
+
+def test_the_layer_that_passes_the_budget_need_not_be_the_largest() -> None:
+    layers = tuple(
+        image.Layer(digest="", size_bytes=size, created_by=f"STEP {size}") for size in (600, 90, 30)
+    )
+    made = SimpleNamespace(layers=layers)
+    marked = [line for line in image.size_report(made, 650) if "passes the budget" in line]
+    assert [line.split(": ")[1].split("  ")[0] for line in marked] == ["STEP 90"]
+    assert not any("passes" in line for line in image.size_report(made))
 
 
 def test_a_stack_that_is_not_locked_names_what_is_missing(checkout: Path) -> None:
