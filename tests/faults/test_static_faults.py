@@ -52,6 +52,21 @@ def test_fault_of_the_compiler_is_caught(planted, plant) -> None:
     plant(planted)
 
 
+REFUSAL = "def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype): return {'error': 'unknown GPU'}\n"
+
+
+@pytest.mark.parametrize(("declared_archs", "outcome"), [(["sm_100"], "failed"), (["sm_80"], "skipped")])
+def test_triton_that_does_not_know_a_gpu_of_the_stack_is_caught(
+    plant, tmp_path, declared_archs, outcome
+) -> None:
+    planted = fault(
+        "an old Triton", "test_matrix_instruction_is_the_expected_one[sm_100-fp8e4nv]", "unknown GPU"
+    )
+    env = declared(tmp_path, "nvidia", *declared_archs)
+    files = {**planted.files, "stub.py": REFUSAL}
+    plant(Fault(**{**vars(planted), "files": files, "vendor": "nvidia", "env": env, "outcome": outcome}))
+
+
 COMPILES = S + "test_the_vendor_compiler_makes_code_for_every_architecture"
 LIBRARIES = S + "test_kernel_libraries_hold_every_architecture"
 FLASH = S + "test_flash_attention_holds_every_architecture"
