@@ -17,6 +17,7 @@ from harness.fixtures import (
     on_device,
     record_metric,
     vendor,
+    whole_run,
 )
 from harness.static import in_child
 
@@ -35,4 +36,5 @@ __all__ = [
     "on_device",
     "record_metric",
     "vendor",
+    "whole_run",
 ]

@@ -63,7 +63,7 @@ FAULTS = (
     nvidia("N/A is a skip", "test_no_device_asks_for_recovery", "not supported", "skipped", recovery="not_supported"),
     nvidia("a GPU was lost", "test_device_count", "no NVIDIA device is visible", one={"temperature": "lost"}),
     Fault("a NUMA node of others", D + "test_numa_nodes_of_devices_are_ours", vendor="nvidia", nvml={}, says="node 7",
-          patches=SEEN | {"vendors.nvidia:_numa_node": "lambda bdf: 7"}),
+          patches=SEEN | {"vendors.nvidia_device:_numa_node": "lambda bdf: 7"}),
     Fault("a peer copy is wrong", D + "test_peer_copies_arrive", vendor="nvidia", nvml={}, says="wrong_elements",
           patches=SEEN | {"workloads.devices:peer_copies":
                           "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': int(a == 2)}"
@@ -82,7 +82,7 @@ def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
 
 def test_healthy_host_passes_every_device_check(plant) -> None:
     fault = Fault("nothing", "test_devices.py", vendor="nvidia", nvml={}, outcome="passed", patches=SEEN)
-    with_numa = {**SEEN, "vendors.nvidia:_numa_node": "lambda bdf: 0"}
+    with_numa = {**SEEN, "vendors.nvidia_device:_numa_node": "lambda bdf: 0"}
     result = plant(Fault(**{**vars(fault), "patches": with_numa}))
     assert len(result["host"]["devices"]) == 4
     assert result["host"]["devices"][0]["model"] == "H200"

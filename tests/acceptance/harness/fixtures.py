@@ -2,10 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -13,55 +12,15 @@ import vendors
 from harness import launch as launcher
 from harness import leases, models
 from harness.check import Check
+from harness.evidence import device_names, evidence, newly_unfit
 from harness.monitor import Sampler
-from harness.session import CHECK, AcceptanceSession, device_names
+from harness.protocols import Launch, OnDevice, RecordMetric
+from harness.session import CHECK, AcceptanceSession
 from harness.worker import WorkloadError
-from vendors import Absence, Device, Host
+from vendors import Device, Host
 
 CLEAN_SLACK_BYTES = 2 << 30  # a context of another rank of ours; Primus draws the same line
 CLEAN_WAIT_S = 30.0
-
-
-class RecordMetric(Protocol):
-    """Keep a figure of the check."""
-
-    def __call__(
-        self,
-        name: str,
-        value: float,
-        *,
-        unit: str,
-        repeats: Sequence[float] = (),
-        conditions: Mapping[str, Any] | None = None,
-        gate: bool = False,
-    ) -> None: ...
-
-
-class OnDevice(Protocol):
-    """Run a function of tests/acceptance/workloads in the process that owns the leased devices."""
-
-    def __call__(
-        self,
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        timeout_s: float = 120,
-        env: Mapping[str, str] | None = None,
-        **kwargs: object,
-    ) -> Any: ...
-
-
-class Launch(Protocol):
-    """Run a program under torchrun and return the JSON line of rank 0."""
-
-    def __call__(
-        self,
-        program: str | Path,
-        *args: object,
-        nproc: int,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]: ...
 
 
 @pytest.fixture(scope="session")
@@ -144,6 +103,21 @@ def lease(
 
 
 @pytest.fixture
+def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
+    """The machine after every other check, with its state before the first one as evidence beside it."""
+    if not acceptance.ended.wait_for(acceptance.before_last):
+        pytest.fail(
+            "other checks of this run have not ended, so nothing can be said of the whole", pytrace=False
+        )
+    assert acceptance.host is not None
+    late = acceptance.monitor.read()
+    check.devices = device_names(acceptance.devices)
+    check.before = evidence(acceptance.host, acceptance.devices)
+    check.after = evidence(late, acceptance.devices)
+    return late
+
+
+@pytest.fixture
 def record_metric(check: Check) -> RecordMetric:
     """Put a figure into result.json; with `gate=True` its bound judges the check."""
     return check.record
@@ -191,55 +165,6 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
             )
 
     return run
-
-
-def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
-    """Throttling, memory errors and processes, by device index: what says whether a device is fit."""
-    leased = {device.index for device in devices}
-    return {str(device.index): _state(device) for device in host.devices if device.index in leased}
-
-
-def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What got worse between two readings of the same devices, in words."""
-    found = []
-    for index, late in after.items():
-        early = before.get(index, late)
-        found += [f"device {index} throttled: {reason}" for reason in late["unfit"]]
-        found += [
-            f"device {index} throttled during the check: {name} grew to {value}"
-            for name, value in late["accumulators"].items()
-            if _grew(early["accumulators"].get(name), value)
-        ]
-        if _grew(early["uncorrectable"], late["uncorrectable"]):
-            found.append(f"device {index} counted uncorrectable memory errors during the check")
-    return found
-
-
-def _state(device: Device) -> dict[str, Any]:
-    processes = device.processes
-    return {
-        "unfit": list(device.throttle.unfit),
-        "normal": list(device.throttle.normal),
-        "throttle_reading": _plain(device.throttle.reading),
-        "accumulators": {name: _plain(value) for name, value in device.throttle.accumulators.items()},
-        **{name: _plain(value) for name, value in asdict(device.ecc).items()},
-        "temperature_c": _plain(device.temperature_c),
-        "clock_mhz": _plain(device.clock_mhz),
-        "power_w": _plain(device.power.draw_w),
-        "memory_used_bytes": _plain(device.memory_used_bytes),
-        "processes": str(processes)
-        if isinstance(processes, Absence)
-        else [process.pid for process in processes],
-    }
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Absence) else value
-
-
-def _grew(early: object, late: object) -> bool:
-    numbers = isinstance(early, int | float) and isinstance(late, int | float)
-    return numbers and late > early  # type: ignore[operator]
 
 
 @contextlib.contextmanager

@@ -9,23 +9,20 @@ import json
 import pickle
 import signal
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vendors
-from harness import leases, resultfile, summary
-from harness.check import Check, InvalidRun
+from harness import leases, order, reports, resultfile, summary
+from harness.check import Check
+from harness.listener import Listener
 from harness.monitor import Monitor, MonitorError
 from harness.worker import Worker
 from vendors import Device, Host, VendorAbsentError, VendorName
 
-TIERS = ("smoke", "standard", "soak")
 CHECK = pytest.StashKey[Check]()
-RECORD = "stackcheck_record"
 TITLES = {"amd": "AMD", "nvidia": "NVIDIA", "cpu": "CPU"}
 
 
@@ -50,6 +47,10 @@ class AcceptanceSession:
         self.collected = 0
         self.results: resultfile.ResultFile | None = None
         self.records: dict[str, dict[str, Any]] = {}
+        self.numbers: dict[str, int] = {}
+        self.before_last = 0
+        self.ended = order.Ended(self.result_dir / "children" / f"ended-{self.run_id}")
+        self.listener = Listener(self.result_dir / "children" / f"faults-{self.run_id}.jsonl")
         if not self.is_worker:
             self._open_files()
 
@@ -102,6 +103,8 @@ class AcceptanceSession:
             arguments=[str(argument) for argument in self.config.invocation_params.args],
         )
         self.results = resultfile.ResultFile(self.result_dir / "result.json", head)
+        if self.host is not None and not self.shares_devices and not self.config.option.collectonly:
+            self.listener.start(self.vendor)
 
     def pytest_report_header(self) -> list[str]:
         return [
@@ -115,11 +118,8 @@ class AcceptanceSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        late = [item for item in items if _tier(item) > TIERS.index(self.tier)]
-        kept = [item for item in items if item not in late]
-        items[:] = sorted(
-            kept, key=_is_performance
-        )  # stable: correctness first, performance alone at the end
+        late = [item for item in items if order.tier(item) > order.TIERS.index(self.tier)]
+        items[:] = order.ordered(item for item in items if item not in late)
         if late:
             config.hook.pytest_deselected(items=late)
 
@@ -128,6 +128,8 @@ class AcceptanceSession:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected = len(session.items)
+        self.numbers = {item.nodeid: number for number, item in enumerate(session.items)}
+        self.before_last = sum(not order.is_last(item) for item in session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -142,33 +144,39 @@ class AcceptanceSession:
         if self.absence is None or item.get_closest_marker("static"):
             item.stash[CHECK] = Check(vendor=self.vendor, model=self.model)
             return None
-        return _fail_at_once(item, self.absence)
+        return reports.fail_at_once(item, self.absence)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
         if isinstance(item, pytest.Function):
-            item.obj = _concluding(item.obj, item.stash[CHECK])
+            item.obj = reports.concluding(item.obj, item.stash[CHECK])
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         outcome = yield
         report = outcome.get_result()
-        report.stackcheck_kind = _kind(report, call)
+        setattr(report, reports.KIND, reports.kind(report, call))
         if report.when == "teardown" and CHECK in item.stash:
-            setattr(report, RECORD, json.dumps(_measured(item, item.stash[CHECK]), allow_nan=False))
+            setattr(
+                report, reports.RECORD, json.dumps(reports.measured(item, item.stash[CHECK]), allow_nan=False)
+            )
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if nodeid in self.numbers:  # the controller of pytest-xdist has collected nothing
+            self.ended.add(self.numbers[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.results is None:
             return
-        name = check_id(report.nodeid)
-        record = self.records.setdefault(name, _new_record(name))
-        _merge(record, report)
+        name = reports.check_id(report.nodeid)
+        record = self.records.setdefault(name, reports.new_record(name))
+        reports.merge(record, report)
         if report.when == "teardown" or report.when not in ("setup", "call"):
             self.results.add(self.records.pop(name))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if self.results is not None and report.failed:
-            record = _new_record(check_id(report.nodeid) or "collection")
+            record = reports.new_record(reports.check_id(report.nodeid) or "collection")
             self.results.add({**record, "outcome": "error", "reason": report.longreprtext[-4000:]})
 
     # -- the end
@@ -177,6 +185,7 @@ class AcceptanceSession:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self.worker.stop()
         self.monitor.stop()
+        self.listener.stop()
         counts = {"collected": self.collected, "deselected": self.deselected}
         if self.is_worker:
             self.config.workeroutput["stackcheck"] = counts  # type: ignore[attr-defined]
@@ -203,7 +212,9 @@ class AcceptanceSession:
         if not self._is_whole_suite() or skipped <= budget * len(ran):
             return
         reason = f"{skipped} of {len(ran)} checks were skipped; the budget is {budget:.0%} (--skip-budget)"
-        self.results.add({**_new_record("session::skip_budget"), "outcome": "failed", "reason": reason})
+        self.results.add(
+            {**reports.new_record("session::skip_budget"), "outcome": "failed", "reason": reason}
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _is_whole_suite(self) -> bool:
@@ -223,11 +234,6 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def check_id(nodeid: str) -> str:
-    """The id of a check, relative to tests/acceptance."""
-    return nodeid.removeprefix("acceptance/")
-
-
 def _told(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
@@ -236,114 +242,3 @@ def _told(path: Path | None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise pytest.UsageError(f"--run-file {path}: {error}") from error
     return told
-
-
-def _tier(item: pytest.Item) -> int:
-    mark = item.get_closest_marker("tier")
-    name = mark.args[0] if mark else "smoke"
-    if name not in TIERS:
-        raise pytest.UsageError(f"{item.nodeid}: tier {name!r}, expected one of {', '.join(TIERS)}")
-    return TIERS.index(name)
-
-
-def _is_performance(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker("gpus")
-    return bool(mark and mark.kwargs.get("perf"))
-
-
-def _concluding(function: Callable[..., object], check: Check) -> Callable[..., None]:
-    @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> None:
-        try:
-            function(*args, **kwargs)
-        except (AssertionError, pytest.fail.Exception):
-            if check.unfit:  # a wrong figure of an unfit machine is no failure of the image
-                check.conclude()
-            raise
-        check.conclude()
-
-    return run
-
-
-def _fail_at_once(item: pytest.Item, reason: str) -> bool:
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for when, outcome in (("setup", "passed"), ("call", "failed"), ("teardown", "passed")):
-        report = pytest.TestReport(
-            nodeid=item.nodeid,
-            location=item.location,
-            keywords={},
-            outcome=outcome,  # type: ignore[arg-type]
-            longrepr=reason if outcome == "failed" else None,
-            when=when,  # type: ignore[arg-type]
-        )
-        report.stackcheck_kind = outcome
-        setattr(report, RECORD, json.dumps({"doc": _doc(item)}))
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
-def _kind(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
-    raised = call.excinfo.value if call.excinfo else None
-    if isinstance(raised, InvalidRun):
-        return "invalid"
-    if report.failed and report.when != "call" and not isinstance(raised, pytest.fail.Exception):
-        return "error"
-    return str(report.outcome)
-
-
-def _doc(item: pytest.Item) -> str | None:
-    text = getattr(getattr(item, "function", None), "__doc__", None)
-    return " ".join(text.split("\n\n")[0].split()) if text else None
-
-
-def _measured(item: pytest.Item, check: Check) -> dict[str, Any]:
-    after = {**check.after, "during": check.telemetry()} if check.samples else check.after
-    return {
-        "doc": _doc(item),
-        "devices": list(check.devices),
-        "metrics": [asdict(metric) for metric in check.metrics],
-        "evidence": {"before": check.before, "after": after},
-        "violations": check.violations,
-    }
-
-
-def _new_record(name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "outcome": "passed",
-        "reason": None,
-        "doc": None,
-        "seconds": 0.0,
-        "devices": [],
-        "metrics": [],
-        "evidence": {"before": {}, "after": {}},
-    }
-
-
-RANK = {"passed": 0, "skipped": 1, "failed": 2, "invalid": 3, "error": 4}
-
-
-def _merge(record: dict[str, Any], report: pytest.TestReport) -> None:
-    record["seconds"] = round(record["seconds"] + getattr(report, "duration", 0.0), 4)
-    kind = getattr(report, "stackcheck_kind", "error" if report.failed else report.outcome)
-    if RANK[kind] > RANK[record["outcome"]]:
-        record["outcome"] = kind
-        record["reason"] = _reason(report)
-    measured = json.loads(getattr(report, RECORD, "{}"))
-    extra = [line for line in measured.pop("violations", []) if line not in (record["reason"] or "")]
-    if extra:
-        record["reason"] = "\n".join(filter(None, (record["reason"], *extra)))
-    record.update(measured)
-
-
-def _reason(report: pytest.TestReport) -> str:
-    if report.skipped and isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2]).removeprefix("Skipped: ")
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message if crash else report.longreprtext)[:8000]
-
-
-def device_names(devices: tuple[Device, ...]) -> tuple[str, ...]:
-    """The anonymised names of devices."""
-    return tuple(resultfile.anonymous(device.uuid) for device in devices)

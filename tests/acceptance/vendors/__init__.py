@@ -7,7 +7,7 @@ are four different facts, and a check decides what each of them means for it.
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol, TypeGuard, Union, runtime_checkable
@@ -133,7 +133,9 @@ class Link:
     kind: Reading  # "xgmi", "nvlink", "pcie", or an Absence
     # links of that kind that are up, or "up"/"down" where they are not counted
     active: Reading = Absence.NOT_SUPPORTED
+    # faults of both ends: since the driver's start, or since the last reading (`Vendor.LINK_ERRORS_CLEARED`)
     errors: Reading = Absence.NOT_SUPPORTED
+    replays: Reading = Absence.NOT_SUPPORTED  # packets sent again: time lost, no data
     p2p: Reading = Absence.NOT_SUPPORTED  # True when the library says that each may read the other's memory
 
 
@@ -163,6 +165,14 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Event:
+    """A fault that the driver reported while somebody listened."""
+
+    index: int  # of the device, in the library's order; -1 where the report names none
+    what: str  # "Xid 79: the GPU has fallen off the bus"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Requirement:
     """Something that a container or machine must offer before any device can work."""
 
@@ -184,6 +194,7 @@ class Vendor(Protocol):
     REFERENCE_PARTITION: Mapping[
         str, str
     ]  # what training figures assume: {"compute": "SPX", "memory": "NPS1"}
+    LINK_ERRORS_CLEARED: bool  # whether reading a link's error count sets it to zero
 
     @staticmethod
     def read() -> Host:
@@ -196,6 +207,13 @@ class Vendor(Protocol):
     @staticmethod
     def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
         """Read what moves under load. Child only; the library stays open between calls of one child."""
+
+    @staticmethod
+    def listen() -> Iterator[Event | None] | Absence:
+        """Faults that the driver reports from now on; None about once a second without one. Child only.
+
+        An Absence where the part or the release cannot tell.
+        """
 
     @staticmethod
     def child_environment(devices: Sequence[Device]) -> dict[str, str]:
@@ -212,6 +230,12 @@ class Vendor(Protocol):
     @staticmethod
     def driver_problem(host: Host, runtime_version: str) -> str | None:
         """Why this driver is outside the runtime's support window (with the rule's source), or None."""
+
+
+def added(*readings: Reading) -> Reading:
+    """The sum of counts, or the first reason why there is none."""
+    absent = [reading for reading in readings if isinstance(reading, Absence)]
+    return absent[0] if absent else sum(int(reading) for reading in readings)
 
 
 def module(name: str) -> Vendor:

@@ -6,25 +6,26 @@ Proven over AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, never yet o
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vendors import (
     Absence,
     Device,
+    Event,
     Host,
-    Link,
     Reading,
     Requirement,
     Sample,
     VendorAbsentError,
     VendorName,
     amd_device,
+    amd_events,
     amd_kernel,
+    amd_links,
     is_known,
 )
-from vendors.amd_library import ask, member, open_library, reading, version
+from vendors.amd_library import ask, open_library, reading, version
 from vendors.container import device_node, locked_memory, shared_memory
 
 NAME: VendorName = "amd"
@@ -32,6 +33,7 @@ VISIBILITY = "ROCR_VISIBLE_DEVICES"  # the first filter; HIP_ and CUDA_VISIBLE_D
 PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
+LINK_ERRORS_CLEARED = True  # the kernel clears its error status on every reading
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
 
@@ -61,8 +63,8 @@ def read() -> Host:
     time.sleep(METRICS_PERIOD_S)
     every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
     shown = _visible(every)
-    ends = [_End(handle, _link_states(smi, handle), _link_errors(smi, handle)) for handle in handles]
-    links = [_link(smi, ends, a, b) for number, a in enumerate(shown) for b in shown[number + 1 :]]
+    ends = [amd_links.end(smi, handle) for handle in handles]
+    links = [amd_links.link(smi, ends, a, b) for number, a in enumerate(shown) for b in shown[number + 1 :]]
     return Host(
         vendor=NAME,
         library=f"amdsmi {version(smi)}",
@@ -87,6 +89,13 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
         samples.append(amd_device.sample(smi, handles[index], index, metrics, earlier))
         _last[index] = metrics
     return tuple(samples)
+
+
+def listen() -> Iterator[Event | None] | Absence:
+    """Page faults, resets and hangs of the visible devices, as the KFD reports them."""
+    smi = open_library()
+    handles = ask(smi, "amdsmi_get_processor_handles")
+    return amd_events.listen(smi, {device.index: handles[device.index] for device in read().devices})
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
@@ -152,68 +161,6 @@ def _unheld(bdf: str) -> Requirement:
         expected="held by amdgpu",
         next_step=f"look for {bdf} in dmesg; a reset or a cold boot brings it back, or it is broken",
     )
-
-
-@dataclass(frozen=True)
-class _End:
-    """One device's side of its links."""
-
-    handle: Any
-    states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
-    errors: Reading
-
-    def state(self, peer: str) -> Reading:
-        if isinstance(self.states, Absence):
-            return self.states
-        return self.states.get(peer, Absence.NOT_AVAILABLE)
-
-
-def _link(smi: Any, ends: Sequence[_End], a: Device, b: Device) -> Link:
-    one, other = ends[a.index], ends[b.index]
-    states = [one.state(b.bdf), other.state(a.bdf)]
-    known = [state for state in states if is_known(state)]
-    counts = [one.errors, other.errors]
-    return Link(
-        a=a.index,
-        b=b.index,
-        kind=_kind(smi, one.handle, other.handle),
-        active="down" if "down" in known else known[0] if known else states[0],
-        errors=sum(int(count) for count in counts) if all(map(is_known, counts)) else counts[0],
-        p2p=reading(ask(smi, "amdsmi_is_P2P_accessible", one.handle, other.handle)),
-    )
-
-
-def _kind(smi: Any, one: Any, other: Any) -> Reading:
-    answer = ask(smi, "amdsmi_topo_get_link_type", one, other)
-    if isinstance(answer, Absence):
-        return answer
-    kinds = {
-        member(smi, "AmdSmiLinkType.AMDSMI_LINK_TYPE_XGMI", "AmdSmiIoLinkType.XGMI"): "xgmi",
-        member(smi, "AmdSmiLinkType.AMDSMI_LINK_TYPE_PCIE", "AmdSmiIoLinkType.PCIEXPRESS"): "pcie",
-    }
-    kind = answer["type"]
-    return kinds.get(getattr(kind, "value", kind), f"type {kind}")  # 7.0.2 returns a raw ctypes object
-
-
-def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:
-    """By peer: link i of the status is link i of the metrics, which names where it leads."""
-    status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
-    metrics = ask(smi, "amdsmi_get_link_metrics", handle)
-    if isinstance(status, Absence) or isinstance(metrics, Absence):
-        return Absence.NOT_SUPPORTED
-    words: Mapping[str, Reading] = {"U": "up", "D": "down", "X": Absence.NOT_AVAILABLE}
-    pairs = zip(status["status"], metrics["links"], strict=False)
-    return {str(link["bdf"]).lower(): words.get(letter, f"state {letter}") for letter, link in pairs}
-
-
-def _link_errors(smi: Any, handle: Any) -> Reading:
-    """0, 1 or 2 for none, one, several: the kernel keeps no more, and clears it on this reading."""
-    answer = ask(smi, "amdsmi_gpu_xgmi_error_status", handle)
-    if isinstance(answer, Absence):
-        return answer
-    names = ("NO_ERRORS", "ERROR", "MULTIPLE_ERRORS")
-    found = [count for count, name in enumerate(names) if answer == member(smi, f"AmdSmiXgmiStatus.{name}")]
-    return found[0] if found else f"status {answer}"
 
 
 def _driver(smi: Any, handles: Sequence[Any]) -> Reading:

@@ -8,7 +8,7 @@ compared.
 import functools
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,11 @@ def ask(smi: Any, call: str, *arguments: object) -> Any:
     function = getattr(smi, call, None)
     if function is None:
         return Absence.NOT_SUPPORTED  # this release does not have it
+    return answer(smi, function, *arguments)
+
+
+def answer(smi: Any, function: Callable[..., Any], *arguments: object) -> Any:
+    """The same of a function that was found already."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
@@ -56,15 +61,15 @@ def ask(smi: Any, call: str, *arguments: object) -> Any:
         raise
 
 
-def reading(answer: object) -> Reading:
+def reading(value: object) -> Reading:
     """One figure: its value, or which of the four ways of not being there."""
-    if isinstance(answer, Absence):
-        return answer
-    if answer is None or answer in ("", "N/A"):
+    if isinstance(value, Absence):
+        return value
+    if value is None or value in ("", "N/A"):
         return Absence.NOT_AVAILABLE
-    if isinstance(answer, int) and not isinstance(answer, bool) and answer in ALL_ONES:
+    if isinstance(value, int) and not isinstance(value, bool) and value in ALL_ONES:
         return Absence.ALL_ONES
-    return answer if isinstance(answer, int | float | str | bool) else str(answer)
+    return value if isinstance(value, int | float | str | bool) else str(value)
 
 
 def field(answer: Any, *names: str) -> Reading:

@@ -6,10 +6,10 @@ the flow and the numerics, never a GPU: it has no bandwidth links, no ECC and no
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vendors import Absence, Device, Host, Requirement, Sample, VendorName
+from vendors import Absence, Device, Event, Host, Requirement, Sample, VendorName
 from vendors.container import shared_memory
 
 NAME: VendorName = "cpu"
@@ -25,6 +25,7 @@ FOREIGN_RUNTIMES = (
     "libhsa-runtime64",
 )
 REFERENCE_PARTITION: Mapping[str, str] = {}
+LINK_ERRORS_CLEARED = False
 SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little
 
 
@@ -59,6 +60,11 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
         Sample(index=index, clock_mhz=nothing, power_w=nothing, temperature_c=nothing, unfit=(), normal=())
         for index in indices
     )
+
+
+def listen() -> Iterator[Event | None] | Absence:
+    """A processor's faults go to the kernel's log, which a container does not see."""
+    return Absence.NOT_SUPPORTED
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:

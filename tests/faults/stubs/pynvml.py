@@ -2,7 +2,7 @@
 
 Keys: devices (count); init ("hang", "driver_not_loaded"); any field below for every device; and "one": the
 same for device 0 only. A value "N/A" is answered as such; "not_supported" and "no_permission" are raised as
-NVML's errors.
+NVML's errors. "xid" is reported on device 2 to whoever listens.
 """
 
 # ruff: noqa: E501, N801, N802, N816 - the names are NVML's own
@@ -24,6 +24,8 @@ NVML_P2P_CAPS_INDEX_NVLINK = 2
 NVML_P2P_STATUS_OK = 0
 NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY = 0, 1
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+NVML_ERROR_TIMEOUT = 10
+nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError = 8, 2
 
 STATE = json.loads(os.environ.get("STACKCHECK_FAKE_NVML") or "{}")
 HEALTHY = {
@@ -32,7 +34,7 @@ HEALTHY = {
     "mig": 0, "pcie_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "remapped": [0, 0, 0, 0], "reasons": 0, "cap": 700000, "default_cap": 700000, "power": 120000, "clock": 1980,
     "temperature": 35, "processes": [], "recovery": 0, "fabric_state": 3, "fabric_status": 0, "links": 18,
-    "p2p_read": 0, "p2p_nvlink": 0,
+    "p2p_read": 0, "p2p_nvlink": 0, "recovering": 0, "replaying": 0, "event_types": 10,
 }  # fmt: skip
 ERRORS = {
     "not_supported": NVML_ERROR_NOT_SUPPORTED,
@@ -134,8 +136,36 @@ def nvmlDeviceGetNvLinkState(handle, link):
     return int(link < value(handle, "links"))
 
 
-def nvmlDeviceGetNvLinkErrorCounter(_handle, _link, _kind):
-    return 0
+def nvmlDeviceGetNvLinkErrorCounter(handle, link, kind):
+    moving = value(handle, "recovering" if kind == NVML_NVLINK_ERROR_DL_RECOVERY else "replaying")
+    return int(time.monotonic() * 1000) if moving and link == 3 else 0
+
+
+def nvmlEventSetCreate():
+    return {"waited": 0}
+
+
+def nvmlDeviceGetSupportedEventTypes(handle):
+    return value(handle, "event_types")
+
+
+def nvmlDeviceRegisterEvents(_handle, _types, _set):
+    return None
+
+
+def nvmlDeviceGetIndex(handle):
+    return handle
+
+
+def nvmlEventSetWait_v2(events, timeout_ms):
+    events["waited"] += 1
+    xid = STATE.get("xid")
+    if xid is None or events["waited"] != 1:
+        time.sleep(timeout_ms / 1000)
+        raise NVMLError(NVML_ERROR_TIMEOUT)
+    if xid == "lost":
+        raise NVMLError(NVML_ERROR_GPU_IS_LOST)
+    return SimpleNamespace(device=2, eventType=nvmlEventTypeXidCriticalError, eventData=xid)
 
 
 def nvmlDeviceGetClockInfo(handle, _kind):

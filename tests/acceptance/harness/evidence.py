@@ -1,0 +1,62 @@
+"""What says whether a device was fit. In: readings before and after a check. Out: facts, words on changes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from harness import resultfile
+from vendors import Absence, Device, Host
+
+
+def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
+    """The anonymised names of devices."""
+    return tuple(resultfile.anonymous(device.uuid) for device in devices)
+
+
+def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
+    """Throttling, memory errors and processes, by device index: what says whether a device is fit."""
+    leased = {device.index for device in devices}
+    return {str(device.index): _state(device) for device in host.devices if device.index in leased}
+
+
+def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What got worse between two readings of the same devices, in words."""
+    found = []
+    for index, late in after.items():
+        early = before.get(index, late)
+        found += [f"device {index} throttled: {reason}" for reason in late["unfit"]]
+        found += [
+            f"device {index} throttled during the check: {name} grew to {value}"
+            for name, value in late["accumulators"].items()
+            if _grew(early["accumulators"].get(name), value)
+        ]
+        if _grew(early["uncorrectable"], late["uncorrectable"]):
+            found.append(f"device {index} counted uncorrectable memory errors during the check")
+    return found
+
+
+def _state(device: Device) -> dict[str, Any]:
+    processes = device.processes
+    return {
+        "unfit": list(device.throttle.unfit),
+        "normal": list(device.throttle.normal),
+        "throttle_reading": _plain(device.throttle.reading),
+        "accumulators": {name: _plain(value) for name, value in device.throttle.accumulators.items()},
+        **{name: _plain(value) for name, value in asdict(device.ecc).items()},
+        "temperature_c": _plain(device.temperature_c),
+        "clock_mhz": _plain(device.clock_mhz),
+        "power_w": _plain(device.power.draw_w),
+        "memory_used_bytes": _plain(device.memory_used_bytes),
+        "processes": str(processes)
+        if isinstance(processes, Absence)
+        else [process.pid for process in processes],
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Absence) else value
+
+
+def _grew(early: object, late: object) -> bool:
+    numbers = isinstance(early, int | float) and isinstance(late, int | float)
+    return numbers and late > early  # type: ignore[operator]

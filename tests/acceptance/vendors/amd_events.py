@@ -1,0 +1,48 @@
+"""What AMD's driver reports of its own accord. In: amdsmi's event reader. Out: `Event`s as they come.
+
+The library hands on what the KFD's SMI events say: a line per event, as "memory fault", "reset", "throttling"
+(kernel: kfd_smi_events.c). Which of them a release knows is found by name.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vendors import Absence, Event
+from vendors.amd_library import answer, ask
+
+WAIT_MS = 1000
+FAULTS = {
+    "VMFAULT": "a memory page fault",
+    "THERMAL_THROTTLE": "thermal throttling",
+    "GPU_PRE_RESET": "the GPU is being reset",
+    "GPU_POST_RESET": "the GPU was reset",
+    "RING_HANG": "a queue hung",
+}
+
+
+def listen(smi: Any, handles: Mapping[int, Any]) -> Iterator[Event | None] | Absence:
+    """Faults of some devices, from the moment of this call."""
+    kinds = getattr(smi, "AmdSmiEvtNotificationType", ())
+    wanted = [kind for kind in kinds if kind.name in FAULTS]
+    readers = [ask(smi, "AmdSmiEventReader", handle, wanted) for handle in handles.values()]
+    absent = [reader for reader in readers if isinstance(reader, Absence)]
+    return absent[0] if absent else _events(smi, readers, handles)
+
+
+def _events(smi: Any, readers: Sequence[Any], handles: Mapping[int, Any]) -> Iterator[Event | None]:
+    """One reader's call gives the events of every device that is listened to."""
+    while True:
+        found = answer(smi, readers[0].read, WAIT_MS)
+        if not found or isinstance(found, Absence):  # NO_DATA: nothing in this second
+            yield None
+            continue
+        for event in found:
+            words = FAULTS.get(event["event"], event["event"])
+            detail = " ".join(str(event["message"]).split())
+            yield Event(index=_index(event["processor_handle"], handles), what=f"{words} ({detail})")
+
+
+def _index(handle: Any, handles: Mapping[int, Any]) -> int:
+    """Handles are pointers, and two objects for one address are not equal."""
+    wanted = getattr(handle, "value", handle)
+    return next((index for index, one in handles.items() if getattr(one, "value", one) == wanted), -1)

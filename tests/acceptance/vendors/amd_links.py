@@ -1,0 +1,75 @@
+"""xGMI between AMD GPUs as amdsmi sees it. In: the opened module and handles. Out: a `Link` for a pair."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vendors import Absence, Device, Link, Reading, added, is_known
+from vendors.amd_library import ask, member, reading
+
+
+@dataclass(frozen=True)
+class End:
+    """One device's side of its links."""
+
+    handle: Any
+    states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
+    errors: Reading
+
+    def state(self, peer: str) -> Reading:
+        if isinstance(self.states, Absence):
+            return self.states
+        return self.states.get(peer, Absence.NOT_AVAILABLE)
+
+
+def end(smi: Any, handle: Any) -> End:
+    """Read one device's half."""
+    return End(handle, _link_states(smi, handle), _link_errors(smi, handle))
+
+
+def link(smi: Any, ends: Sequence[End], a: Device, b: Device) -> Link:
+    """Join two halves."""
+    one, other = ends[a.index], ends[b.index]
+    states = [one.state(b.bdf), other.state(a.bdf)]
+    known = [state for state in states if is_known(state)]
+    return Link(
+        a=a.index,
+        b=b.index,
+        kind=_kind(smi, one.handle, other.handle),
+        active="down" if "down" in known else known[0] if known else states[0],
+        errors=added(one.errors, other.errors),
+        p2p=reading(ask(smi, "amdsmi_is_P2P_accessible", one.handle, other.handle)),
+    )
+
+
+def _kind(smi: Any, one: Any, other: Any) -> Reading:
+    answer = ask(smi, "amdsmi_topo_get_link_type", one, other)
+    if isinstance(answer, Absence):
+        return answer
+    kinds = {
+        member(smi, "AmdSmiLinkType.AMDSMI_LINK_TYPE_XGMI", "AmdSmiIoLinkType.XGMI"): "xgmi",
+        member(smi, "AmdSmiLinkType.AMDSMI_LINK_TYPE_PCIE", "AmdSmiIoLinkType.PCIEXPRESS"): "pcie",
+    }
+    kind = answer["type"]
+    return kinds.get(getattr(kind, "value", kind), f"type {kind}")  # 7.0.2 returns a raw ctypes object
+
+
+def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:
+    """By peer: link i of the status is link i of the metrics, which names where it leads."""
+    status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
+    metrics = ask(smi, "amdsmi_get_link_metrics", handle)
+    if isinstance(status, Absence) or isinstance(metrics, Absence):
+        return Absence.NOT_SUPPORTED
+    words: Mapping[str, Reading] = {"U": "up", "D": "down", "X": Absence.NOT_AVAILABLE}
+    pairs = zip(status["status"], metrics["links"], strict=False)
+    return {str(link["bdf"]).lower(): words.get(letter, f"state {letter}") for letter, link in pairs}
+
+
+def _link_errors(smi: Any, handle: Any) -> Reading:
+    """0, 1 or 2 for none, one, several: the kernel keeps no more, and clears it on this reading."""
+    answer = ask(smi, "amdsmi_gpu_xgmi_error_status", handle)
+    if isinstance(answer, Absence):
+        return answer
+    names = ("NO_ERRORS", "ERROR", "MULTIPLE_ERRORS")
+    found = [count for count, name in enumerate(names) if answer == member(smi, f"AmdSmiXgmiStatus.{name}")]
+    return found[0] if found else f"status {answer}"

@@ -1,0 +1,196 @@
+"""One NVIDIA GPU as NVML sees it. In: the opened library and a handle. Out: a `Device`, a `Sample`.
+
+Reason bits and field numbers: NVML API reference, "Clocks Event Reasons" and "Field Value Enums".
+"""
+
+from pathlib import Path
+from typing import Any
+
+from vendors import Absence, Device, Ecc, PcieLink, Power, Process, Reading, Sample, Throttle
+from vendors.nvidia_library import ask, reading, text
+
+# Bits of the clocks-event reasons. A power cap is how a GEMM runs on every healthy H100 and H200.
+UNFIT_REASONS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+NORMAL_REASONS = {0x01: "idle", 0x02: "application clocks", 0x04: "software power cap", 0x10: "sync boost"}
+FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
+RECOVERY_ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain peer-to-peer", 4: "drain and reset"}
+
+
+def device(nvml: Any, handle: Any, index: int) -> Device:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    pci = nvml.nvmlDeviceGetPciInfo(handle)
+    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Device(
+        index=index,
+        uuid=str(reading(nvml.nvmlDeviceGetUUID(handle))),
+        bdf=_bdf(str(reading(pci.busId))),
+        name=str(reading(nvml.nvmlDeviceGetName(handle))),
+        arch=f"sm_{capability[0]}{capability[1]}",
+        compute_units=_multiprocessors(nvml, handle),
+        memory_bytes=memory.total,
+        memory_used_bytes=memory.used,
+        pci_id=f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}",
+        firmware=_firmware(nvml, handle),
+        partition={"mig": _mig(nvml, handle)},
+        pcie=_pcie(nvml, handle),
+        ecc=_ecc(nvml, handle),
+        throttle=_throttle(nvml, handle),
+        power=_power(nvml, handle),
+        clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        max_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+        temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+        processes=_processes(nvml, handle),
+        numa_node=_numa_node(_bdf(str(reading(pci.busId)))),
+        recovery_action=_recovery(nvml, handle),
+        fabric=_fabric(nvml, handle),
+    )
+
+
+def _bdf(bus_id: str) -> str:
+    """NVML writes eight digits of domain, the kernel and torch four."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _multiprocessors(nvml: Any, handle: Any) -> Reading:
+    """NVML counts CUDA cores; 128 of them make a multiprocessor from Ampere's sm_86 on, and 64 on sm_80."""
+    cores = ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
+    if isinstance(cores, Absence):
+        return cores
+    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return int(cores) // (64 if tuple(capability) in {(7, 0), (7, 5), (8, 0)} else 128)
+
+
+def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:
+    return {
+        "vbios": text(nvml, "nvmlDeviceGetVbiosVersion", handle),
+        "inforom": text(nvml, "nvmlDeviceGetInforomImageVersion", handle),
+        "gsp": text(nvml, "nvmlDeviceGetGspFirmwareVersion", handle),
+    }
+
+
+def _mig(nvml: Any, handle: Any) -> Reading:
+    mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
+    if isinstance(mode, Absence):
+        return mode
+    return "disabled" if mode[0] == 0 else "enabled"
+
+
+def _pcie(nvml: Any, handle: Any) -> PcieLink:
+    return PcieLink(
+        generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        width=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        max_generation=ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        max_width=ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        replays=ask(nvml, "nvmlDeviceGetPcieReplayCounter", handle),
+    )
+
+
+def _ecc(nvml: Any, handle: Any) -> Ecc:
+    mode = ask(nvml, "nvmlDeviceGetEccMode", handle)
+    rows = ask(nvml, "nvmlDeviceGetRemappedRows", handle)
+    remapped = [rows] * 4 if isinstance(rows, Absence) else list(rows)
+    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+    volatile = nvml.NVML_VOLATILE_ECC
+    counts = [ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, kind, volatile) for kind in kinds]
+    return Ecc(
+        enabled=mode if isinstance(mode, Absence) else bool(mode[0]),
+        correctable=counts[0],
+        uncorrectable=counts[1],
+        pending=remapped[2],
+        failed=remapped[3],
+        retired=remapped[1] if isinstance(remapped[1], Absence) else int(remapped[0]) + int(remapped[1]),
+    )
+
+
+def _throttle(nvml: Any, handle: Any) -> Throttle:
+    call = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    word = ask(nvml, call or "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    if isinstance(word, Absence):
+        return Throttle(reading=word)
+    return Throttle(
+        unfit=tuple(name for bit, name in UNFIT_REASONS.items() if word & bit),
+        normal=tuple(name for bit, name in NORMAL_REASONS.items() if word & bit),
+        reading=f"{word:#x}",
+    )
+
+
+def _power(nvml: Any, handle: Any) -> Power:
+    return Power(
+        cap_w=_watts(ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)),
+        default_cap_w=_watts(ask(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle)),
+        draw_w=_watts(ask(nvml, "nvmlDeviceGetPowerUsage", handle)),
+    )
+
+
+def _watts(milliwatts: Reading) -> Reading:
+    return milliwatts if isinstance(milliwatts, Absence) else float(milliwatts) / 1000
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[Process, ...] | Absence:
+    found = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    if isinstance(found, Absence):
+        return found
+    return tuple(
+        Process(
+            pid=process.pid,
+            name=text(nvml, "nvmlSystemGetProcessName", process.pid),
+            memory_bytes=Absence.NO_PERMISSION if process.usedGpuMemory is None else process.usedGpuMemory,
+        )
+        for process in found
+    )
+
+
+def _numa_node(bdf: str) -> Reading:
+    """From sysfs, which every driver release has; -1 means that the firmware told none."""
+    try:
+        node = int(Path(f"/sys/bus/pci/devices/{bdf}/numa_node").read_text())
+    except OSError:
+        return Absence.NOT_AVAILABLE
+    return node if node >= 0 else Absence.NOT_AVAILABLE
+
+
+def _recovery(nvml: Any, handle: Any) -> Reading:
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return Absence.NOT_SUPPORTED
+    values = ask(nvml, "nvmlDeviceGetFieldValues", handle, [field])
+    if isinstance(values, Absence):
+        return values
+    if values[0].nvmlReturn != nvml.NVML_SUCCESS:
+        return Absence.NOT_SUPPORTED
+    action = int(values[0].value.uiVal)
+    return RECOVERY_ACTIONS.get(action, f"action {action}")
+
+
+def _fabric(nvml: Any, handle: Any) -> Reading:
+    """Only boards behind NVSwitch have one; an H200 without it says "not supported"."""
+    if not hasattr(nvml, "c_nvmlGpuFabricInfo_t"):
+        return Absence.NOT_SUPPORTED
+    info = nvml.c_nvmlGpuFabricInfo_t()
+    from ctypes import byref
+
+    answer = ask(nvml, "nvmlDeviceGetGpuFabricInfo", handle, byref(info))
+    if isinstance(answer, Absence):
+        return answer
+    if info.state == 0:
+        return Absence.NOT_SUPPORTED
+    state = FABRIC_STATES.get(info.state, f"state {info.state}")
+    return state if info.status == 0 else f"{state}, status {info.status}"
+
+
+def sample(nvml: Any, handle: Any, index: int) -> Sample:
+    throttle = _throttle(nvml, handle)
+    return Sample(
+        index=index,
+        clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        power_w=_watts(ask(nvml, "nvmlDeviceGetPowerUsage", handle)),
+        temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+        unfit=throttle.unfit,
+        normal=throttle.normal,
+    )
