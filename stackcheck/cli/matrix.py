@@ -12,6 +12,8 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stackcheck.stack import Package, Stack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -130,15 +132,28 @@ def outdated(selectors: Selectors = None, json: Json = False, root: Root = HERE)
     """Compare pins with what the package indexes offer."""
     from stackcheck import indexes
 
-    stacks = resolve.load_stacks(root, selectors or ())
-    pins = sorted({requirement for stack in stacks for requirement in stack.requirements})
-    newest = indexes.newest(sorted({pin.split("==")[0] for pin in pins}))
-    rows = [
-        (name, version, newest[name] or "not in the indexes of this machine")
-        for name, version in (pin.split("==", 1) for pin in pins)
-        if newest[name] != version
+    pinned = _pinned(resolve.load_stacks(root, selectors or ()))
+    newest = indexes.newest(sorted({name for name, _ in pinned}))
+    behind = [
+        (name, version, newest[name], ids)
+        for (name, version), ids in sorted(pinned.items())
+        if newest[name] != version.partition("+")[0]
     ]
     if json:
-        print_json({"outdated": [{"name": n, "pinned": v, "newest": newest[n]} for n, v, _ in rows]})
-    else:
-        print_table(("package", "pinned", "newest"), rows)
+        keys = ("name", "pinned", "newest", "stacks")
+        print_json({"outdated": [dict(zip(keys, pin, strict=True)) for pin in behind]})
+        return
+    nowhere = "not in the indexes of this machine"
+    rows = [(name, version, new or nowhere, f"{len(ids)} stacks") for name, version, new, ids in behind]
+    print_table(("package", "pinned", "newest", "in"), rows)
+
+
+def _pinned(stacks: Sequence[Stack]) -> dict[tuple[str, str], list[str]]:
+    """Package and version -> the stacks that pin it, FlashAttention among them."""
+    pinned: dict[tuple[str, str], list[str]] = {}
+    for stack in stacks:
+        flash = [f"flash-attn=={stack.flash_attn.version}"] if stack.flash_attn else []
+        for requirement in (*stack.requirements, *flash):
+            name, _, version = requirement.partition("==")
+            pinned.setdefault((name, version), []).append(stack.id)
+    return pinned

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stackcheck.cli import matrix as cli_matrix
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,6 +38,57 @@ def test_explain_json_is_the_contract_and_exits_0_for_a_refusal():
     assert answer["allowed"] is False
     assert {"id", "holds", "because", "source"} <= answer["rules"][0].keys()
     assert answer["nearest"]
+
+
+def test_list_json_names_what_each_stack_is_made_of_and_tested_on():
+    stacks = {stack["id"]: stack for stack in json.loads(_run("list", "--json").stdout)["stacks"]}
+    stack = stacks["rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04"]
+    assert (stack["wheels"], stack["triton"]) == ("upstream", "pytorch-triton-rocm==3.2.0")
+    assert (stack["collective"], stack["flash_attn"]) == ("rccl==2.20.5", "2.7.4.post1")
+    assert stack["tested_on"][0] == {"device": "MI250X", "count": 8, "driver": "6.2"}
+
+
+def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_stacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    newest = {"numpy": "2.4.6", "torch": "2.13.0", "flash-attn": "2.9.0"}
+    monkeypatch.setattr("stackcheck.indexes.newest", lambda names: {name: newest.get(name) for name in names})
+    cli_matrix.outdated(selectors=["cpu*", "cuda12.8*"], json=True, root=ROOT)
+    found = {pin["name"]: pin for pin in json.loads(capsys.readouterr().out)["outdated"]}
+    assert found["flash-attn"] == {
+        "name": "flash-attn",
+        "pinned": "2.8.3",
+        "newest": "2.9.0",
+        "stacks": ["cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04"],
+    }
+    assert found["torch"]["pinned"] == "2.8.0+cu128"
+    assert "numpy" not in found
+    assert found["psutil"]["newest"] is None
+
+
+def test_compat_check_names_planted_contradictions_in_pairs_and_exits_2(checkout: Path):
+    path = checkout / "images" / "compat.yaml"
+    path.write_text(
+        path.read_text()
+        + """
+  - id: R5-planted
+    when: {arch: gfx950}
+    require: {rocm: "<7.0"}
+    because: planted
+    source: CM
+  - id: R1-planted
+    when: {wheels: upstream, vendor: amd, torch: 2.13.0}
+    require: {rocm: "6.4"}
+    because: planted
+    source: TI
+"""
+    )
+    done = _run("compat", "check", root=checkout)
+    assert done.returncode == 2
+    assert "R5-gfx950-rocm and R5-planted ask for different values of rocm" in done.stderr
+    assert "R1-planted and R1-upstream-rocm[2.13.0] ask" in done.stderr
+    told = json.loads(_run("compat", "check", "--json", root=checkout).stdout)
+    assert ["R5-gfx950-rocm", "R5-planted", "rocm"] in told["contradictions"]
 
 
 def test_explain_takes_a_stack_of_the_matrix():
