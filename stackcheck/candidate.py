@@ -33,6 +33,7 @@ class Settings:
         vendor: The vendor whose checks run; None means the stack's own.
         waivers: Named exceptions; each is signed into the certificate.
         force: Run again even when nothing changed.
+        build: How images are built.
     """
 
     root: Path
@@ -42,6 +43,7 @@ class Settings:
     vendor: vendors.Vendor | None = None
     waivers: tuple[Waiver, ...] = ()
     force: bool = False
+    build: build.Options = build.DEFAULTS
 
     def folder(self, name: str) -> Path:
         """Where the steps of one stack or image leave their files."""

@@ -59,7 +59,9 @@ def images(
     for stack in stacks:
         start = time.monotonic()
         try:
-            (image,) = build.build((stack,), engine, root=settings.root, report=report)
+            (image,) = build.build(
+                (stack,), engine, root=settings.root, report=report, options=settings.build
+            )
         except StackcheckError as error:
             yield _stopped(stack.id, "not built", error, start)
             continue

@@ -90,6 +90,10 @@ class WheelCache:
                 self._keep(path, self.folder / "wheels" / sha256(path) / path.name)
         return refused
 
+    def has(self, key: str) -> bool:
+        """Whether a stage of this key handed something over; it is not read."""
+        return (self.folder / "stages" / key / "files.json").is_file()
+
     def handed_over(self, key: str, report: Callable[[str], None]) -> Path | None:
         """The folder that a stage of this key handed over, if it is here and whole."""
         folder = self.folder / "stages" / key

@@ -83,9 +83,9 @@ def prepare(
     settings = wheels.only(wheelhouse_only) if wheelhouse_only else wheels.host_settings()
     cached: dict[str, Path] = {}
     for plan in plans:
-        wanted = tuple({package: None for stage in plan.stages for package in packages(plan, stage)})
+        wanted = all_packages(plan)
         if wheelhouse_only:
-            _check_folder(plan, wanted, settings, wheelhouse_only)
+            check_folder(plan, wheelhouse_only)
             continue
         held = _from_cache(plan, wanted, settings, cache, report) if cache else {}
         cached |= held
@@ -98,6 +98,11 @@ def prepare(
         cached=cached,
         report=report,
     )
+
+
+def all_packages(plan: Plan) -> tuple[Locked, ...]:
+    """What all stages of a plan ask pip for."""
+    return tuple({package: None for stage in plan.stages for package in packages(plan, stage)})
 
 
 def packages(plan: Plan, stage: Stage) -> tuple[Locked, ...]:
@@ -156,9 +161,16 @@ def _index_options(plan: Plan, settings: wheels.HostSettings) -> tuple[str, ...]
     return (f"--extra-index-url={TORCH_INDEX}/{tag}",) if tag and not named else ()
 
 
-def _check_folder(plan: Plan, wanted: Sequence[Locked], settings: wheels.HostSettings, folder: Path) -> None:
+def check_folder(plan: Plan, folder: Path) -> None:
+    """Hold one folder of wheels to a stack's lock.
+
+    Raises:
+        BuildError: It lacks wheels for the target; the message has the command that fetches them.
+        ConfigurationError: There is no such folder.
+    """
+    wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
-    lacking = wheelhouse.look(wanted, settings, {}).missing(wanted, target)
+    lacking = wheelhouse.look(wanted, wheels.only(folder), {}).missing(wanted, target)
     if lacking:
         raise BuildError(
             f"the folder of wheels lacks {len(lacking)} of {len(wanted)} packages for {plan.platform}",

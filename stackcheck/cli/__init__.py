@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compat": ("explain", "Check the compatibility rules for contradictions."),
     "lock": ("matrix", "Write pins and hashes of stacks."),
     "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
-    "build": ("images", "Build the images of stacks."),
+    "build": ("build", "Build the images of stacks."),
     "test": ("images", "Run the acceptance suites inside an image."),
     "certify": ("images", "Run the suites, judge, and sign the verdict."),
     "publish": ("images", "Publish a certified image, with its certificate, by digest."),

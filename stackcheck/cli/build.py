@@ -1,0 +1,157 @@
+"""The verb that builds: build; and what the other verbs that may build share with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from stackcheck import build, forecast, platforms, resolve, vendors, wheelcache
+from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.engine import Engine
+from stackcheck.errors import NothingSelectedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from stackcheck.stack import Stack
+
+app = typer.Typer()
+
+Selectors = Annotated[list[str] | None, typer.Argument(metavar="[SELECTOR]…", help="Patterns on stack ids.")]
+Root = Annotated[Path, typer.Option(help="The checkout.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Wheelhouse = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Take wheels from this folder only; ask no index.")
+]
+WheelCache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep what was downloaded or built here, by hash; `off` for nowhere "
+        f"[${wheelcache.VARIABLE}, or the user's cache folder].",
+    ),
+]
+Platform = Annotated[
+    Literal["linux/amd64", "linux/arm64"] | None, typer.Option(help="What to build for [this host's own].")
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Build every step again.")]
+
+HERE = Path()
+
+
+@app.command("build")
+def build_images(
+    selectors: Selectors = None,
+    *,
+    wheelhouse: Wheelhouse = None,
+    wheel_cache: WheelCache = None,
+    platform: Platform = None,
+    no_cache: NoCache = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Build the images of stacks, without testing them; stages that stacks share are built once."""
+    chosen = selected(root, selectors)
+    options = build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
+    if dry_run:
+        show_forecast(forecast.forecast(chosen, root.resolve(), options), as_json=as_json)
+        return
+    report = Progress()
+    with build.exclusive(root.resolve(), "stackcheck build", report):
+        engine = connected(report)
+        built = build.build(chosen, engine, root=root.resolve(), report=report, options=options)
+    if as_json:
+        print_json([_row(image) for image in built])
+    else:
+        print_table(("stack", "image", "size", "stages", "shared", "seconds"), [_cells(i) for i in built])
+
+
+def build_options(
+    wheelhouse: Path | None, wheel_cache: str | None, platform: str | None, *, no_cache: bool
+) -> build.Options:
+    """What the user chose; the wheel cache is on unless they say otherwise."""
+    cache = wheelcache.default_folder()
+    if wheel_cache:
+        cache = None if wheel_cache == wheelcache.OFF else Path(wheel_cache).expanduser().resolve()
+    return build.Options(
+        wheelhouse=wheelhouse.resolve() if wheelhouse else None,
+        wheel_cache=cache,
+        platform=platforms.checked(platform) if platform else None,
+        no_cache=no_cache,
+    )
+
+
+def connected(report: Progress, *, builds: bool = True) -> Engine:
+    """An engine that answers, set up when this host lacks one."""
+    from stackcheck import host_setup
+
+    host_setup.ensure_engine(report, builds=builds)
+    return Engine.connect()
+
+
+def selected(root: Path, selectors: Sequence[str] | None) -> tuple[Stack, ...]:
+    """The stacks that the selectors name; without one, those that this host can run.
+
+    Raises:
+        NothingSelectedError: There is none.
+    """
+    stacks = resolve.load_stacks(root.resolve(), tuple(selectors or ()))
+    if selectors:
+        return stacks
+    vendor = vendors.detect()
+    runnable = tuple(stack for stack in stacks if stack.vendor == vendor)
+    if not runnable:
+        raise NothingSelectedError(
+            f"no stack of the matrix runs on this host ({vendor})", next_step="stackcheck list"
+        )
+    return runnable
+
+
+def show_forecast(found: Iterable[forecast.Forecast], *, then: str = "", as_json: bool = False) -> None:
+    """Print what a build would do; ends with the exit code that the first refusal would have."""
+    forecasts = list(found)
+    if as_json:
+        print_json([_forecast_row(one) for one in forecasts])
+    for one in () if as_json else forecasts:
+        follows = f", then {then}" if then and one.state != "refuse" else ""
+        print(f"{one.stack_id}: {one.state}{follows}{f' ({one.reason})' if one.reason else ''}")
+        for stage in one.stages:
+            print(f"  {stage.name:20} {(stage.key or '-')[:12]}  {stage.source}")
+        if one.error:
+            print("  " + str(one.error).replace("\n", "\n  "))
+    refused = [one.error for one in forecasts if one.error]
+    if refused:
+        raise typer.Exit(refused[0].exit_code)
+
+
+def gigabytes(image: build.Image) -> str:
+    """An image's unpacked size for a table."""
+    return f"{image.size_bytes / 1e9:.2f} GB"
+
+
+def _forecast_row(one: forecast.Forecast) -> dict[str, Any]:
+    stages = [{"name": stage.name, "key": stage.key, "from": stage.source} for stage in one.stages]
+    return {"id": one.stack_id, "state": one.state, "reason": one.reason, "stages": stages}
+
+
+def _row(image: build.Image) -> dict[str, Any]:
+    return {
+        "id": image.stack_id,
+        "reference": image.reference,
+        "digest": image.manifest_digest,
+        "size_bytes": image.size_bytes,
+        "shared_bytes": image.shared_bytes,
+        "reused": image.reused,
+        "stages": [{"name": use.name, "key": use.key, "how": use.how} for use in image.stages],
+    }
+
+
+def _cells(image: build.Image) -> tuple[str, ...]:
+    built = sum(use.how == "built" for use in image.stages)
+    stages = "kept" if image.reused else f"{built} built, {len(image.stages) - built} reused"
+    shared = f"{image.shared_bytes / 1e9:.2f} GB"
+    return (image.stack_id or "-", image.reference, gigabytes(image), stages, shared, f"{image.seconds:.1f}")
