@@ -55,6 +55,17 @@ echo localhost > "$1"/etc/hostname
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Selected:
+    """Which files of packages a base goes without, as dpkg's patterns: `included` are kept of `excluded`."""
+
+    excluded: tuple[str, ...] = ()
+    included: tuple[str, ...] = ()
+
+
+NOTHING_SELECTED = Selected()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RootFs:
     """A root file system on disk.
 
@@ -71,14 +82,21 @@ class RootFs:
     reused: bool
 
 
-def key(suite: str, packages: Sequence[str]) -> str:
+def key(suite: str, packages: Sequence[str], selected: Selected = NOTHING_SELECTED) -> str:
     """The content hash of everything this module decides about a base."""
     recipe = [suite, sorted(packages), EXCLUDED, INCLUDED, CLEAN, SOURCE_DATE_EPOCH]
+    if selected != NOTHING_SELECTED:
+        recipe.append(dataclasses.astuple(selected))
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
 
 
 def bootstrap(
-    suite: str, packages: Sequence[str], folder: Path, *, report: Callable[[str], None] = print
+    suite: str,
+    packages: Sequence[str],
+    folder: Path,
+    *,
+    selected: Selected = NOTHING_SELECTED,
+    report: Callable[[str], None] = print,
 ) -> RootFs:
     """Make a base, or give the one that was made from the same recipe.
 
@@ -88,7 +106,7 @@ def bootstrap(
         BuildError: The archive could not be reached or a package does not exist.
     """
     _check_names(suite, packages)
-    name = key(suite, packages)
+    name = key(suite, packages, selected)
     made = load(folder / f"{name}.json", reused=True)
     if made is not None:
         return made
@@ -97,7 +115,7 @@ def bootstrap(
     report(f"bootstrapping a {suite} base from this host's package archive")
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as scratch:
         tar = Path(scratch) / "rootfs.tar"
-        _run(_command(suite, packages, tar, Path(scratch)))
+        _run(_command(suite, packages, selected, tar, Path(scratch)))
         facts = {"suite": suite, "digest": _digest(tar), "packages": installed_packages(tar)}
         tar.rename(folder / f"{name}.tar")
         description = Path(scratch) / "description.json"
@@ -143,7 +161,7 @@ def _need_mmdebstrap(report: Callable[[str], None]) -> None:
         host_setup.install_packages(["mmdebstrap"], report, why="it makes base images from packages")
 
 
-def _command(suite: str, packages: Sequence[str], tar: Path, scratch: Path) -> list[str]:
+def _command(suite: str, packages: Sequence[str], selected: Selected, tar: Path, scratch: Path) -> list[str]:
     """The sources and settings of the host serve the run only: CLEAN removes them from the root."""
     conf = scratch / "90stackcheck"
     conf.write_text("".join(f"{line}\n" for line in apt.options()), encoding="utf-8")
@@ -151,8 +169,8 @@ def _command(suite: str, packages: Sequence[str], tar: Path, scratch: Path) -> l
     sources.write_text(_sources_text(suite), encoding="utf-8")
     return [
         *("mmdebstrap", "--variant=minbase", f"--include={','.join(sorted(packages))}"),
-        *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED),
-        *(f"--dpkgopt=path-include={pattern}" for pattern in INCLUDED),
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in (*EXCLUDED, *selected.excluded)),
+        *(f"--dpkgopt=path-include={pattern}" for pattern in (*INCLUDED, *selected.included)),
         f'--setup-hook=mkdir -p "$1"/etc/apt/apt.conf.d && cp {conf} "$1"/etc/apt/apt.conf.d/90stackcheck',
         f"--customize-hook={CLEAN}",
         *("--skip=cleanup/apt/lists,cleanup/apt/cache", suite, str(tar), str(sources)),

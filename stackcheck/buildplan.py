@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from stackcheck import bootstrap, platforms, stages
+from stackcheck import bootstrap, platforms, stages, vendors
 from stackcheck.errors import BuildError
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def make_plan(
     if stack.base.kind == "bootstrap":
         assert stack.base.suite
         _check_architecture(stack, platform)
-        rootfs = bootstrap.bootstrap(stack.base.suite, stack.base.packages, bases(root), report=report)
+        rootfs = bootstrap.bootstrap(
+            stack.base.suite, stack.base.packages, bases(root), selected=kernels(stack), report=report
+        )
     return _plan(stack, engine, root, rootfs, platform)
 
 
@@ -94,11 +96,17 @@ def look_ahead(stack: Stack, engine: str, root: Path, *, platform: str | None = 
     if stack.base.kind == "bootstrap":
         assert stack.base.suite
         _check_architecture(stack, platform)
-        name = bootstrap.key(stack.base.suite, stack.base.packages)
+        name = bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
         rootfs = bootstrap.load(bases(root) / f"{name}.json", reused=True)
     plan = _plan(stack, engine, root, rootfs, platform)
     unknown = stack.base.kind == "bootstrap" and rootfs is None
     return dataclasses.replace(plan, key="", stages=()) if unknown else plan
+
+
+def kernels(stack: Stack) -> bootstrap.Selected:
+    """Of the kernel files of distribution packages, those for the stack's architectures alone."""
+    every, wanted = vendors.module(stack.vendor).kernel_files(stack.archs)
+    return bootstrap.Selected(excluded=every, included=wanted)
 
 
 def bases(root: Path) -> Path:

@@ -13,11 +13,14 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import psutil
 
 from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Vendor = Literal["amd", "nvidia", "cpu"]
 Nvls = Literal["on", "off", "unavailable"]
@@ -116,6 +119,11 @@ class VendorModule(Protocol):
 
     def container_needs(self) -> ContainerNeeds:
         """What a container needs to use the devices."""
+
+    def kernel_files(self, archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Patterns of the files of distribution packages that hold kernels for one architecture each: of all
+        of them, and of those for `archs`.
+        """
 
 
 def module(vendor: Vendor) -> VendorModule:

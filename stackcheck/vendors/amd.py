@@ -6,12 +6,17 @@ Sources: kernel documentation of the amdgpu sysfs files; the KFD topology's `pro
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stackcheck.vendors import ContainerNeeds, HostDevice, anonymous_id, model_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SYS = Path("/sys")
 DEV = Path("/dev")
 AMD_PCI_VENDOR = "0x1002"
+ROCBLAS = "/usr/lib/*/rocblas/*/library/*{arch}*"
 
 
 def present() -> bool:
@@ -57,6 +62,11 @@ def container_needs() -> ContainerNeeds:
         groups=tuple(sorted({node.stat().st_gid for node in there} - {0})),
         remark=f"AMD: {len(there)} device nodes by path, default seccomp profile",
     )
+
+
+def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Debian's rocBLAS has files for ten architectures, 1.9 GB; what names no architecture stays."""
+    return (ROCBLAS.format(arch="gfx"),), tuple(ROCBLAS.format(arch=arch) for arch in archs)
 
 
 def _device(properties: dict[str, int]) -> HostDevice:

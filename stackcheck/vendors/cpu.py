@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import platform
+from typing import TYPE_CHECKING
 
 import psutil
 
 from stackcheck.vendors import ContainerNeeds, HostDevice, anonymous_id, cpu_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def present() -> bool:
@@ -35,3 +39,9 @@ def partition() -> str | None:
 def container_needs() -> ContainerNeeds:
     """Nothing."""
     return ContainerNeeds(remark="no device: this stack runs on the processor")
+
+
+def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A processor's packages hold no kernels."""
+    del archs
+    return (), ()

@@ -106,6 +106,8 @@ class SmallStack:
     missing: tuple[str, ...] = ()
     torch: str = "2.13.0"
     python: str = "3.11"
+    vendor: str = "cpu"
+    archs: tuple[str, ...] = ()
 
 
 def build_it(
