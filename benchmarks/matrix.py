@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import cells, compat, explain, matrix, render, resolve, yamlfile
+from stackcheck.combination import combination, judge_cell
 from stackcheck.question import parse_question
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def ten_thousand() -> int:
     expanded = cells.expand(found)
     for cell in expanded:
         settings = cells.settings_of(cell, found)
-        values = resolve.combination(cell, "amd", rules)
+        values = combination(cell, "amd", rules)
         stack = resolve.stack_of(cell, settings, found, values)
-        resolve.judge_cell(values, stack.archs, stack.tested_on, rules)
+        judge_cell(values, stack.archs, stack.tested_on, rules)
         render.render(stack, IMAGES)
     return len(expanded)
 

@@ -9,6 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import cells, resolve
+from stackcheck.combination import chosen, combination, judge_cell
 from stackcheck.nearest import KINDNESS, kindest_first, nearest_allowed
 from stackcheck.rules import Judgement
 
@@ -61,9 +62,9 @@ def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
     if cell is None:
         return None
     settings, vendor = cells.settings_of(cell, found), found.runtimes[cell.runtime].vendor
-    asked, values = resolve.chosen(cell, vendor), resolve.combination(cell, vendor, rules)
+    asked, values = chosen(cell, vendor), combination(cell, vendor, rules)
     stack = resolve.stack_of(cell, settings, found, values)
-    judgements = resolve.judge_cell(values, stack.archs, stack.tested_on, rules)
+    judgements = judge_cell(values, stack.archs, stack.tested_on, rules)
     worst = max(judgements, key=lambda judged: KINDNESS.index(judged.answer))
     # What the rules chose is free to change with what the matrix chose.
     free = {axis: value for axis, value in worst.combination.items() if axis in {*asked, "arch", "driver"}}
@@ -88,10 +89,10 @@ def merged(combination: Mapping[str, str], judgements: Iterable[Judgement]) -> J
 def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
     """Whether a cell has every value that was asked for."""
     vendor = found.runtimes[cell.runtime].vendor
-    if any(asked.get(axis, value) != value for axis, value in resolve.chosen(cell, vendor).items()):
+    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor).items()):
         return False
     settings = cells.settings_of(cell, found)
-    values = resolve.combination(cell, vendor, rules)
+    values = combination(cell, vendor, rules)
     stack = resolve.stack_of(cell, settings, found, values)
     several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
     return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())

@@ -1,7 +1,6 @@
 """Matrix + rules (+ pins) -> stacks: every cell judged, and what the rules decide filled in.
 
-In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s. Triton,
-the collective library and FlashAttention's form are not chosen by hand: the rules name them.
+In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck import cells, compat, matrix, yamlfile
 from stackcheck import pins as pinned
+from stackcheck.combination import COLLECTIVES, combination, judge_cell
 from stackcheck.errors import NothingSelectedError
 from stackcheck.stack import Base, FlashAttention, Package, Stack
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from stackcheck.cells import Cell
     from stackcheck.matrix import Matrix, Settings, TestTarget, Vendor
     from stackcheck.pins import Pins
-    from stackcheck.rules import Judgement, Rules
-
-COLLECTIVES: Mapping[Vendor, str | None] = {"amd": "rccl", "nvidia": "nccl", "cpu": None}
+    from stackcheck.rules import Rules
 
 
 def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
@@ -76,51 +74,6 @@ def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator
                 yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"
 
 
-def judge_cell(
-    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
-) -> tuple[Judgement, ...]:
-    """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
-    drivers = sorted({target.driver for target in targets if target.driver})
-    return (
-        rules.judge(values),
-        *(rules.judge({**values, "arch": arch}, about="arch") for arch in archs),
-        *(rules.judge({**values, "driver": driver}, about="driver") for driver in drivers),
-    )
-
-
-def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
-    """The cell as axis -> value, with what the rules decide filled in."""
-    return complete(chosen(cell, vendor), rules)
-
-
-def chosen(cell: Cell, vendor: Vendor) -> dict[str, str]:
-    """What the matrix says of a cell, as axis -> value."""
-    values = {
-        "vendor": vendor,
-        cell.runtime: cell.version,
-        "torch": cell.torch,
-        "python": cell.python,
-        "os": cell.os,
-        "wheels": cell.wheels if cell.torch else None,
-        "flash_attn": cell.flash_attn,
-    }
-    return {axis: value for axis, value in values.items() if value is not None}
-
-
-def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
-    """A combination with what the rules decide: Triton, collective library, FlashAttention's form, layout."""
-    values = dict(known)
-    collective = {"amd": "rccl", "nvidia": "nccl"}.get(values.get("vendor", ""))
-    with_torch = ["triton", "triton_package", *([collective] if collective else []), "cxx11abi"]
-    for axis in ("layout", *(with_torch if "torch" in values else ())):
-        if axis not in values and (value := rules.derive(values, axis)):
-            values[axis] = value
-    if "flash_attn" in values and "flash_attn_from" not in values:
-        wheel = rules.judge({**values, "flash_attn_from": "wheel"}, about="flash_attn_from")
-        values["flash_attn_from"] = "source" if wheel.broken else "wheel"
-    return values
-
-
 def stack_of(
     cell: Cell,
     settings: Settings,
@@ -130,7 +83,7 @@ def stack_of(
 ) -> Stack:
     """The stack of a cell; `values` is its `combination`."""
     defaults = found.runtimes[cell.runtime]
-    collective = COLLECTIVES[defaults.vendor]
+    collective = COLLECTIVES.get(defaults.vendor)
     return Stack(
         id=cell.id,
         vendor=defaults.vendor,

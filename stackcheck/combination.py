@@ -1,0 +1,89 @@
+"""A cell as a combination, axis -> value, with what the rules decide filled in, and what they say of it.
+
+In: a `Cell`, the vendor of its runtime, the rules. Out: its combination; its judgements. Triton, the
+collective library and FlashAttention's form are not chosen by hand: the rules name them. Pure.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from stackcheck.rules import Finding, Judgement, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from stackcheck.cells import Cell
+    from stackcheck.matrix import TestTarget, Vendor
+    from stackcheck.rules import Rules
+
+COLLECTIVES: Mapping[str, str] = {"amd": "rccl", "nvidia": "nccl"}
+
+
+def judge_cell(
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
+) -> tuple[Judgement, ...]:
+    """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
+    drivers = sorted({target.driver for target in targets if target.driver})
+    return (
+        rules.judge(values),
+        Judgement(combination=values, findings=_undecided(values)),
+        *(rules.judge({**values, "arch": arch}, about="arch") for arch in archs),
+        *(rules.judge({**values, "driver": driver}, about="driver") for driver in drivers),
+    )
+
+
+def _undecided(values: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What a GPU's torch runs on, and no row of a table names: it would be installed and loaded unseen."""
+    collective = COLLECTIVES.get(values["vendor"])
+    if "torch" not in values or collective is None:
+        return ()
+    return tuple(
+        Finding(rule=_decided(axis), holds=False) for axis in ("triton", collective) if axis not in values
+    )
+
+
+@cache
+def _decided(axis: str) -> Rule:
+    return Rule(
+        id=f"R0-decided[{axis}]",
+        when={"torch": ("*",)},
+        require={axis: ("*",)},
+        because=f"no source read so far says which {axis} goes with it: a row of its table is missing",
+        source="[tables] images/compat.yaml",
+        unknown=True,
+    )
+
+
+def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
+    """The cell as axis -> value, with what the rules decide filled in."""
+    return complete(chosen(cell, vendor), rules)
+
+
+def chosen(cell: Cell, vendor: Vendor) -> dict[str, str]:
+    """What the matrix says of a cell, as axis -> value."""
+    values = {
+        "vendor": vendor,
+        cell.runtime: cell.version,
+        "torch": cell.torch,
+        "python": cell.python,
+        "os": cell.os,
+        "wheels": cell.wheels if cell.torch else None,
+        "flash_attn": cell.flash_attn,
+    }
+    return {axis: value for axis, value in values.items() if value is not None}
+
+
+def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
+    """A combination with what the rules decide: Triton, collective library, FlashAttention's form, layout."""
+    values = dict(known)
+    collective = COLLECTIVES.get(values.get("vendor", ""))
+    with_torch = ["triton", "triton_package", *([collective] if collective else []), "cxx11abi"]
+    for axis in ("layout", *(with_torch if "torch" in values else ())):
+        if axis not in values and (value := rules.derive(values, axis)):
+            values[axis] = value
+    if "flash_attn" in values and "flash_attn_from" not in values:
+        wheel = rules.judge({**values, "flash_attn_from": "wheel"}, about="flash_attn_from")
+        values["flash_attn_from"] = "source" if wheel.broken else "wheel"
+    return values
