@@ -15,11 +15,11 @@ from stackcheck.errors import NothingSelectedError
 from stackcheck.stack import Base, FlashAttention, Package, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.cells import Cell
-    from stackcheck.matrix import Matrix, Settings, TestTarget, Vendor
+    from stackcheck.matrix import Matrix, Settings
     from stackcheck.pins import Pins
     from stackcheck.rules import Rules
 
