@@ -1,33 +1,20 @@
 """How ranks share a model. In: a skeleton and Options. Out: a Job that runs microbatches, steps, and knows
 its state.
 
-FSDP2 (with tensor parallel and HSDP meshes) and FSDP1 by its old names are here; pipeline.py and
-zero1.py hold the other two layouts. Order that torch demands: tensor parallel, FP8, recompute, compile,
+FSDP2 (with tensor parallel and HSDP meshes) is here; classic.py (FSDP1), pipeline.py and zero1.py hold the
+other layouts. Order that torch demands: tensor parallel, FP8, recompute, compile,
 shard.
 """
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    FullyShardedDataParallel,
-    MixedPrecision,
-    MixedPrecisionPolicy,
-    ShardingStrategy,
-    fully_shard,
-)
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -230,63 +217,3 @@ def scale_gradients(parameters: Any, norm: Tensor, limit: float) -> None:
         p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None
     ]
     torch._foreach_mul_(gradients, scale)
-
-
-STRATEGY = {
-    "full_shard": ShardingStrategy.FULL_SHARD,
-    "shard_grad_op": ShardingStrategy.SHARD_GRAD_OP,
-    "no_shard": ShardingStrategy.NO_SHARD,
-    "hybrid_shard": ShardingStrategy.HYBRID_SHARD,
-}
-
-
-class Classic(Sharded):
-    """FSDP1, as LLM Foundry and AMD ran it: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD."""
-
-    def __init__(self, model: nn.Module, options: Options, world: World) -> None:
-        self.options, self.mesh = options, mesh(options, world)
-        prepare(model, options, world, None)
-        self.data_rank, self.data_size = world.rank, world.size
-        kind = torch.bfloat16 if half(options) else torch.float32
-        reduce = torch.float32 if options.reduce == "fp32" else torch.bfloat16
-        hybrid = options.parallel == "hybrid_shard"
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # torch calls FSDP1 deprecated; the documents ran it
-            self.model = FullyShardedDataParallel(
-                model,
-                sharding_strategy=STRATEGY[options.parallel],
-                device_mesh=self.mesh["replicas", "shard"] if hybrid else None,
-                auto_wrap_policy=ModuleWrapPolicy({type(b) for b in model.blocks.values()}),
-                mixed_precision=MixedPrecision(param_dtype=kind, reduce_dtype=reduce),
-                device_id=world.device,
-                use_orig_params=True,
-                limit_all_gathers=True,
-            )
-        self.optimizer = adamw(self.model, options)
-
-    def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Job."""
-        if last:
-            return self._run(batch, share)
-        with self.model.no_sync():
-            return self._run(batch, share)
-
-    def _run(self, batch: dict[str, Tensor], share: float) -> Tensor:
-        loss = self.model(**batch)
-        (loss * share).backward()
-        return loss.detach()
-
-    def step(self, lr: float) -> Tensor:
-        """As Job."""
-        norm = self.model.clip_grad_norm_(self.options.clip)
-        update(self.optimizer, lr)
-        return norm
-
-    def weights(self) -> dict[str, Tensor]:
-        """As Job."""
-        full = get_model_state_dict(
-            self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=False)
-        )
-        return {name: whole(value) for name, value in full.items()}

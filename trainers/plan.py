@@ -96,7 +96,11 @@ def layout(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
         import zero1
 
         return zero1.Zero1(model, options, world)
-    return (parallel.Sharded if options.parallel == "fsdp2" else parallel.Classic)(model, options, world)
+    if options.parallel != "fsdp2":
+        import classic
+
+        return classic.Classic(model, options, world)
+    return parallel.Sharded(model, options, world)
 
 
 class Feed:

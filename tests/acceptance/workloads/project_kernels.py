@@ -40,6 +40,7 @@ def _kernels() -> ModuleType:
     assert spec.loader is not None, f"cannot load {KERNELS}"
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    sys.path.append(str(KERNELS.parent))  # it gathers the kernels from the files beside it
     spec.loader.exec_module(module)
     return module
 

@@ -1,0 +1,136 @@
+"""Matrix products of the fused layer, in the weights' own type or in FP8; weights' gradients add up in place.
+
+In: rows [tokens, width] and weights that lie side by side in one flat buffer (flat.py). Out: rows. FP8 is
+dynamic tensorwise scaling: E4M3 forward, E5M2 gradients, float32 scales.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+class Joined:
+    """Neighbouring weights [out_i, in] of one flat buffer as one matrix, with its gradient."""
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        self.unit = layers[0].weight.unit
+        self.key = id(self)
+        self.value = _side_by_side([layer.weight.detach() for layer in layers])
+        self.gradient = _side_by_side([layer.weight.main_grad for layer in layers])
+
+    def add(self, dy: Tensor, x: Tensor) -> None:
+        """Gradient of the product x·valueᵀ: dyᵀ·x, written first, then added to."""
+        accumulate(self.gradient, dy.t(), x, fresh=self.unit.fresh)
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    first, rows = parts[0], 0
+    for part in parts:
+        assert part.data_ptr() == first.data_ptr() + rows * first.shape[1] * first.element_size(), (
+            "not neighbours"
+        )
+        rows += part.shape[0]
+    return first.as_strided((rows, first.shape[1]), first.stride())
+
+
+def accumulate(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
+    """Out = a·b or out += a·b, in the type of `out`."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out) if fresh else out.addmm_(a, b)
+    elif not a.is_cuda:
+        product = a.float() @ b.float()
+        out.copy_(product) if fresh else out.add_(product)
+    elif fresh:
+        torch.ops.aten.mm.dtype_out(a, b, out.dtype, out=out)
+    else:
+        torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+
+
+class Eight(NamedTuple):
+    """An FP8 matrix as it lies, transposed, and its scale; what is not needed is None."""
+
+    row: Tensor | None
+    col: Tensor | None
+    scale: Tensor
+
+    @classmethod
+    def of(
+        cls, x: Tensor, dtype: torch.dtype, *, row: bool = True, col: bool = True, top: Tensor | None = None
+    ) -> Eight:
+        """Cast x [M, N]; `top` is its largest absolute value, where something already found it."""
+        top = ops.pick("amax", x.device)(x) if top is None else top
+        return cls(*ops.pick("cast", x.device)(x, top, dtype, row=row, col=col))
+
+
+def _eight_mm(
+    a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], *, fast: bool, out: Tensor | None = None
+) -> Tensor:
+    """A [M, K] · b [N, K]ᵀ in bfloat16. `fast` keeps sums in the tensor cores' fewer bits (forward only)."""
+    if a.is_cuda:
+        kind = torch.bfloat16 if out is None else out.dtype
+        return (
+            torch.ops.aten._scaled_mm.out(  # noqa: SLF001
+                a, b.t(), *scales, None, None, kind, fast, out=out
+            )
+            if out is not None
+            else torch._scaled_mm(  # noqa: SLF001
+                a, b.t(), *scales, out_dtype=kind, use_fast_accum=fast
+            )
+        )
+    product = (a.float() @ b.float().t()) * scales[0] * scales[1]
+    return product.bfloat16() if out is None else out.copy_(product)
+
+
+class Half:
+    """Products in the weights' own type."""
+
+    def forward(self, x: Tensor, weight: Joined, _top: Tensor | None = None) -> Tensor:
+        """x·weightᵀ."""
+        return x @ weight.value.t()
+
+    def backward(self, dy: Tensor, weight: Joined, _top: Tensor | None = None) -> tuple[Tensor, Callable]:
+        """dy·weight, and a call that adds the weight's gradient given x."""
+        return dy @ weight.value, lambda x, _top=None: weight.add(dy, x)
+
+
+class Quarter:
+    """Products in FP8; a weight is cast once a step and serves every microbatch."""
+
+    def cast_weight(self, weight: Joined) -> Eight:
+        """Both layouts of the weight."""
+        cache = weight.unit.cache
+        if weight.key not in cache:
+            cache[weight.key] = Eight.of(weight.value, E4M3)
+        return cache[weight.key]
+
+    def forward(self, x: Tensor, weight: Joined, top: Tensor | None = None) -> Tensor:
+        """x·weightᵀ."""
+        w, a = self.cast_weight(weight), Eight.of(x, E4M3, col=False, top=top)
+        return _eight_mm(a.row, w.row, (a.scale, w.scale), fast=True)
+
+    def backward(self, dy: Tensor, weight: Joined, top: Tensor | None = None) -> tuple[Tensor, Callable]:
+        """dy·weight, and a call that adds the weight's gradient given x."""
+        w, g = self.cast_weight(weight), Eight.of(dy, E5M2, top=top)
+        dx = _eight_mm(g.row, w.col, (g.scale, w.scale), fast=False)
+
+        def add(x: Tensor, top: Tensor | None = None) -> None:
+            a = Eight.of(x, E4M3, row=False, top=top)
+            scales, out = (g.scale, a.scale), weight.gradient
+            if weight.unit.fresh and out.dtype == torch.bfloat16:
+                _eight_mm(g.col, a.col, scales, fast=False, out=out)
+            else:
+                part = _eight_mm(g.col, a.col, scales, fast=False)
+                out.copy_(part) if weight.unit.fresh else out.add_(part)
+
+        return dx, add
