@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stackcheck.durable import write_atomically
-from stackcheck.errors import EngineError
-from stackcheck.oci import CHUNK_BYTES, DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST
+from stackcheck.errors import ConfigurationError, EngineError
+from stackcheck.oci import CHUNK_BYTES, DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, IntegrityError, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,8 +61,7 @@ def write(layout: Path, reference: str, file: IO[bytes]) -> None:
     """Write the tar of a layout's image; equal images under equal names give equal bytes."""
     digest = manifest_digest(layout)
     manifest = read_json(layout, digest)
-    blobs = [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
-    paths = [f"blobs/{name.replace(':', '/')}" for name in blobs]
+    paths = [f"blobs/{name.replace(':', '/')}" for name in _blobs(layout, digest)]
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         _add_bytes(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
         _add_bytes(tar, "index.json", _index(layout, digest, manifest, reference))
@@ -77,10 +76,32 @@ def export(layout: Path, reference: str, path: Path) -> None:
     """Write an image as one tar for docker, podman and Apptainer, whole or not at all.
 
     Raises:
-        RegistryError: The disk is full or the folder may not be written to; nothing is left there.
+        IntegrityError: A blob of the layout is not what its digest names.
+        ConfigurationError: The disk is full or the folder may not be written to; nothing is left there.
     """
+    for digest in _blobs(layout, manifest_digest(layout)):
+        path_of_blob = blob(layout, digest)
+        if not path_of_blob.exists():
+            raise IntegrityError("a layout is not whole", where=str(path_of_blob), got="no such file")
+        with path_of_blob.open("rb") as file:
+            for _ in checked(_chunks(file), digest, str(path_of_blob)):
+                pass
+    write_atomically(path, _streamed(layout, reference), failure=ConfigurationError)
+
+
+def _streamed(layout: Path, reference: str) -> Iterator[bytes]:
     with stream(layout, reference) as source:
-        write_atomically(path, iter(lambda: source.read(CHUNK_BYTES), b""))
+        yield from _chunks(source)
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(CHUNK_BYTES), b"")
+
+
+def _blobs(layout: Path, digest: str) -> list[str]:
+    """Manifest, config and layers of an image."""
+    manifest = read_json(layout, digest)
+    return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
 
 def size_bytes(layout: Path) -> int:
@@ -93,17 +114,25 @@ def size_bytes(layout: Path) -> int:
 def stream(layout: Path, reference: str) -> Iterator[IO[bytes]]:
     """The same tar as a pipe to read from, so that no second copy is written to disk."""
     read_end, write_end = os.pipe()
+    failed: list[OSError] = []
 
     def fill() -> None:
-        # The reader may stop early (an engine that refuses): that is its error, not ours.
-        with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb") as sink:
-            write(layout, reference, sink)
+        try:
+            # The reader may stop early (an engine that refuses): that is its error, not ours.
+            with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb") as sink:
+                write(layout, reference, sink)
+        except OSError as error:  # a blob is gone: what the reader got is no whole tar
+            failed.append(error)
 
     thread = threading.Thread(target=fill, daemon=True)
     thread.start()
     with os.fdopen(read_end, "rb") as source:
         yield source
     thread.join(timeout=10)
+    if failed:
+        raise EngineError(
+            "a layout is not whole", where=str(failed[0].filename or layout), got=failed[0].strerror
+        ) from failed[0]
 
 
 def unpack(chunks: Iterable[bytes], layout: Path, *, architecture: str) -> str:
@@ -133,7 +162,7 @@ def unpack(chunks: Iterable[bytes], layout: Path, *, architecture: str) -> str:
 def keep_only(layout: Path, digest: str) -> None:
     """Reduce a layout to one manifest and what it names."""
     manifest = read_json(layout, digest)
-    needed = {digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])}
+    needed = set(_blobs(layout, digest))
     for path in layout.glob("blobs/*/*"):
         if f"{path.parent.name}:{path.name}" not in needed:
             path.unlink()

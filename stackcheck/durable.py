@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from stackcheck.errors import StackcheckError
+
 TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
+MEND = "make room or mend the permissions, then run the same command again"
 
 
-def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file by way of a temporary one beside it; raises `RegistryError` where that fails."""
+def write_atomically(
+    path: Path, chunks: Iterable[bytes], *, failure: type[StackcheckError] = RegistryError
+) -> None:
+    """Write a file by way of a temporary one beside it; raises `failure` where that fails."""
     # Named before it is there: who is interrupted while the file is made still knows what to take away.
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
@@ -42,9 +47,6 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise RegistryError(
-            "a file of the layout could not be written",
-            where=str(path),
-            got=error.strerror,
-            next_step="make room or mend the permissions, then run the same command again",
+        raise failure(
+            "a file could not be written", where=str(path), got=error.strerror, next_step=MEND
         ) from error

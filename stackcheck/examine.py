@@ -11,7 +11,8 @@ import json
 from typing import TYPE_CHECKING
 
 from stackcheck import sbom, suite, verdict
-from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
+from stackcheck.durable import write_atomically
+from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError, StackcheckError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,8 +58,8 @@ def examine(
         vendor=subject.vendor,
         waivers=settings.waivers,
     )
-    text = json.dumps(dataclasses.asdict(judged), indent=2)
-    (out / "verdict.json").write_text(text, encoding="utf-8")
+    text = json.dumps(dataclasses.asdict(judged), indent=2).encode()
+    write_atomically(out / "verdict.json", (text,), failure=ConfigurationError)
     report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
     return result, judged, earlier is not None
 

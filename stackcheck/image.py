@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stackcheck import archive
+from stackcheck.durable import write_atomically
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -168,9 +169,7 @@ def save_image(image: Image, path: Path) -> None:
     """Write `image.json`, whole or not at all; the layout lies beside it."""
     document = {"schema_version": 1, **dataclasses.asdict(image)}
     del document["layout"], document["reused"]
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_atomically(path, ((json.dumps(document, indent=1) + "\n").encode(),), failure=ConfigurationError)
 
 
 def load_image(path: Path) -> Image:

@@ -7,12 +7,17 @@ which ends with the process however it ends.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from stackcheck.durable import MEND
+from stackcheck.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from io import FileIO
     from pathlib import Path
 
 
@@ -24,20 +29,45 @@ def exclusive(root: Path, what: str, report: Callable[[str], None]) -> Iterator[
         root: The checkout.
         what: What the holder does, as the one who waits reads it.
         report: Told once when there is somebody to wait for.
+
+    Raises:
+        ConfigurationError: The disk that `build/` is on was full, now or while the body ran.
     """
     path = root / "build" / ".lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = path.read_text(encoding="utf-8").strip() or "another process"
-            report(f"waiting for {holder}, which works in this checkout ({path})")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(0)
-        file.write(f"{what} (pid {os.getpid()})\n")
-        file.flush()
-        try:
+    with _room(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+", buffering=0) as file, _held(file, path, what, report):
             yield
-        finally:
-            file.truncate(0)
+
+
+@contextlib.contextmanager
+def _held(file: FileIO, path: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = path.read_text(encoding="utf-8").strip() or "another process"
+        report(f"waiting for {holder}, which works in this checkout ({path})")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    file.truncate(0)
+    with contextlib.suppress(OSError):  # on a full disk whoever waits reads "another process"
+        file.write(f"{what} (pid {os.getpid()})\n".encode())
+    try:
+        yield
+    finally:
+        file.truncate(0)
+
+
+@contextlib.contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """A disk that is full or read-only, met anywhere below, is the user's to mend and no defect."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
+            raise
+        raise ConfigurationError(
+            "a file could not be written",
+            where=str(error.filename or folder),
+            got=error.strerror,
+            next_step=MEND,
+        ) from error

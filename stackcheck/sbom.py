@@ -48,14 +48,14 @@ def keep(image: Image, engine: Engine, folder: Path, report: Callable[[str], Non
 
     Raises:
         ChecksFailedError: The image's Python could not list what is in it.
-        RegistryError: The file could not be written.
+        ConfigurationError: The file could not be written.
     """
     path = folder / "sbom.json"
     if path.exists() and _is_of(kept := json.loads(path.read_bytes()), image):
         return dict(kept)
     records = read(image.reference, engine)
     document = describe(image, records)
-    write_atomically(path, (compact_json(document),))
+    write_atomically(path, (compact_json(document),), failure=ConfigurationError)
     report(f"{folder.name}: {len(document['components'])} packages are in the image")
     return document
 

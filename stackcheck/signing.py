@@ -9,6 +9,7 @@ import datetime as dt
 from typing import TYPE_CHECKING
 
 from stackcheck import certificate, keys, sbom
+from stackcheck.durable import write_atomically
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,11 +33,10 @@ def sign(
         experimental=subject.experimental,
     )
     folder = settings.folder(subject.name) / "statements"
-    folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         old.unlink()
     for number, envelope in enumerate(envelopes):
-        (folder / f"{number}.dsse.json").write_bytes(envelope.body)
+        write_atomically(folder / f"{number}.dsse.json", (envelope.body,), failure=ConfigurationError)
     return envelopes
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import inputs, results, vendors
 from stackcheck.container import USER_ENV
+from stackcheck.durable import write_atomically
 from stackcheck.engine import Mount, RunSpec
-from stackcheck.errors import ChecksFailedError
+from stackcheck.errors import ChecksFailedError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,8 @@ def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None])
     with (folder / "container.log").open("w", encoding="utf-8") as log:
         code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, report)))
     result = _read(folder, code, run_id)
-    (out / "key.json").write_text(json.dumps(plan.key(), indent=2), encoding="utf-8")
+    key = json.dumps(plan.key(), indent=2).encode()
+    write_atomically(out / "key.json", (key,), failure=ConfigurationError)
     return result
 
 

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
+import scripted
 from referrers_proxy import referrers_proxy
-from stackcheck import apt
+from stackcheck import apt, host_setup
+from stackcheck.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,3 +157,15 @@ def referring_registry(registry: str) -> Iterator[str]:
     """HOST:PORT of the same registry behind a proxy that adds the referrers API of OCI 1.1."""
     with referrers_proxy(registry) as host:
         yield host
+
+
+@pytest.fixture(scope="session")
+def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A real engine that has the image of `scripted`."""
+    host_setup.ensure_engine(lambda _line: None)
+    found = Engine.connect()
+    folder = tmp_path_factory.mktemp("image")
+    scripted.make_layout(folder / "oci")
+    found.load(folder / "oci", scripted.REFERENCE)
+    yield found
+    found.remove(scripted.REFERENCE)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stackcheck import archive
-from stackcheck.errors import EngineError
+from stackcheck.errors import ConfigurationError, EngineError
+from stackcheck.oci import IntegrityError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,3 +86,38 @@ def test_two_manifests_in_a_layout_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"manifests": [{"digest": "a"}, {"digest": "b"}]}')
     with pytest.raises(EngineError, match="exactly one manifest"):
         archive.manifest_digest(tmp_path)
+
+
+def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
+    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    out = tmp_path / "out" / "image.tar"
+    archive.export(tmp_path / "oci", "stackcheck/x:1", out)
+    assert archive.unpack([out.read_bytes()], tmp_path / "again", architecture="amd64") == digest
+    layer = archive.read_json(tmp_path / "oci", digest)["layers"][0]["digest"]
+    path = archive.blob(tmp_path / "oci", layer)
+    path.write_bytes(b"First layer")
+    other = tmp_path / "out" / "other.tar"
+    with pytest.raises(IntegrityError):
+        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
+    path.unlink()
+    with pytest.raises(IntegrityError, match="not whole"):
+        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
+    assert [item.name for item in out.parent.iterdir()] == ["image.tar"]
+
+
+def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
+    saved: bytes, tmp_path: Path
+) -> None:
+    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    layer = archive.read_json(tmp_path / "oci", digest)["layers"][1]["digest"]
+    archive.blob(tmp_path / "oci", layer).unlink()
+    with pytest.raises(EngineError, match="not whole"), archive.stream(tmp_path / "oci", "a/b:1") as source:
+        source.read()
+
+
+def test_a_place_that_may_not_be_written_to_is_named(saved: bytes, tmp_path: Path) -> None:
+    archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigurationError) as caught:
+        archive.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
+    assert str(tmp_path / "file") in str(caught.value)

@@ -1,0 +1,160 @@
+"""A disk that is really full: the place is named, nothing is half-published, and with room it goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scripted import LABEL, REFERENCE, let_pass, make_checkout, stackcheck, tags, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from stackcheck.engine import Engine
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk"),
+]
+
+SMALL, LARGE = "8m", "300m"  # the image has 48 MiB that do not compress
+
+
+class SmallDisk:
+    """A folder that is a disk of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", folder], check=True)
+
+    def grow(self) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={LARGE}", self.folder], check=True)
+
+    def fill(self) -> None:
+        """Take all the room that is left."""
+        with (self.folder / "filler").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.folder).free)
+        assert shutil.disk_usage(self.folder).free == 0
+
+    def free(self) -> None:
+        (self.folder / "filler").unlink()
+
+    def litter(self) -> list[Path]:
+        return [path for path in self.folder.rglob("*") if ".tmp-" in path.name or "unfinished" in path.name]
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", self.folder], check=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
+    root = make_checkout(tmp_path / "checkout")
+    let_pass_at_once(root)
+    return root
+
+
+def let_pass_at_once(root: Path) -> None:
+    """The answer needs the host's facts, which a run writes down before its suites start."""
+    (root / "tests" / "acceptance" / "answer.json").write_text("{}")
+    stackcheck(root, "test", REFERENCE)
+    let_pass(root)
+
+
+def disk(folder: Path) -> Iterator[SmallDisk]:
+    made = SmallDisk(folder)
+    try:
+        yield made
+    finally:
+        made.unmount()
+
+
+@pytest.fixture
+def dist(checkout: Path) -> Iterator[SmallDisk]:
+    yield from disk(checkout / "dist")
+
+
+@pytest.fixture
+def build(checkout: Path) -> Iterator[SmallDisk]:
+    shutil.rmtree(checkout / "build")
+    yield from disk(checkout / "build")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[SmallDisk]:
+    yield from disk(tmp_path / "elsewhere")
+
+
+def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_is(
+    checkout: Path, dist: SmallDisk
+) -> None:
+    assert stackcheck(checkout, "certify", REFERENCE)[0] == 0
+    code, text = stackcheck(checkout, "publish", REFERENCE)
+    assert code == 8, text
+    assert str(dist.folder.relative_to(checkout) / "blobs") in text
+    assert "No space left on device" in text
+    assert "make room" in text
+    assert (tags(checkout), dist.litter()) == ([], [])
+    dist.grow()
+    assert stackcheck(checkout, "publish", REFERENCE)[0] == 0
+    assert verify(checkout) == 0
+    assert LABEL in tags(checkout)
+
+
+def test_a_full_disk_keeps_the_tag_on_what_was_certified_before(checkout: Path, dist: SmallDisk) -> None:
+    dist.grow()
+    assert stackcheck(checkout, "certify", REFERENCE)[0] == 0
+    assert stackcheck(checkout, "publish", REFERENCE)[0] == 0
+    before = (dist.folder / "index.json").read_bytes()
+    assert stackcheck(checkout, "certify", REFERENCE, "--force")[0] == 0
+    dist.fill()
+    assert stackcheck(checkout, "publish", REFERENCE)[0] == 8
+    assert (dist.folder / "index.json").read_bytes() == before
+    assert verify(checkout) == 0
+    dist.free()
+    assert stackcheck(checkout, "publish", REFERENCE)[0] == 0
+    assert verify(checkout) == 0
+
+
+def test_an_image_that_finds_no_room_in_build_is_no_traceback(checkout: Path, build: SmallDisk) -> None:
+    code, text = stackcheck(checkout, "certify", REFERENCE)
+    assert code == 2, text
+    assert str(build.folder) in text
+    assert "No space left on device" in text
+    assert build.litter() == []
+    build.grow()
+    assert stackcheck(checkout, "certify", REFERENCE)[0] == 0
+
+
+def test_a_certificate_that_finds_no_room_is_not_half_there(checkout: Path, build: SmallDisk) -> None:
+    build.grow()
+    assert stackcheck(checkout, "test", REFERENCE)[0] == 0
+    build.fill()
+    code, text = stackcheck(checkout, "certify", REFERENCE)
+    assert code == 2, text
+    assert str(build.folder) in text
+    assert list(build.folder.rglob("statements/*")) == []
+    assert stackcheck(checkout, "publish", REFERENCE)[0] == 2
+    assert tags(checkout) == []
+    build.free()
+    assert stackcheck(checkout, "certify", REFERENCE)[0] == 0
+    assert stackcheck(checkout, "publish", REFERENCE)[0] == 0
+    assert verify(checkout) == 0
+
+
+def test_an_export_that_finds_no_room_leaves_nothing(checkout: Path, elsewhere: SmallDisk) -> None:
+    tar = elsewhere.folder / "image.tar"
+    code, text = stackcheck(checkout, "export", REFERENCE, "--output", str(tar))
+    assert code == 2, text
+    assert str(tar) in text
+    assert "No space left on device" in text
+    assert list(elsewhere.folder.iterdir()) == []
+    elsewhere.grow()
+    assert stackcheck(checkout, "export", REFERENCE, "--output", str(tar))[0] == 0
+    assert tar.stat().st_size > 48 << 20
