@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 BLOCK = 64
 WIDE_LOAD = re.compile(
-    r"(?:global|buffer)_load_(?:dwordx4|b128)|ld\.global\.\S*v4\.b32|cp\.async\.cg\S* \[.*?\], 0x10"
+    r"(?:global|buffer)_load_(?:lds_)?(?:dwordx4|b128)|ld\.global\.\S*v4\.b32|cp\.async\.cg\S* \[.*?\], 0x10"
 )
 MATRIX = re.compile(r"v_mfma_\w+|wgmma\.mma_async\.\S+|tcgen05\.mma\S*|(?<!w)mma\.sync\.\S+")
 SPILL = re.compile(r"(?:[vs]gpr_spill_count|ScratchSize):?\s+(\d+)")
