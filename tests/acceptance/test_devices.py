@@ -1,12 +1,11 @@
-"""The devices: there are as many as promised, they are what they should be, healthy, linked and ours alone.
+"""The devices: there are as many as promised, they are what they should be, and ours alone.
 
 A reading that is not there is a skip with its reason (not supported, N/A, no permission); all-ones is a
 failure, because a device that answers 0xFF.. does not answer.
 """
 
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ import pytest
 import vendors
 from harness import models
 from harness.check import invalid
-from harness.fixtures import OnDevice
-from harness.monitor import Monitor
+from harness.readings import differs, known, only_with
 from harness.session import AcceptanceSession
 from harness.worker import Worker
-from vendors import Absence, Device, Host, Reading
+from vendors import Absence, Device, Host
 
 TOUCHED_BYTES = 2 << 30  # more than a driver reserves for itself: somebody has memory on the device
 MEMORY_SHARE = 0.98  # of the nominal size; ECC and the driver keep the rest
-LOAD_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +71,7 @@ def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) ->
     assert not small, f"devices {small} have less than {MEMORY_SHARE:.0%} of {rows[0]['memory_bytes']} bytes"
     expected = rows[0]["compute_units"]
     short = {
-        d.index: d.compute_units for d in devices if vendor.VISIBILITY and _differs(d.compute_units, expected)
+        d.index: d.compute_units for d in devices if vendor.VISIBILITY and differs(d.compute_units, expected)
     }
     assert not short, f"compute units {short}, expected {expected}"
 
@@ -83,18 +80,18 @@ def test_torch_and_the_library_mean_the_same_devices(
     devices: tuple[Device, ...], seen: Sequence[Mapping[str, Any]]
 ) -> None:
     """Each device of torch joins one of the library by address or UUID, with equal architecture and size."""
-    _only_with(seen, "torch sees no GPU")
+    only_with(seen, "torch sees no GPU")
     for one in seen:
         (match,) = [device for device in devices if _same(device, one)] or [None]
         assert match is not None, f"torch's device {one} is none of {[(d.bdf, d.uuid) for d in devices]}"
         assert match.arch == one["arch"]
         assert abs(match.memory_bytes - one["memory_bytes"]) <= 0.03 * match.memory_bytes
-        assert not _differs(match.compute_units, one["compute_units"])
+        assert not differs(match.compute_units, one["compute_units"])
 
 
 def test_driver_serves_the_runtime(vendor: vendors.Vendor, host: Host) -> None:
     """The kernel driver is inside the support window of the runtime that torch was built with."""
-    _only_with(vendor.VISIBILITY, "a CPU has no driver")
+    only_with(vendor.VISIBILITY, "a CPU has no driver")
     runtime = vendor.torch_runtime()
     assert runtime, f"this torch is not built for {vendor.NAME}"
     problem = vendor.driver_problem(host, runtime)
@@ -104,136 +101,50 @@ def test_driver_serves_the_runtime(vendor: vendors.Vendor, host: Host) -> None:
 def test_firmware_is_equal(devices: tuple[Device, ...]) -> None:
     """Every device runs the same firmware: a mixed node is slow and unreproducible."""
     names = sorted({name for device in devices for name in device.firmware})
-    _only_with(names, "no firmware version can be read")
+    only_with(names, "no firmware version can be read")
     for name in names:
         versions = {device.index: device.firmware.get(name, Absence.NOT_AVAILABLE) for device in devices}
         assert len(set(versions.values())) == 1, f"{name}: {versions}"
 
 
-def test_pcie_link_is_full(
-    acceptance: AcceptanceSession,
-    vendor: vendors.Vendor,
-    devices: tuple[Device, ...],
-    device_row: Mapping[str, Any],
-    on_device: OnDevice,
-) -> None:
-    """Under load each PCIe link runs at the product's generation and width (links step down when idle)."""
-    _only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
-    readings = _while_busy(
-        acceptance.monitor,
-        lambda: on_device(
-            "workloads.devices:busy_links", seconds=LOAD_S, env=vendor.child_environment(devices)
-        ),
-    )
-    for device in devices:
-        links = [_of(host, device).pcie for host in readings]
-        generation = _most(links[-1].generation, [link.generation for link in links], "PCIe generation")
-        width = _most(links[-1].width, [link.width for link in links], "PCIe width")
-        got = {"generation": generation, "width": width}
-        assert got == device_row["pcie"], f"device {device.index}: {got}, expected {device_row['pcie']}"
-
-
-def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Mapping[str, Any]) -> None:
-    """Each pair of devices talks over the vendor's link with every lane up; one PCIe pair costs 5 to 10
-    times.
-    """
-    _only_with(host.links, "one device has no pair")
-    wrong = []
-    for link in host.links:
-        kind, active = _known(link.kind, "link type"), link.active
-        least = _least_links(vendor, device_row)
-        enough = active == "up" or (isinstance(active, int) and active >= least) or _is_unread(active)
-        if kind != vendor.PEER_LINK or not enough:
-            wrong.append(f"{link.a}-{link.b}: {kind}, {active} active")
-    assert not wrong, "\n".join(wrong)
-    for link in host.links:  # amdsmi before 6.4 tells the kind of a link and not its state
-        _known(link.active, "active links")
-
-
-def test_peer_access_is_granted(host: Host) -> None:
-    """The driver lets each device of a pair read the other's memory."""
-    _only_with(host.links, "one device has no pair")
-    refused = [f"{link.a}-{link.b}" for link in host.links if not _known(link.p2p, "peer status")]
-    assert not refused, refused
-
-
-@pytest.mark.gpus(2)
-def test_peer_copies_arrive(vendor: vendors.Vendor, devices: tuple[Device, ...], on_device: OnDevice) -> None:
-    """A pattern copied over every ordered pair arrives bit by bit, through peer access and not the host."""
-    _only_with(len(devices) > 1, "one device has no pair")
-    copies = on_device("workloads.devices:peer_copies", timeout_s=300, env=vendor.child_environment(devices))
-    assert len(copies) == len(devices) * (len(devices) - 1)
-    wrong = [copy for copy in copies if copy["wrong_elements"] or not copy["access"]]
-    assert not wrong, wrong
-
-
-def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
-    """ECC is on, and no error was uncorrectable, no repair is pending and none failed."""
-    _only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
-    for device in devices:
-        assert _known(device.ecc.enabled, "ECC mode") is True, f"device {device.index}: ECC is off"
-        for name in ("uncorrectable", "pending", "failed"):
-            count = getattr(device.ecc, name)
-            if count in (Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED) and name != "uncorrectable":
-                continue  # not every part repairs rows
-            assert int(_known(count, f"{name} memory errors")) == 0, f"device {device.index}: {count} {name}"
-
-
-def test_no_memory_error_since_the_start(
-    acceptance: AcceptanceSession, vendor: vendors.Vendor, devices: tuple[Device, ...]
-) -> None:
-    """No device counted an uncorrectable error, or gained a pending or failed repair, since the run began."""
-    _only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
-    now = acceptance.monitor.read_devices()
-    grown = []
-    for device in devices:
-        early, late = device.ecc, _of(now, device).ecc
-        _known(late.uncorrectable, "uncorrectable memory errors")
-        for name in ("uncorrectable", "pending", "failed"):
-            before, after = getattr(early, name), getattr(late, name)
-            if isinstance(before, int) and isinstance(after, int) and after > before:
-                grown.append(f"device {device.index}: {name} grew from {before} to {after}")
-    assert not grown, "\n".join(grown)
-
-
 def test_nothing_throttles(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """No device is slowed by heat, its regulators or the power brake before any work begins."""
-    _only_with(vendor.VISIBILITY, "a CPU's throttling is not read")
+    only_with(vendor.VISIBILITY, "a CPU's throttling is not read")
     for device in devices:
-        _known(device.throttle.reading, "throttle reasons")
+        known(device.throttle.reading, "throttle reasons")
         assert not device.throttle.unfit, f"device {device.index}: {', '.join(device.throttle.unfit)}"
 
 
 def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Nobody lowered a power cap: a silent cut of every figure."""
-    _only_with(vendor.VISIBILITY, "a CPU has no power cap")
+    only_with(vendor.VISIBILITY, "a CPU has no power cap")
     # The second die of an MI250 has no cap of its own: the first one's is the module's.
     own = [device for device in devices if device.power.cap_w is not Absence.NOT_AVAILABLE]
-    _only_with(own, "power cap: N/A")
+    only_with(own, "power cap: N/A")
     for device in own:
         cap, default = (
-            _known(value, "power cap") for value in (device.power.cap_w, device.power.default_cap_w)
+            known(value, "power cap") for value in (device.power.cap_w, device.power.default_cap_w)
         )
         assert float(cap) >= float(default), f"device {device.index}: {cap} W, default {default} W"
 
 
 def test_partition_is_the_reference(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Every device is whole (SPX/NPS1, MIG off), as the thresholds assume."""
-    _only_with(vendor.REFERENCE_PARTITION, "a CPU has no partitions")
+    only_with(vendor.REFERENCE_PARTITION, "a CPU has no partitions")
     for device in devices:
         for name, expected in vendor.REFERENCE_PARTITION.items():
-            got = _known(device.partition.get(name, Absence.NOT_AVAILABLE), f"{name} partition")
+            got = known(device.partition.get(name, Absence.NOT_AVAILABLE), f"{name} partition")
             assert got == expected, f"device {device.index}: {name} {got}, expected {expected}"
 
 
 def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Before the first check no other process holds memory on a device."""
-    _only_with(vendor.VISIBILITY, "a CPU is always shared")
+    only_with(vendor.VISIBILITY, "a CPU is always shared")
     for device in devices:
         if not isinstance(device.processes, Absence) and device.processes:
             names = ", ".join(f"{process.pid} {process.name}" for process in device.processes)
             invalid(f"device {device.index} is shared with {names}")
-        used = _known(device.memory_used_bytes, "memory in use")
+        used = known(device.memory_used_bytes, "memory in use")
         if int(used) > TOUCHED_BYTES:
             invalid(f"device {device.index} has {int(used) / 2**30:.1f} GiB in use before the first check")
 
@@ -241,22 +152,15 @@ def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, .
 def test_no_device_asks_for_recovery(devices: tuple[Device, ...]) -> None:
     """The driver asks for no reset, reboot or drain."""
     for device in devices:
-        action = _known(device.recovery_action, "recovery action")
+        action = known(device.recovery_action, "recovery action")
         assert action == "none", f"device {device.index}: {action}"
-
-
-def test_switch_fabric_is_up(devices: tuple[Device, ...]) -> None:
-    """Behind NVSwitch, every device has completed its registration with the fabric manager."""
-    for device in devices:
-        state = _known(device.fabric, "switch fabric")
-        assert state == "completed", f"device {device.index}: {state}"
 
 
 def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
     """This process may use the memory and some CPU of each device's NUMA node."""
     memory = _ranges(_status("Mems_allowed_list"))
     for device in devices:
-        node = int(_known(device.numa_node, "NUMA node"))
+        node = int(known(device.numa_node, "NUMA node"))
         assert node in memory, (
             f"device {device.index} is on node {node}, this process may use {sorted(memory)}"
         )
@@ -264,68 +168,9 @@ def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
         assert cpus & os.sched_getaffinity(0), f"no CPU of node {node} is in this process's CPU set"
 
 
-def _only_with(condition: object, reason: str) -> None:
-    if not condition:
-        pytest.skip(reason)
-
-
-def _known(reading: Reading, what: str) -> int | float | str | bool:
-    """The value, or the outcome that its absence means here."""
-    if reading is Absence.ALL_ONES:
-        pytest.fail(f"{what}: all ones, so the device did not answer", pytrace=False)
-    if isinstance(reading, Absence):
-        pytest.skip(f"{what}: {reading.value}")
-    return reading
-
-
-def _is_unread(reading: Reading) -> bool:
-    """Nothing was told, which is no fault by itself; all-ones is one."""
-    return isinstance(reading, Absence) and reading is not Absence.ALL_ONES
-
-
-def _differs(reading: Reading, expected: object) -> bool:
-    return not isinstance(reading, Absence) and reading != expected
-
-
 def _same(device: Device, one: Mapping[str, Any]) -> bool:
     uuid = str(one["uuid"] or "").removeprefix("GPU-").lower()
     return device.bdf == one["bdf"] or (bool(uuid) and device.uuid.removeprefix("GPU-").lower() == uuid)
-
-
-def _least_links(vendor: vendors.Vendor, row: Mapping[str, Any]) -> int:
-    """Every lane of a switch; a direct mesh has at least one link to each neighbour."""
-    return int(row["link"]["links"]) if row["link"]["kind"] == "nvlink" == vendor.PEER_LINK else 1
-
-
-def _while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
-    """Readings taken while the work ran; at least one."""
-    readings: list[Host] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work_()
-        except BaseException as error:  # noqa: BLE001 - handed over to the thread of the check below
-            failure.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while thread.is_alive() or not readings:
-        readings.append(monitor.read_devices())
-        thread.join(0.1)
-    if failure:
-        raise failure[0]
-    return readings
-
-
-def _of(host: Host, device: Device) -> Device:
-    return next(candidate for candidate in host.devices if candidate.uuid == device.uuid)
-
-
-def _most(last: Reading, readings: Sequence[Reading], what: str) -> int:
-    """The best of the readings: some of them were taken before the copy began."""
-    known = [reading for reading in readings if isinstance(reading, int)]
-    return max(known) if known else int(_known(last, what))
 
 
 def _status(field: str) -> str:

@@ -98,6 +98,14 @@ class Fault:
         return f"{self.name} -> {self.check.rpartition('::')[2]}".replace(" ", "-")
 
 
+def device_check(function: str) -> str:
+    """The id of a check of the device suites, whichever of their files holds it."""
+    for path in sorted((TESTS / "acceptance").glob("test_devices*.py")):
+        if f"def {function}(" in path.read_text(encoding="utf-8"):
+            return f"{path.name}::{function}"
+    raise LookupError(f"no device suite has a check {function}")
+
+
 def is_fault(value: object) -> bool:
     """Whether a test's parameter says what the test plants."""
     return all(hasattr(value, name) for name in ("name", "check", "outcome"))
@@ -129,6 +137,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(path),
         "STACKCHECK_PATCHES": json.dumps(dict(fault.patches)),
         "STACKCHECK_FAKE_NVML": json.dumps(dict(fault.nvml or {})),
+        "STACKCHECK_FAKE_FOLDER": str(planted),
         **fault.env,
     }
     out = folder / "out"

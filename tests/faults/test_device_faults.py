@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from planting import STUBS, Fault
+from planting import STUBS, Fault, device_check
 
-D = "test_devices.py::"
+
+def speeds(seconds: str, where: str = "a != b", *, wrong: int = 0) -> str:
+    """What the copies over four devices would say."""
+    pair = f"{{'from': a, 'to': b, 'seconds': [{seconds}] * 5, 'wrong_elements': {wrong}}}"
+    pairs = f"[{pair} for a in range(4) for b in range(4) if {where}]"
+    return f"lambda: {{'bytes': 400_000_000, 'pairs': {pairs}}}"
+
+
 # torch as a healthy host of the stub would show it.
 SEEN = {
     "workloads.devices:seen": (
@@ -21,13 +28,20 @@ SEEN = {
         "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': 0}"
         " for a in range(4) for b in range(4) if a != b]"
     ),
+    "workloads.devices:peer_speeds": speeds("1e-3"),
+    "workloads.memory:patterns": (
+        "lambda share, seconds: [{'device': i, 'bytes': 95 << 30, 'free_bytes': 100 << 30, 'errors': 0,"
+        " 'passes': ['own address', 'complement'], 'first': [], 'seconds': 1.0} for i in range(4)]"
+    ),
     "vendors.nvidia:torch_runtime": "lambda: '13.0'",
     "vendors.nvidia:requirements": "lambda: ()",
 }
 
 
 def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
-    return Fault(name, D + check, vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN)
+    return Fault(
+        name, device_check(check), vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN
+    )
 
 
 FAULTS = (
@@ -62,16 +76,36 @@ FAULTS = (
     nvidia("no permission is a skip", "test_memory_is_healthy", "no permission", "skipped", ecc="no_permission"),
     nvidia("N/A is a skip", "test_no_device_asks_for_recovery", "not supported", "skipped", recovery="not_supported"),
     nvidia("a GPU was lost", "test_device_count", "no NVIDIA device is visible", one={"temperature": "lost"}),
-    Fault("a NUMA node of others", D + "test_numa_nodes_of_devices_are_ours", vendor="nvidia", nvml={}, says="node 7",
+    nvidia("links are trained again", "test_no_link_error_since_the_start", "link errors grew", one={"recovering": 1}),
+    nvidia("an Xid during the run", "test_no_fault_was_reported", "device 2 at 20", xid=79),
+    nvidia("the listener loses its GPU", "test_no_fault_was_reported", "nobody listened to the end", xid="lost"),
+    nvidia("events are not supported", "test_no_fault_was_reported", "not supported", "skipped", event_types=0),
+    nvidia("an uncorrectable error during the run", "test_no_memory_error_since_the_start", "uncorrectable grew from 0 to 2",
+           one={"uncorrected_late": 2}),
+    Fault("a slow pair", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="2 to 3 copies 350.0",
+          patches=SEEN | {"workloads.devices:peer_speeds": speeds("4e-1 / 350 if (a, b) == (2, 3) else 1e-3")}),
+    Fault("every pair is slow", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="p2p_gb_per_s 50",
+          patches=SEEN | {"workloads.devices:peer_speeds": speeds("8e-3")}),
+    Fault("a pair was not measured", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="measured",
+          patches=SEEN | {"workloads.devices:peer_speeds": speeds("1e-3", "a < b")}),
+    Fault("a fast copy of wrong data", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="wrong_elements",
+          patches=SEEN | {"workloads.devices:peer_speeds": speeds("1e-3", wrong=7)}),
+    Fault("a bit that sticks", device_check("test_memory_holds_patterns"), says="0x0000000000000020",
+          patches={"workloads.memory:write": "lambda blocks, p: (original(blocks, p), blocks[-1][-1:].bitwise_or_(32))[0]"}),
+    Fault("an address line is shorted", device_check("test_memory_holds_patterns"), says="own address",
+          patches={"workloads.memory:write": "lambda blocks, p: (original(blocks, p), blocks[0][4096:8192].copy_(blocks[0][:4096]))[0]"}),
+    Fault("half of the memory is left out", device_check("test_memory_holds_patterns"), says="bytes were free",
+          patches={"workloads.memory:taken": "lambda device, size: original(device, size // 2)"}),
+    Fault("a NUMA node of others", device_check("test_numa_nodes_of_devices_are_ours"), vendor="nvidia", nvml={}, says="node 7",
           patches=SEEN | {"vendors.nvidia_device:_numa_node": "lambda bdf: 7"}),
-    Fault("a peer copy is wrong", D + "test_peer_copies_arrive", vendor="nvidia", nvml={}, says="wrong_elements",
+    Fault("a peer copy is wrong", device_check("test_peer_copies_arrive"), vendor="nvidia", nvml={}, says="wrong_elements",
           patches=SEEN | {"workloads.devices:peer_copies":
                           "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': int(a == 2)}"
                           " for a in range(4) for b in range(4) if a != b]"}),
-    Fault("no permission on a node", D + "test_the_host_offers_what_devices_need", vendor="nvidia", nvml={}, says="--gpus all"),
-    Fault("tiny shared memory", D + "test_the_host_offers_what_devices_need", says="--shm-size",
+    Fault("no permission on a node", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={}, says="--gpus all"),
+    Fault("tiny shared memory", device_check("test_the_host_offers_what_devices_need"), says="--shm-size",
           patches={"vendors.cpu:SHARED_MEMORY_BYTES": "original << 20"}),
-    Fault("a CPU run shows a GPU", D + "test_device_count", patches={"workloads.devices:seen": "lambda: [{}]"}),
+    Fault("a CPU run shows a GPU", device_check("test_device_count"), patches={"workloads.devices:seen": "lambda: [{}]"}),
 )  # fmt: skip
 
 
@@ -80,8 +114,9 @@ def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
     plant(fault)
 
 
-def test_healthy_host_passes_every_device_check(plant) -> None:
-    fault = Fault("nothing", "test_devices.py", vendor="nvidia", nvml={}, outcome="passed", patches=SEEN)
+@pytest.mark.parametrize("check", ["test_devices.py", "test_devices_links.py", "test_devices_memory.py"])
+def test_healthy_host_passes_every_device_check(check, plant) -> None:
+    fault = Fault("nothing", check, vendor="nvidia", nvml={}, outcome="passed", patches=SEEN)
     with_numa = {**SEEN, "vendors.nvidia_device:_numa_node": "lambda bdf: 0"}
     result = plant(Fault(**{**vars(fault), "patches": with_numa}))
     assert len(result["host"]["devices"]) == 4
@@ -91,7 +126,11 @@ def test_healthy_host_passes_every_device_check(plant) -> None:
 def test_library_that_hangs_in_init_fails_the_run_in_time(plant) -> None:
     patches = SEEN | {"harness.monitor:TIMEOUT_S": "3.0"}
     fault = Fault(
-        "init hangs", D + "test_device_count", vendor="nvidia", nvml={"init": "hang"}, patches=patches
+        "init hangs",
+        device_check("test_device_count"),
+        vendor="nvidia",
+        nvml={"init": "hang"},
+        patches=patches,
     )
     result = plant(fault)
     assert "did not answer in" in result["checks"][0]["reason"]
@@ -105,7 +144,7 @@ def test_every_name_of_the_stub_is_one_of_nvidia_ml_py() -> None:
     spec.loader.exec_module(stub)
     names = [name for name in vars(stub) if name.lower().startswith(("nvml", "c_nvml"))]
     assert not [name for name in names if not hasattr(real, name)]
-    constants = [name for name in names if name.isupper()]
+    constants = [name for name in names if name.isupper() or name.startswith("nvmlEventType")]
     assert {name: getattr(stub, name) for name in constants} == {
         name: getattr(real, name) for name in constants
     }

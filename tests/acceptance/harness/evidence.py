@@ -19,6 +19,14 @@ def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
     return {str(device.index): _state(device) for device in host.devices if device.index in leased}
 
 
+def link_counts(host: Host) -> dict[str, Any]:
+    """What the links of a host counted, by pair; replays cost time and no data, so nobody judges them."""
+    return {
+        f"{link.a}-{link.b}": {"errors": _plain(link.errors), "replays": _plain(link.replays)}
+        for link in host.links
+    }
+
+
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What got worse between two readings of the same devices, in words."""
     found = []

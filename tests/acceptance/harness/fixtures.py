@@ -12,7 +12,7 @@ import vendors
 from harness import launch as launcher
 from harness import leases, models
 from harness.check import Check
-from harness.evidence import device_names, evidence, newly_unfit
+from harness.evidence import device_names, evidence, link_counts, newly_unfit
 from harness.monitor import Sampler
 from harness.protocols import Launch, OnDevice, RecordMetric
 from harness.session import CHECK, AcceptanceSession
@@ -112,8 +112,8 @@ def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
     assert acceptance.host is not None
     late = acceptance.monitor.read()
     check.devices = device_names(acceptance.devices)
-    check.before = evidence(acceptance.host, acceptance.devices)
-    check.after = evidence(late, acceptance.devices)
+    for kept, seen in ((check.before, acceptance.host), (check.after, late)):
+        kept.update(evidence(seen, acceptance.devices) | {"links": link_counts(seen)})
     return late
 
 

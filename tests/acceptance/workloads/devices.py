@@ -9,6 +9,8 @@ import torch
 
 COPY_BYTES = 64 << 20
 PATTERN_ELEMENTS = (1 << 20) + 1
+PEER_BYTES = 256 << 20
+PEER_COPIES, PEER_REPEATS = 20, 5
 
 
 def seen() -> list[dict[str, Any]]:
@@ -47,6 +49,36 @@ def _peer_copy(a: int, b: int) -> dict[str, Any]:
     torch.cuda.synchronize(b)
     wrong = int((target.cpu() != pattern).sum())
     return {"from": a, "to": b, "access": torch.cuda.can_device_access_peer(b, a), "wrong_elements": wrong}
+
+
+def peer_speeds() -> dict[str, Any]:
+    """Seconds of one copy over each ordered pair, alone on the links, and how much of its data was wrong.
+
+    {"bytes", "pairs": [{"from", "to", "seconds": one per repeat, "wrong_elements"}]}
+    """
+    count = torch.cuda.device_count()
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    return {"bytes": PEER_BYTES, "pairs": [_peer_speed(a, b) for a, b in pairs]}
+
+
+def _peer_speed(a: int, b: int) -> dict[str, Any]:
+    values = torch.arange(PEER_BYTES // 8, dtype=torch.int64, device=f"cuda:{a}") * 2654435761 + (a << 40)
+    target = torch.full_like(values, -1, device=f"cuda:{b}")
+    seconds = []
+    with torch.cuda.device(a):
+        target.copy_(values, non_blocking=True)  # the first copy opens the path
+        for _ in range(PEER_REPEATS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize(a)
+            torch.cuda.synchronize(b)
+            start.record()
+            for _ in range(PEER_COPIES):
+                target.copy_(values, non_blocking=True)
+            end.record()
+            end.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3 / PEER_COPIES)
+    wrong = int((target.cpu() != values.cpu()).sum())
+    return {"from": a, "to": b, "seconds": seconds, "wrong_elements": wrong}
 
 
 def _properties(index: int) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""What a reading means for a check. In: a `Reading`. Out: its value, a skip with its reason, or a failure."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from harness.monitor import Monitor
+from vendors import Absence, Device, Host, Reading
+
+
+def only_with(condition: object, reason: str) -> None:
+    """Skip with a stated reason of the hardware, unless the condition holds."""
+    if not condition:
+        pytest.skip(reason)
+
+
+def known(reading: Reading, what: str) -> int | float | str | bool:
+    """The value, or the outcome that its absence means here."""
+    if reading is Absence.ALL_ONES:
+        pytest.fail(f"{what}: all ones, so the device did not answer", pytrace=False)
+    if isinstance(reading, Absence):
+        pytest.skip(f"{what}: {reading.value}")
+    return reading
+
+
+def is_unread(reading: Reading) -> bool:
+    """Nothing was told, which is no fault by itself; all-ones is one."""
+    return isinstance(reading, Absence) and reading is not Absence.ALL_ONES
+
+
+def differs(reading: Reading, expected: object) -> bool:
+    """Whether a value was told, and another one."""
+    return not isinstance(reading, Absence) and reading != expected
+
+
+def of(host: Host, device: Device) -> Device:
+    """The same device in another reading of the machine."""
+    return next(candidate for candidate in host.devices if candidate.uuid == device.uuid)
+
+
+def while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
+    """Readings taken while the work ran; at least one."""
+    readings: list[Host] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work_()
+        except BaseException as error:  # noqa: BLE001 - handed over to the thread of the check below
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive() or not readings:
+        readings.append(monitor.read_devices())
+        thread.join(0.1)
+    if failure:
+        raise failure[0]
+    return readings

@@ -1,0 +1,155 @@
+"""The links of the devices: full width, every pair, both ways alike, and no error while the suites ran."""
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+import vendors
+from harness.protocols import OnDevice, RecordMetric
+from harness.readings import is_unread, known, of, only_with, while_busy
+from harness.session import AcceptanceSession
+from vendors import Device, Host, Reading
+
+LOAD_S = 2.0
+PEER_TIMEOUT_S = 300
+SYMMETRY = 0.10  # more than silicon and switches differ, less than one lane of eighteen costs twice over
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`ranks` is every device of this run, alone on the machine."""
+    if "ranks" in metafunc.fixturenames:
+        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
+        count = max(1, len(session.devices))
+        mark = pytest.mark.gpus(count, perf=True)
+        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+
+
+def test_pcie_link_is_full(
+    acceptance: AcceptanceSession,
+    vendor: vendors.Vendor,
+    devices: tuple[Device, ...],
+    device_row: Mapping[str, Any],
+    on_device: OnDevice,
+) -> None:
+    """Under load each PCIe link runs at the product's generation and width (links step down when idle)."""
+    only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
+    readings = while_busy(
+        acceptance.monitor,
+        lambda: on_device(
+            "workloads.devices:busy_links", seconds=LOAD_S, env=vendor.child_environment(devices)
+        ),
+    )
+    for device in devices:
+        links = [of(host, device).pcie for host in readings]
+        generation = _most(links[-1].generation, [link.generation for link in links], "PCIe generation")
+        width = _most(links[-1].width, [link.width for link in links], "PCIe width")
+        got = {"generation": generation, "width": width}
+        assert got == device_row["pcie"], f"device {device.index}: {got}, expected {device_row['pcie']}"
+
+
+def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Mapping[str, Any]) -> None:
+    """Each pair of devices talks over the vendor's link with every lane up; one PCIe pair costs 5 to 10
+    times.
+    """
+    only_with(host.links, "one device has no pair")
+    wrong = []
+    for link in host.links:
+        kind, active = known(link.kind, "link type"), link.active
+        least = _least_links(vendor, device_row)
+        enough = active == "up" or (isinstance(active, int) and active >= least) or is_unread(active)
+        if kind != vendor.PEER_LINK or not enough:
+            wrong.append(f"{link.a}-{link.b}: {kind}, {active} active")
+    assert not wrong, "\n".join(wrong)
+    for link in host.links:  # amdsmi before 6.4 tells the kind of a link and not its state
+        known(link.active, "active links")
+
+
+def test_peer_access_is_granted(host: Host) -> None:
+    """The driver lets each device of a pair read the other's memory."""
+    only_with(host.links, "one device has no pair")
+    refused = [f"{link.a}-{link.b}" for link in host.links if not known(link.p2p, "peer status")]
+    assert not refused, refused
+
+
+@pytest.mark.gpus(2)
+def test_peer_copies_arrive(vendor: vendors.Vendor, devices: tuple[Device, ...], on_device: OnDevice) -> None:
+    """A pattern copied over every ordered pair arrives bit by bit, through peer access and not the host."""
+    only_with(len(devices) > 1, "one device has no pair")
+    copies = on_device("workloads.devices:peer_copies", timeout_s=300, env=vendor.child_environment(devices))
+    assert len(copies) == len(devices) * (len(devices) - 1)
+    wrong = [copy for copy in copies if copy["wrong_elements"] or not copy["access"]]
+    assert not wrong, wrong
+
+
+def test_switch_fabric_is_up(devices: tuple[Device, ...]) -> None:
+    """Behind NVSwitch, every device has completed its registration with the fabric manager."""
+    for device in devices:
+        state = known(device.fabric, "switch fabric")
+        assert state == "completed", f"device {device.index}: {state}"
+
+
+@pytest.mark.tier("standard")
+def test_peer_bandwidth(
+    ranks: int, device_row: Mapping[str, Any], on_device: OnDevice, record_metric: RecordMetric
+) -> None:
+    """Every ordered pair of devices copies at the product's rate, both ways alike, and without an error."""
+    only_with(device_row["link"] and ranks > 1, "one device has no pair")
+    found = on_device("workloads.devices:peer_speeds", timeout_s=PEER_TIMEOUT_S)
+    rates = {
+        (pair["from"], pair["to"]): [found["bytes"] / seconds / 1e9 for seconds in pair["seconds"]]
+        for pair in found["pairs"]
+    }
+    assert set(rates) == set(itertools.permutations(range(ranks), 2)), f"measured {sorted(rates)}"
+    matrix = {pair: statistics.median(repeats) for pair, repeats in rates.items()}
+    slowest = min(matrix, key=matrix.__getitem__)
+    record_metric(
+        "p2p_gb_per_s",
+        matrix[slowest],
+        unit="GB/s",
+        repeats=rates[slowest],
+        conditions={"bytes": found["bytes"], "matrix": {f"{a}-{b}": rate for (a, b), rate in matrix.items()}},
+        gate=True,
+    )
+    wrong = [pair for pair in found["pairs"] if pair["wrong_elements"]]
+    assert not wrong, wrong
+    uneven = list(_uneven(matrix))
+    assert not uneven, "\n".join(uneven)
+
+
+@pytest.mark.last
+def test_no_link_error_since_the_start(vendor: vendors.Vendor, host: Host, whole_run: Host) -> None:
+    """No link between devices had to be repaired while the suites ran."""
+    only_with(host.links, "one device has no pair")
+    early = {(link.a, link.b): link for link in host.links}
+    grown = []
+    for late in whole_run.links:
+        before = 0 if vendor.LINK_ERRORS_CLEARED else known(early[late.a, late.b].errors, "link errors")
+        after = known(late.errors, "link errors")
+        if int(after) > int(before):
+            grown.append(f"{late.a}-{late.b}: link errors grew from {before} to {after}")
+    assert not grown, "\n".join(grown)
+
+
+def _uneven(matrix: Mapping[tuple[int, int], float]) -> Iterator[str]:
+    """Pairs that are slower than their other direction, or than most pairs are."""
+    usual = statistics.median(matrix.values())
+    for (a, b), rate in matrix.items():
+        back = matrix[b, a]
+        if not rate >= (1 - SYMMETRY) * back:  # so that NaN is uneven too
+            yield f"{a} to {b} copies {rate:.1f} GB/s and back {back:.1f} GB/s"
+        elif not rate >= (1 - SYMMETRY) * usual:
+            yield f"{a} to {b} copies {rate:.1f} GB/s, the median of all pairs is {usual:.1f} GB/s"
+
+
+def _least_links(vendor: vendors.Vendor, row: Mapping[str, Any]) -> int:
+    """Every lane of a switch; a direct mesh has at least one link to each neighbour."""
+    return int(row["link"]["links"]) if row["link"]["kind"] == "nvlink" == vendor.PEER_LINK else 1
+
+
+def _most(last: Reading, readings: Sequence[Reading], what: str) -> int:
+    """The best of the readings: some of them were taken before the copy began."""
+    known = [reading for reading in readings if isinstance(reading, int)]
+    return max(known) if known else int(known(last, what))

@@ -1,0 +1,85 @@
+"""The memory of the devices: healthy before, right under patterns, and no fault while the suites ran."""
+
+import pytest
+
+import vendors
+from harness.protocols import OnDevice
+from harness.readings import known, of, only_with
+from harness.session import AcceptanceSession
+from vendors import Absence, Device, Host
+
+SHARE, LEAST_SHARE = 0.95, 0.85  # of the memory that is free: aimed at, and asked for
+SECONDS = {"standard": 10.0, "soak": 1800.0}  # after which no further pattern begins
+CPU_SECONDS = 0.5
+MARGIN_S = 120.0
+FEWEST_PASSES = 2  # own address and its complement: every word, and every bit of it, in both states
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`ranks` is every device of this run; nobody else may hold their memory."""
+    if "ranks" in metafunc.fixturenames:
+        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
+        count = max(1, len(session.devices))
+        mark = pytest.mark.gpus(count, exclusive=True)
+        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+
+
+def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
+    """ECC is on, and no error was uncorrectable, no repair is pending and none failed."""
+    only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
+    for device in devices:
+        assert known(device.ecc.enabled, "ECC mode") is True, f"device {device.index}: ECC is off"
+        for name in ("uncorrectable", "pending", "failed"):
+            count = getattr(device.ecc, name)
+            if count in (Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED) and name != "uncorrectable":
+                continue  # not every part repairs rows
+            assert int(known(count, f"{name} memory errors")) == 0, f"device {device.index}: {count} {name}"
+
+
+@pytest.mark.tier("standard")
+def test_memory_holds_patterns(ranks: int, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Most of every device's free memory keeps its own addresses, checkerboards and walking bits."""
+    seconds = CPU_SECONDS if acceptance.shares_devices else SECONDS[acceptance.tier]
+    found = on_device(
+        "workloads.memory:patterns", share=SHARE, seconds=seconds, timeout_s=4 * seconds + MARGIN_S
+    )
+    assert len(found) == ranks, f"{len(found)} devices were written to, expected {ranks}"
+    for one in found:
+        covered = f"device {one['device']}: {one['bytes'] / 2**30:.1f} GiB, {len(one['passes'])} patterns"
+        assert not one["errors"], f"{covered}, {one['errors']} wrong words: {one['first']}"
+        assert one["bytes"] >= LEAST_SHARE * one["free_bytes"], (
+            f"{covered}: {one['free_bytes']} bytes were free"
+        )
+        assert len(one["passes"]) >= FEWEST_PASSES, f"{covered} in {one['seconds']:g} s: {one['passes']}"
+
+
+@pytest.mark.last
+def test_no_memory_error_since_the_start(
+    vendor: vendors.Vendor, devices: tuple[Device, ...], whole_run: Host
+) -> None:
+    """No device counted an uncorrectable error, or gained a pending or failed repair, since the run began."""
+    only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
+    grown = []
+    for device in devices:
+        early, late = device.ecc, of(whole_run, device).ecc
+        known(late.uncorrectable, "uncorrectable memory errors")
+        for name in ("uncorrectable", "pending", "failed"):
+            before, after = getattr(early, name), getattr(late, name)
+            if isinstance(before, int) and isinstance(after, int) and after > before:
+                grown.append(f"device {device.index}: {name} grew from {before} to {after}")
+    assert not grown, "\n".join(grown)
+
+
+@pytest.mark.last
+def test_no_fault_was_reported(
+    acceptance: AcceptanceSession, vendor: vendors.Vendor, devices: tuple[Device, ...], whole_run: Host
+) -> None:
+    """The driver reported no fault (Xid, page fault, reset, poison) while the suites ran."""
+    only_with(vendor.VISIBILITY, "a CPU reports no faults")
+    assert whole_run.devices
+    heard = acceptance.listener.heard()
+    only_with(heard.absence is None, f"fault reports: {heard.absence}")
+    ours = {-1, *(device.index for device in devices)}
+    faults = [fault for fault in heard.faults if fault["index"] in ours]
+    assert not faults, "\n".join(f"device {f['index']} at {f['time']}: {f['what']}" for f in faults)
+    assert heard.listening, f"nobody listened to the end: {heard.error or 'the listener is gone'}"
