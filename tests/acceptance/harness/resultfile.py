@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import models
-from vendors import Absence, Host, VendorName
+from vendors import Absence, Host, VendorName, multicast
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 WRITE_PERIOD_S = 1.0
@@ -135,17 +135,10 @@ def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
         "driver": str(host.driver) if host and not isinstance(host.driver, Absence) else None,
         "kernel": platform.release(),
         "partition": ", ".join(partitions) or None,
-        "nvls": nvls(vendor, len(host.devices) if host else 0),
+        "nvls": multicast.state(vendor, len(devices)),
         "cpu": f"{_cpu_model()} x {os.cpu_count()}",
         "memory_bytes": memory,
     }
-
-
-def nvls(vendor: VendorName, devices: int) -> str:
-    """The multicast state of the switch fabric, as far as the environment says; one device has no fabric."""
-    if vendor != "nvidia" or devices < 2:
-        return "unavailable"
-    return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "on"
 
 
 def model_of(vendor: VendorName, device: Any) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from vendors import multicast
 from workloads import backend
 
 PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "HSA_", "GPU_MAX_HW_QUEUES", "HIP_FORCE_DEV_KERNARG", "UCX_")
@@ -33,7 +35,7 @@ def facts() -> dict[str, Any]:
         },
         "files": [path for path in HIDDEN if Path(path).expanduser().exists()],
         "choices": choices(text),
-        "nvls": nvls(text),
+        "nvls": multicast.state("nvidia" if torch.version.cuda else "", dist.get_world_size(), text),
         "warnings": sorted(
             {line.split("WARN", 1)[1].strip() for line in text.splitlines() if " WARN " in line}
         ),
@@ -60,11 +62,3 @@ def choices(text: str) -> dict[str, dict[str, str]]:
 
 def _word(value: str, names: tuple[str, ...]) -> str:
     return names[int(value)] if value.isdigit() and int(value) < len(names) else value
-
-
-def nvls(text: str) -> str:
-    """`on`, `off` (asked for by the environment) or `unavailable`."""
-    if os.environ.get("NCCL_NVLS_ENABLE") == "0":
-        return "off"
-    available = re.search(r"NVLS multicast support is available|NVLS comm 0x", text)
-    return "on" if available and "NVLS multicast support is not available" not in text else "unavailable"
