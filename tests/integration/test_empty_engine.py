@@ -1,0 +1,87 @@
+"""An engine that has nothing gets the certified image from where it was published, and runs it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import subprocess
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shell_image
+from scripted import ROOT
+from second_daemon import second_daemon
+from small_images import STACK_ID, SmallImage, certify, new_key, quiet
+from stackcheck import archive, host_setup, keys, publish
+from stackcheck.engine import Engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a second daemon"),
+]
+
+KEY = new_key()
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> SmallImage:
+    layout = tmp_path_factory.mktemp("image") / "oci"
+    digest = shell_image.make_layout(layout)
+    return SmallImage(layout, digest, archive.read_json(layout, digest)["config"]["digest"])
+
+
+def stackcheck(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A consumer's command, with the publisher's public key and no other file of the publisher."""
+    verb, reference, *rest = arguments
+    (folder / "stackcheck.pub").write_bytes(keys.public_pem(KEY.public_key()))
+    options = ["--key", str(folder / "stackcheck.pub"), "--device-model", "CPU", "--driver", "none"]
+    return subprocess.run(
+        [sys.executable, "-m", "stackcheck", verb, reference, *options, *rest],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")},
+    )
+
+
+@pytest.mark.parametrize(("store", "containerd_store"), [("layout", True), ("registry", False)])
+def test_an_empty_engine_pulls_what_was_certified_and_runs_it(
+    request: pytest.FixtureRequest, image: SmallImage, tmp_path: Path, store: str, containerd_store: bool
+) -> None:
+    host_setup.ensure_engine(quiet)
+    target = f"oci:{tmp_path / 'dist'}"
+    if store == "registry":
+        target = f"{request.getfixturevalue('registry')}/stacks/{uuid.uuid4().hex}"
+    publish.publish(
+        image.layout,
+        tag=STACK_ID,
+        envelopes=certify(image, KEY, now=dt.datetime.now(dt.UTC)),
+        target=target,
+        public_key=KEY.public_key(),
+        report=quiet,
+    )
+    (tmp_path / "work").mkdir()
+    reference = f"{target}:{STACK_ID}"
+    with second_daemon(containerd_store=containerd_store):
+        engine = Engine.connect()
+        assert engine.containerd_store == containerd_store
+        assert engine._client.images.list(all=True) == []
+        pulled = stackcheck(tmp_path / "work", "pull", reference)
+        assert pulled.returncode == 0, pulled.stderr
+        (name,) = (line.split()[1] for line in pulled.stdout.splitlines() if line.startswith("image"))
+        assert engine.inspect(name).id in {image.manifest_digest, image.config_digest}
+        script = "echo it runs; echo written > made"
+        done = stackcheck(tmp_path / "work", "run", reference, "--", "/bin/bash", "-c", script)
+        assert (done.returncode, done.stdout) == (0, "it runs\n"), done.stderr
+        assert "is in the engine already" in done.stderr
+        assert (tmp_path / "work" / "made").read_text() == "written\n"
+        assert engine._client.containers.list(all=True) == []
