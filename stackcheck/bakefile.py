@@ -14,7 +14,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from stackcheck import bootstrap, buildplan, wheels
+from stackcheck import bootstrap, buildplan, stages, wheels
 from stackcheck.stages import GIVEN
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def make(plans: Sequence[Plan], supply: Supply, scratch: Path, *, classic: bool,
     handed_over: dict[str, Path] = {}
     targets: dict[str, Any] = {}
     for plan in plans:
-        context = _context(plan)
+        context = _context(plan, closed=supply.closed)
         for stage in _order(plan, {} if no_cache else supply.handed_over(plan.stages), taken):
             if stage.key in owners:
                 continue
@@ -149,8 +149,6 @@ def _target(
     }
     if plan.foreign:
         target["platforms"] = [plan.platform]
-    if supply.closed and plan.rootfs and not _asks(stage, "apt_sources"):
-        target["network"] = "none"  # nothing that runs has anything to fetch, and so it cannot
     return target
 
 
@@ -171,13 +169,20 @@ def temporary_name(plan: Plan) -> str:
     return f"stackcheck/{plan.stack.id}:unfinished"
 
 
-def _context(plan: Plan) -> Path:
-    """The folder that the builder sees: the stack's committed files and the base."""
+def _context(plan: Plan, *, closed: bool) -> Path:
+    """The folder that the builder sees: the stack's committed files and the base.
+
+    A `closed` supply leaves nothing to fetch, and so nothing that installs wheels can.
+    """
     context = plan.folder / "context"
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir(parents=True)
     for path in buildplan.context_files(plan.source):
         shutil.copy(path, context / path.name)
+    if closed:
+        dockerfile = context / "Dockerfile"
+        text = stages.without_network(dockerfile.read_text(encoding="utf-8"))
+        dockerfile.write_text(text, encoding="utf-8")
     if plan.rootfs:
         os.link(plan.rootfs.path, context / "rootfs.tar")
     return context

@@ -89,6 +89,40 @@ def read(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[S
     return tuple(stage for name, stage in made.items() if name in wanted)
 
 
+def without_network(dockerfile: str) -> str:
+    """The same Dockerfile with no network in any RUN but those that the host's apt sources are given to.
+
+    buildx 0.13 reads no `network` in a bake definition. What a RUN may reach is no part of an image: neither
+    its history nor the builder's cache has it.
+    """
+    return "".join(
+        re.sub(r"RUN\s+", "RUN --network=none ", block, count=1, flags=re.IGNORECASE)
+        if re.match(r"\s*RUN\s", block, re.IGNORECASE) and not re.search(r"id=apt_sources|--network=", block)
+        else block
+        for block in _blocks(dockerfile)
+    )
+
+
+def _blocks(dockerfile: str) -> Iterator[str]:
+    """The text in pieces: an instruction with its continued lines and here-documents, or a line between."""
+    lines = iter(dockerfile.splitlines(keepends=True))
+    block: list[str] = []
+    for line in lines:
+        block.append(line)
+        comment = line.lstrip().startswith("#")
+        inside = len(block) > 1  # a comment between continued lines belongs to them
+        if inside if comment else line.rstrip().endswith("\\"):
+            continue
+        for end in _HEREDOC.findall("" if comment else "".join(block)):
+            for inner in lines:
+                block.append(inner)
+                if inner.strip() == end:
+                    break
+        yield "".join(block)
+        block = []
+    yield "".join(block)
+
+
 def _stage(part: _Part, made: Mapping[str, Stage], files: Mapping[str, str], common: list[object]) -> Stage:
     known = [*made, GIVEN]
     sources = [part.base, *(name for line in part.instructions for name in _sources(line))]

@@ -125,3 +125,21 @@ def test_every_committed_dockerfile_is_understood() -> None:
         assert found[-1].name == "final"
         names |= {stage.name for stage in found}
     assert {"base", "wheels", "final"} <= names
+
+
+def test_a_run_without_network_is_the_same_stage_but_for_apt() -> None:
+    text = (
+        "FROM a AS b\n# RUN in a comment \\\n"
+        "RUN --mount=type=secret,id=apt_sources,target=/s \\\n    apt-get update\n"
+        "RUN true \\\n    # a comment\n    && RUN=1\nrun <<E\nRUN inner\nE\nENV RUN=2\nRUN --network=host x"
+    )
+    cut = stages.without_network(text)
+    assert cut.replace("--network=none ", "").lower() == text.lower()
+    assert [line for line in cut.splitlines() if "--network" in line] == [
+        "RUN --network=none true \\",
+        "RUN --network=none <<E",
+        "RUN --network=host x",
+    ]
+    for path in (ROOT / "images").glob("*/Dockerfile"):
+        found = stages.without_network(path.read_text(encoding="utf-8"))
+        assert found.count("\nRUN --network=none ") + found.count("id=apt_sources") == found.count("\nRUN ")

@@ -1,0 +1,104 @@
+"""A build without a network: the wheels of one folder suffice, or the missing one is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from small_stacks import ASSETS, ROOT, build_one, committed_cpu_stack, real_engine  # noqa: F401  # fixtures among them
+from stackcheck import archive
+from stackcheck.errors import BuildError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck.engine import Engine
+    from stackcheck.stack import Stack
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+NAME = "small_package-1.0-py3-none-any.whl"
+
+
+def make_wheel(folder: Path, word: str) -> Path:
+    """A wheel of one module."""
+    info = "small_package-1.0.dist-info"
+    path = folder / NAME
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("small_package.py", f"WORD = {word!r}\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: small-package\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "small_package.py,,\n")
+    return path
+
+
+@pytest.fixture
+def stack(tmp_path: Path, cpu_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """A stack of one package, on the real base, on a host whose pip knows only an index that is not there."""
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    word = secrets.token_hex(8)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "bases").symlink_to(ROOT / "build" / "bases")
+    (tmp_path / "wheels").mkdir()
+    wheel = make_wheel(tmp_path / "wheels", word)
+    made = dataclasses.replace(cpu_stack, id=f"airgapped-{word}")
+    folder = tmp_path / "images" / made.id
+    folder.mkdir(parents=True)
+    text = (ASSETS / "airgapped.Dockerfile").read_text().replace("@NONCE@", word)
+    (folder / "Dockerfile").write_text(text)
+    (folder / "stack.json").write_text(json.dumps({"stack_id": made.id}))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (folder / "requirements.lock").write_text(f"small-package==1.0 \\\n    --hash=sha256:{digest}\n")
+    return made
+
+
+def test_a_folder_of_wheels_suffices_where_nothing_else_can_be_reached(
+    stack: Stack,
+    engine: Engine,
+    tmp_path: Path,
+) -> None:
+    image = build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
+    assert [use.name for use in image.stages] == ["base", "wheels", "final"]
+    config = archive.read_json(image.layout, image.config_digest)
+    assert "network" not in json.dumps(config["history"])  # the image is the one that a network would give
+    engine.remove(image.reference)
+
+
+def test_a_missing_wheel_is_named_before_the_build_with_a_command_that_fetches_it(
+    stack: Stack,
+    engine: Engine,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "wheels" / NAME).rename(tmp_path / NAME)
+    with pytest.raises(BuildError, match="lacks 1 of 1 packages for linux/") as caught:
+        build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
+    assert "small-package==1.0" in str(caught.value.got)
+    command = str(caught.value.next_step).partition(": ")[2]
+    assert command.startswith("pip download ")
+    assert re.search(rf"-r images/{stack.id}/requirements.lock$", command)
+    # As typed, on a machine whose index has it (here a folder): the shell writes out the braces.
+    there = command.replace("pip download", f"{sys.executable} -m pip download --no-index --find-links .")
+    there = re.sub(r"--extra-index-url=\S+", "", there)
+    subprocess.run(["bash", "-c", there], cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    assert (tmp_path / "wheels" / NAME).exists()
+
+
+def test_a_wheel_of_another_content_is_as_good_as_none(
+    stack: Stack,
+    engine: Engine,
+    tmp_path: Path,
+) -> None:
+    shutil.copy(make_wheel(tmp_path, "another word"), tmp_path / "wheels" / NAME)
+    with pytest.raises(BuildError, match="lacks 1 of 1"):
+        build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
