@@ -1,0 +1,96 @@
+"""The exported tar is taken by others' tools, and what they get is the image that was tested.
+
+skopeo reads it in both formats with the library that podman load, Apptainer and CRI-O use. podman itself runs
+where it is installed: installing it takes half a minute, and it would show nothing more of the tar.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shell_image
+from stackcheck import archive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+REFERENCE = "stackcheck/small:1"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A layout, and the tar that was made of it."""
+    folder = tmp_path_factory.mktemp("export")
+    shell_image.make_layout(folder / "oci")
+    archive.export(folder / "oci", REFERENCE, folder / "image.tar")
+    return folder / "oci", folder / "image.tar"
+
+
+def run(*arguments: str | Path) -> str:
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_oci_archive_has_the_manifest_that_was_certified(
+    skopeo: Path, exported: tuple[Path, Path], tmp_path: Path
+) -> None:
+    layout, tar = exported
+    inspected = json.loads(run(skopeo, "inspect", f"oci-archive:{tar}"))
+    assert inspected["Digest"] == archive.manifest_digest(layout)
+    run(skopeo, "copy", "--preserve-digests", f"oci-archive:{tar}", f"oci:{tmp_path / 'again'}:tag")
+    assert archive.manifest_digest(tmp_path / "again") == archive.manifest_digest(layout)
+
+
+def test_a_docker_archive_has_the_config_that_was_tested(
+    skopeo: Path, exported: tuple[Path, Path], tmp_path: Path
+) -> None:
+    layout, tar = exported
+    run(skopeo, "copy", f"docker-archive:{tar}", f"dir:{tmp_path / 'dir'}")
+    config = json.loads((tmp_path / "dir" / "manifest.json").read_bytes())["config"]["digest"]
+    assert config == archive.read_json(layout, archive.manifest_digest(layout))["config"]["digest"]
+
+
+def test_an_archive_cut_short_is_refused(skopeo: Path, exported: tuple[Path, Path], tmp_path: Path) -> None:
+    _, tar = exported
+    short = tmp_path / "short.tar"
+    short.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
+    done = subprocess.run(
+        [skopeo, "copy", f"oci-archive:{short}", f"dir:{tmp_path / 'dir'}"], check=False, capture_output=True
+    )
+    assert done.returncode != 0
+
+
+@pytest.fixture
+def podman() -> Iterator[list[str]]:
+    """podman with a store of its own; its paths have to be short."""
+    folder = tempfile.mkdtemp(prefix="podman-")
+    command = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
+    command += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+    yield command
+    subprocess.run([*command, "rmi", "--all", "--force"], check=False, capture_output=True)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(
+    shutil.which("podman") is None,
+    reason="podman is not installed (30 s); skopeo reads the tar with the library that podman uses",
+)
+def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]) -> None:
+    layout, tar = exported
+    # podman asks for more open files than a container that runs this may give.
+    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    assert f"docker.io/{REFERENCE}" in run(*podman, "load", "--input", tar)
+    found = run(*podman, "image", "inspect", "--format", "{{.Digest}}", REFERENCE)
+    assert found.strip() == archive.manifest_digest(layout)
+    command = ["/bin/bash", "-c", "echo it runs"]
+    assert run(*podman, "run", "--rm", "--network", "none", *limits, REFERENCE, *command) == "it runs\n"
