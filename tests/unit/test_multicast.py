@@ -9,23 +9,23 @@ MISSING = "NCCL INFO NVLS multicast support is not available on dev 0"
 
 
 @pytest.mark.parametrize(
-    ("vendor", "devices", "switch", "log", "state"),
+    ("host", "switch", "log", "state"),
     [
-        ("nvidia", 4, "0", None, "off"),
-        ("nvidia", 4, "0", AVAILABLE, "off"),
-        ("nvidia", 4, None, None, "on"),
-        ("nvidia", 4, "1", AVAILABLE, "on"),
-        ("nvidia", 4, None, MISSING, "unavailable"),
-        ("nvidia", 4, None, "", "unavailable"),
-        ("nvidia", 4, None, f"{AVAILABLE}\n{MISSING}", "unavailable"),
-        ("nvidia", 1, "0", None, "unavailable"),
-        ("amd", 8, None, AVAILABLE, "unavailable"),
-        ("cpu", 2, "0", None, "unavailable"),
+        (("nvidia", 4), "0", None, "off"),
+        (("nvidia", 4), "0", AVAILABLE, "off"),
+        (("nvidia", 4), None, None, "on"),
+        (("nvidia", 4), "1", AVAILABLE, "on"),
+        (("nvidia", 4), None, MISSING, "unavailable"),
+        (("nvidia", 4), None, "", "unavailable"),
+        (("nvidia", 4), None, f"{AVAILABLE}\n{MISSING}", "unavailable"),
+        (("nvidia", 1), "0", None, "unavailable"),
+        (("amd", 8), None, AVAILABLE, "unavailable"),
+        (("cpu", 2), "0", None, "unavailable"),
     ],
 )
-def test_state_of_multicast(vendor, devices, switch, log, state, monkeypatch) -> None:
+def test_state_of_multicast(host, switch, log, state, monkeypatch) -> None:
     if switch is None:
         monkeypatch.delenv(multicast.SWITCH, raising=False)
     else:
         monkeypatch.setenv(multicast.SWITCH, switch)
-    assert multicast.state(vendor, devices, log) == state
+    assert multicast.state(*host, log) == state
