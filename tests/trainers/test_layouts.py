@@ -40,6 +40,7 @@ LAYOUTS = {
     "fsdp2-accumulated": (2, "--micro-batch", "1"),
     "fsdp2-kept-gathered": (2, "--no-reshard"),
     "hsdp": (4, "--replicas", "2", "--micro-batch", "2"),
+    "hybrid-shard": (4, "--parallel", "hybrid_shard", "--replicas", "2", "--micro-batch", "2"),
     "full-shard": (2, "--parallel", "full_shard"),
     "shard-grad-op": (2, "--parallel", "shard_grad_op"),
     "no-shard": (2, "--parallel", "no_shard"),

@@ -1,0 +1,63 @@
+"""Training with planted faults: a job that learns nothing, resumes wrongly or runs slow code never passes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import planting
+from planting import Fault
+
+SUITE = "test_training.py::"
+FAULTS = (
+    Fault(
+        "a learning rate of zero",
+        SUITE + "test_loss_falls",
+        patches={"train:learning_rate": "lambda *a: 0.0"},
+    ),
+    Fault(
+        "a learning rate a tenth too large",
+        SUITE + "test_loss_lies_in_the_reference_band",
+        patches={"train:learning_rate": "lambda *a: 1.1 * original(*a)"},
+        says="outside the band",
+    ),
+    Fault(
+        "every second sample read twice",
+        SUITE + "test_loss_lies_in_the_reference_band",
+        patches={"data:Text.sample": "lambda self, number: original(self, number // 2)"},
+        says="outside the band",
+    ),
+    Fault(
+        "ranks with other weights",
+        SUITE + "test_ranks_agree",
+        patches={"metrics:digest": "lambda w: original(w)[:-1] + str(torch.distributed.get_rank())"},
+    ),
+    Fault(
+        "a checkpoint that is not loaded",
+        SUITE + "test_resume_is_bit_equal",
+        patches={"checkpoint:Checkpoints.load": "lambda self, folder, state: None"},
+    ),
+    Fault(
+        "attention in plain operations",
+        SUITE + "test_attention_that_ran_is_fused",
+        patches={"backend:order": "lambda *a: sdpa_kernel([SDPBackend.MATH])"},
+        says="math ran",
+    ),
+    Fault(
+        "a machine that fails its preflight",
+        SUITE + "test_throughput",
+        outcome="invalid",
+        tier="smoke",
+        patches={"preflight:problems": "lambda *a: ['rank 1 is slow']"},
+        says="rank 1 is slow",
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+    plant(fault)
+
+
+def test_a_healthy_job_passes(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+    plant(Fault("nothing", "test_training.py", outcome="passed", tier="smoke"))

@@ -1,0 +1,59 @@
+"""A job killed without warning at random steps, again and again, ends with the bits of the one left alone."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import systems
+
+FLAGS = (
+    "--steps",
+    "120",
+    "--data",
+    "text",
+    "--lr-warmup",
+    "20",
+    "--checkpoint-every",
+    "7",
+    "--full-every",
+    "35",
+)
+KILLS = 3
+SEED = 20
+
+
+def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
+    alone = [sys.executable, str(systems.TRAIN), *FLAGS]
+    whole = json.loads(
+        subprocess.run(alone, capture_output=True, text=True, check=True, timeout=250).stdout.splitlines()[-1]
+    )
+    command, rng, starts = [*alone, "--checkpoint", str(tmp_path)], random.Random(SEED), []
+    for number in range(KILLS):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _until(tmp_path, 30 * (number + 1) + rng.randrange(14))
+        time.sleep(rng.random() * 0.05)  # into a step, or into the writing of a checkpoint
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        starts.append(_newest(tmp_path))
+    assert starts == sorted(starts)
+    assert starts[-1] < 120, "the job was over before its last kill"
+    last = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+    resumed = json.loads(last.stdout.splitlines()[-1])
+    assert resumed["first_step"] == starts[-1] > 0
+    assert resumed["losses"] == whole["losses"][starts[-1] :]
+    assert resumed["digest"] == whole["digest"]
+
+
+def _newest(folder: Path) -> int:
+    return max((int(path.parent.name[5:]) for path in folder.glob("step_*/COMPLETE")), default=0)
+
+
+def _until(folder: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while _newest(folder) + 7 <= step:
+        assert time.monotonic() < deadline, f"no checkpoint of step {step} in time"
+        time.sleep(0.005)
