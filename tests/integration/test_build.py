@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import shutil
 import subprocess
 import tarfile
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from second_daemon import second_daemon
 from small_stacks import (  # noqa: F401  # fixtures among them
     ROOT,
     base_of_a_shell,
@@ -25,12 +23,13 @@ from small_stacks import (  # noqa: F401  # fixtures among them
     silent,
     small_stack,
 )
-from stackcheck import apt, archive, bootstrap, build, buildplan, host_setup, resolve, wheels
+from stackcheck import apt, archive, bootstrap, build, buildplan, resolve, wheels
 from stackcheck.engine import Engine, Mount, RunSpec
 from stackcheck.errors import BuildError, ChecksFailedError, EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -279,45 +278,10 @@ def test_a_base_made_again_has_the_same_bytes_and_nothing_of_the_host(
 
 
 @pytest.fixture
-def classic_daemon(monkeypatch: pytest.MonkeyPatch, engine: Engine):  # noqa: ARG001
+def classic_daemon(engine: Engine) -> Iterator[subprocess.Popen[bytes]]:  # noqa: ARG001
     """A second daemon with the classic image store and no network, which a test may stop."""
-    folder = Path(tempfile.mkdtemp(prefix="dockerd-"))  # sockets' paths are short: pytest's are not
-    socket = folder / "docker.sock"
-    # In a network namespace of its own: a daemon without a bridge deletes docker0, also another daemon's.
-    command = [
-        *("unshare", "--net"),
-        "dockerd",
-        "--config-file",
-        str(folder / "daemon.json"),
-        "--data-root",
-        str(folder / "data"),
-    ]
-    command += [
-        "--exec-root",
-        str(folder / "exec"),
-        "--pidfile",
-        str(folder / "pid"),
-        "--host",
-        f"unix://{socket}",
-    ]
-    command += ["--bridge=none", "--iptables=false", "--ip-masq=false"]
-    (folder / "daemon.json").write_text('{"features": {"containerd-snapshotter": false}}')
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
-    deadline = time.monotonic() + 120
-    while not host_setup.socket_answers() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert host_setup.socket_answers(), (folder / "log").read_text()[-3000:]
-    yield process
-    process.terminate()
-    try:
-        process.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    for mounted in (*sorted((folder / "data" / "overlay2").glob("*/merged")), folder / "data"):
-        subprocess.run(["umount", "--lazy", str(mounted)], check=False, capture_output=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    with second_daemon(containerd_store=False) as process:
+        yield process
 
 
 def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
