@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stackcheck.wheelcache import WheelCache
 
 _PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
-NAMED_AT_MOST = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +174,7 @@ def check_folder(plan: Plan, folder: Path) -> None:
         raise BuildError(
             f"the folder of wheels lacks {len(lacking)} of {len(wanted)} packages for {plan.platform}",
             where=str(folder),
-            got=_named(lacking),
+            got="\n    ".join(map(str, lacking)),
             expected=f"every wheel of images/{plan.stack.id}/requirements.lock, by its hash",
             next_step=f"on a machine with network: {download_command(plan, folder)}",
         )
@@ -196,12 +195,7 @@ def _check_platform(plan: Plan, wanted: Sequence[Locked], found: wheelhouse.Foun
         raise BuildError(
             f"{len(lacking)} of {len(wanted)} packages have no wheel for {plan.platform}",
             where=plan.stack.id,
-            got=_named(lacking),
+            got="\n    ".join(map(str, lacking)),
             expected="a wheel of each, in the indexes and with its hash in the lock",
             next_step=f"if there are any, on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
         )
-
-
-def _named(lacking: Sequence[Locked]) -> str:
-    more = [f"and {len(lacking) - NAMED_AT_MOST} more"] if len(lacking) > NAMED_AT_MOST else []
-    return "\n    ".join([*map(str, lacking[:NAMED_AT_MOST]), *more])

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 import secrets
 import shutil
 import subprocess
 import sys
-import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
 from small_stacks import ASSETS, ROOT, build_one, committed_cpu_stack, real_engine  # noqa: F401  # fixtures among them
+from small_wheels import locked_line, make_wheel
 from stackcheck import archive
 from stackcheck.errors import BuildError
 
@@ -30,18 +29,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 NAME = "small_package-1.0-py3-none-any.whl"
 
 
-def make_wheel(folder: Path, word: str) -> Path:
-    """A wheel of one module."""
-    info = "small_package-1.0.dist-info"
-    path = folder / NAME
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("small_package.py", f"WORD = {word!r}\n")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: small-package\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "small_package.py,,\n")
-    return path
-
-
 @pytest.fixture
 def stack(tmp_path: Path, cpu_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """A stack of one package, on the real base, on a host whose pip knows only an index that is not there."""
@@ -50,16 +37,14 @@ def stack(tmp_path: Path, cpu_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> 
     word = secrets.token_hex(8)
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "bases").symlink_to(ROOT / "build" / "bases")
-    (tmp_path / "wheels").mkdir()
-    wheel = make_wheel(tmp_path / "wheels", word)
+    wheel = make_wheel(tmp_path / "wheels", word=word)
     made = dataclasses.replace(cpu_stack, id=f"airgapped-{word}")
     folder = tmp_path / "images" / made.id
     folder.mkdir(parents=True)
     text = (ASSETS / "airgapped.Dockerfile").read_text().replace("@NONCE@", word)
     (folder / "Dockerfile").write_text(text)
     (folder / "stack.json").write_text(json.dumps({"stack_id": made.id}))
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    (folder / "requirements.lock").write_text(f"small-package==1.0 \\\n    --hash=sha256:{digest}\n")
+    (folder / "requirements.lock").write_text(locked_line(wheel))
     return made
 
 
@@ -99,6 +84,6 @@ def test_a_wheel_of_another_content_is_as_good_as_none(
     engine: Engine,
     tmp_path: Path,
 ) -> None:
-    shutil.copy(make_wheel(tmp_path, "another word"), tmp_path / "wheels" / NAME)
+    shutil.copy(make_wheel(tmp_path, word="another word"), tmp_path / "wheels" / NAME)
     with pytest.raises(BuildError, match="lacks 1 of 1"):
         build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
