@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import cells, compat, explain, matrix, render, resolve, yamlfile
-from stackcheck.combination import combination, judge_cell
+from stackcheck.combination import broken_by_cell, combination
 from stackcheck.question import parse_question
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def ten_thousand() -> int:
     ]  # fmt: skip
     value.pop("include")
     found = matrix.parse(value)
-    expanded = cells.expand(found)
+    expanded, settings_of = cells.expand(found), cells.settings(found)
     for cell in expanded:
-        settings = cells.settings_of(cell, found)
+        settings = settings_of(cell)
         values = combination(cell, "amd", rules)
         stack = resolve.stack_of(cell, settings, found, values)
-        judge_cell(values, stack.archs, stack.tested_on, rules)
+        broken_by_cell(values, stack.archs, stack.tested_on, rules)
         render.render(stack, IMAGES)
     return len(expanded)
 

@@ -7,18 +7,18 @@ settings of a cell, with the overrides put in. Whether a cell may exist is judge
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import itertools
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import yamlfile
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from stackcheck.matrix import Block, Exclude, Matrix, Runtime, Settings
 
@@ -101,7 +101,7 @@ def _idle(matrix: Matrix, product: Sequence[Cell], included: Sequence[Cell]) -> 
         if not any(_excluded(cell, exclude) for cell in product):
             yield f"exclude[{index}]: no combination of `stacks` is so"
     for index, override in enumerate(matrix.overrides):
-        if not any(fnmatchcase(cell.id, override.select) for cell in (*product, *included)):
+        if not any(fnmatch.fnmatchcase(cell.id, override.select) for cell in (*product, *included)):
             yield f"overrides[{index}].select: no stack's id matches {override.select}"
 
 
@@ -151,16 +151,35 @@ def _excluded(cell: Cell, exclude: Exclude) -> bool:
 
 
 def settings_of(cell: Cell, matrix: Matrix) -> Settings:
-    """The block's settings with the overrides that select this cell; a later override wins.
+    """The settings of one cell; `settings` is for many."""
+    return settings(matrix)(cell)
 
-    Variables and packages are added to those that are there; everything else is replaced.
+
+def settings(matrix: Matrix) -> Callable[[Cell], Settings]:
+    """What gives a cell the settings of its block, with the overrides that select it; a later override wins.
+
+    Variables and packages are added to those that are there; everything else is replaced. Cells of one block
+    with the same overrides share their settings.
     """
+    selectors = [re.compile(fnmatch.translate(override.select)).match for override in matrix.overrides]
+    known: dict[tuple[object, ...], Settings] = {}
+
+    def of(cell: Cell) -> Settings:
+        key = (cell.place, *(selects(cell.id) is not None for selects in selectors))
+        if key not in known:
+            chosen = [override.set for override, hit in zip(matrix.overrides, key[1:], strict=True) if hit]
+            known[key] = _overridden(cell.block, chosen)
+        return known[key]
+
+    return of
+
+
+def _overridden(block: Block, overrides: Iterable[Settings]) -> Settings:
     changed: dict[str, Any] = {}
-    for override in matrix.overrides:
-        if fnmatchcase(cell.id, override.select):
-            for key in override.set.model_fields_set:
-                value = getattr(override.set, key)
-                before = changed.get(key, getattr(cell.block, key))
-                both = isinstance(before, Mapping) and isinstance(value, Mapping)
-                changed[key] = {**before, **value} if both else value
-    return cell.block.model_copy(update=changed) if changed else cell.block
+    for override in overrides:
+        for key in override.model_fields_set:
+            value = getattr(override, key)
+            before = changed.get(key, getattr(block, key))
+            both = isinstance(before, Mapping) and isinstance(value, Mapping)
+            changed[key] = {**before, **value} if both else value
+    return block.model_copy(update=changed) if changed else block

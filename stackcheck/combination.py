@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stackcheck.rules import Finding, Judgement, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from stackcheck.cells import Cell
     from stackcheck.matrix import TestTarget, Vendor
@@ -25,23 +25,40 @@ def judge_cell(
     values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
 ) -> tuple[Judgement, ...]:
     """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
-    drivers = sorted({target.driver for target in targets if target.driver})
+    undecided = tuple(Finding(rule=rule, holds=False) for rule in _undecided(values))
     return (
         rules.judge(values),
-        Judgement(combination=values, findings=_undecided(values)),
-        *(rules.judge({**values, "arch": arch}, about="arch") for arch in archs),
-        *(rules.judge({**values, "driver": driver}, about="driver") for driver in drivers),
+        Judgement(combination=values, findings=undecided),
+        *(rules.judge(asked, about=axis) for axis, asked in _narrowed(values, archs, targets)),
     )
 
 
-def _undecided(values: Mapping[str, str]) -> tuple[Finding, ...]:
+def broken_by_cell(
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
+) -> dict[str, Rule]:
+    """The rules that are broken in `judge_cell`, by id."""
+    broken = [*rules.broken(values), *_undecided(values)]
+    for axis, asked in _narrowed(values, archs, targets):
+        broken += rules.broken(asked, about=axis)
+    return {rule.id: rule for rule in broken}
+
+
+def _narrowed(
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The combination with each architecture, and with each driver; and the axis that is new in it."""
+    for arch in archs:
+        yield "arch", {**values, "arch": arch}
+    for driver in sorted({target.driver for target in targets if target.driver}):
+        yield "driver", {**values, "driver": driver}
+
+
+def _undecided(values: Mapping[str, str]) -> list[Rule]:
     """What a GPU's torch runs on, and no row of a table names: it would be installed and loaded unseen."""
     collective = COLLECTIVES.get(values["vendor"])
     if "torch" not in values or collective is None:
-        return ()
-    return tuple(
-        Finding(rule=_decided(axis), holds=False) for axis in ("triton", collective) if axis not in values
-    )
+        return []
+    return [_decided(axis) for axis in ("triton", collective) if axis not in values]
 
 
 @cache

@@ -34,9 +34,10 @@ class _OneTemplate(jinja2.FileSystemLoader):
         return _INCLUDE.sub(lambda part: self.get_source(environment, part[1])[0], text), path, fresh
 
 
-@lru_cache(maxsize=8)
-def _environment(images: Path) -> jinja2.Environment:
-    return jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; values are held to narrow patterns
+@lru_cache(maxsize=30)
+def _template(images: Path, name: str) -> jinja2.Template:
+    """A template, compiled once."""
+    environment = jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; values are held to narrow patterns
         loader=_OneTemplate(images),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -44,41 +45,38 @@ def _environment(images: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
+    return environment.get_template(name)
 
 
 def render(stack: Stack, images: Path) -> Mapping[str, str]:
     """The generated files of a stack, file name -> text; `images` holds the templates."""
-    template = f"{stack.runtime}.Dockerfile.j2"
-    dockerfile = (
-        _environment(images)
-        .get_template(template)
-        .render(
-            stack=stack,
-            template=f"images/{template}",
-            base_image=image_name(stack.base),
-            builder_image=stack.builder and image_name(stack.builder),
-            frozen=[pin.partition("==")[0] for pin in frozen(stack)],
-            base_packages=" ".join(stack.base.packages),
-            torch_index=f"{TORCH_INDEX}/{wheel_tag(stack)}" if wheel_tag(stack) else None,
-            assignments=lambda values: _assignments(values, " \\\n    "),
-            **template_values(stack),
-            labels=_assignments(labels(stack), " \\\n      "),
-            env=_assignments(environment(stack), " \\\n    "),
-        )
+    template, wheels = f"{stack.runtime}.Dockerfile.j2", wheel_tag(stack)
+    dockerfile = _template(images, template).render(
+        stack=stack,
+        template=f"images/{template}",
+        base_image=image_name(stack.base),
+        builder_image=stack.builder and image_name(stack.builder),
+        frozen=[pin.partition("==")[0] for pin in frozen(stack)],
+        base_packages=" ".join(stack.base.packages),
+        torch_index=f"{TORCH_INDEX}/{wheels}" if wheels else None,
+        assignments=lambda values: _assignments(values, " \\\n    "),
+        **template_values(stack),
+        labels=_assignments(labels(stack), " \\\n      "),
+        env=_assignments(environment(stack), " \\\n    "),
     )
     return {"Dockerfile": dockerfile, "stack.json": _lines(declaration(stack))}
 
 
 def _assignments(values: Mapping[str, str], separator: str) -> str:
-    return separator.join(f'{name}="{value}"' for name, value in values.items())
+    return separator.join([f'{name}="{value}"' for name, value in values.items()])
 
 
 def _lines(value: Mapping[str, Any]) -> str:
     """JSON with one line a key."""
-    lines = (
+    lines = [
         f'  "{key}": {_object(tuple(entry.items())) if isinstance(entry, dict) else _scalar(entry)}'
         for key, entry in value.items()
-    )
+    ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -111,13 +109,18 @@ def declaration(stack: Stack) -> Mapping[str, Any]:
         "os": stack.os,
         "archs": stack.archs,
         "wheels": stack.wheels,
-        "packages": dict(requirement.split("==", 1) for requirement in stack.requirements),
+        "packages": _packages(stack.requirements),
         "triton": stack.triton and {"name": stack.triton.name, "version": stack.triton.version},
         "collective": stack.collective
         and {"name": stack.collective.name, "version": stack.collective.version},
         "flash_attn": flash and {"version": flash.version, "form": flash.form, "backend": flash.backend},
         "env": dict(stack.env),
     }
+
+
+@lru_cache(maxsize=1000)
+def _packages(requirements: tuple[str, ...]) -> Mapping[str, str]:
+    return dict(requirement.split("==", 1) for requirement in requirements)
 
 
 def labels(stack: Stack) -> Mapping[str, str]:

@@ -6,11 +6,12 @@ In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Sta
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stackcheck import cells, compat, matrix, yamlfile
 from stackcheck import pins as pinned
-from stackcheck.combination import COLLECTIVES, combination, judge_cell
+from stackcheck.combination import COLLECTIVES, broken_by_cell, combination
 from stackcheck.errors import NothingSelectedError
 from stackcheck.stack import Base, FlashAttention, Package, Stack
 
@@ -53,8 +54,9 @@ def resolve(found: Matrix, rules: Rules, *, pins: Mapping[str, Pins] | None = No
         ConfigurationError: One line a cell that breaks a rule, or that no rule knows and is not experimental.
     """
     stacks, problems = [], []
+    settings_of = cells.settings(found)
     for cell in cells.expand(found):
-        settings = cells.settings_of(cell, found)
+        settings = settings_of(cell)
         values = combination(cell, found.runtimes[cell.runtime].vendor, rules)
         stack = stack_of(cell, settings, found, values, (pins or {}).get(cell.id))
         refusals = [*_refusals(stack, values, rules)]
@@ -66,12 +68,9 @@ def resolve(found: Matrix, rules: Rules, *, pins: Mapping[str, Pins] | None = No
 
 
 def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
-    seen = set()
-    for judgement in judge_cell(values, stack.archs, stack.tested_on, rules):
-        for rule in judgement.broken:
-            if rule.id not in seen and not (rule.unknown and stack.experimental):
-                seen.add(rule.id)
-                yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"
+    for rule in broken_by_cell(values, stack.archs, stack.tested_on, rules).values():
+        if not (rule.unknown and stack.experimental):
+            yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"
 
 
 def stack_of(
@@ -112,6 +111,12 @@ def stack_of(
     )
 
 
+# Many stacks share these nouns.
+_shared_base = lru_cache(maxsize=1000)(Base)
+_shared_flash_attn = lru_cache(maxsize=1000)(FlashAttention)
+
+
+@lru_cache(maxsize=1000)
 def _package(name: str | None, version: str | None) -> Package | None:
     return Package(name=name, version=version) if name and version else None
 
@@ -122,7 +127,7 @@ def _flash_attn(
     if cell.flash_attn is None:
         return None
     source = pins.sources.get("flash-attn") if pins else None
-    return FlashAttention(
+    return _shared_flash_attn(
         version=cell.flash_attn,
         form="wheel" if values["flash_attn_from"] == "wheel" else "source",
         backend=(settings.flash_attn_backend or "ck") if values["vendor"] == "amd" else None,
@@ -134,16 +139,16 @@ def _base(cell: Cell, settings: Settings, found: Matrix, pins: Pins | None) -> B
     system = found.systems[cell.os]
     packages = (*system.packages, *settings.system_packages)
     if system.bootstrap:
-        return Base(kind="bootstrap", suite=system.bootstrap, packages=packages)
+        return _shared_base(kind="bootstrap", suite=system.bootstrap, packages=packages)
     digest = pins.bases.get(system.image or "") if pins else None
-    return Base(kind="registry", reference=system.image, digest=digest, packages=packages)
+    return _shared_base(kind="registry", reference=system.image, digest=digest, packages=packages)
 
 
 def _builder(settings: Settings, pins: Pins | None) -> Base | None:
     if settings.builder is None:
         return None
     digest = pins.bases.get(settings.builder) if pins else None
-    return Base(kind="registry", reference=settings.builder, digest=digest)
+    return _shared_base(kind="registry", reference=settings.builder, digest=digest)
 
 
 def _requirements(cell: Cell, settings: Settings, found: Matrix) -> tuple[str, ...]:

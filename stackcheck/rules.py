@@ -148,6 +148,13 @@ class _Remembered(NamedTuple, Generic[_T]):
     answer: Callable[[tuple[str, ...]], _T]
 
 
+class _Answers(NamedTuple):
+    """What the rules that look at the same axes say, and those of them that are broken."""
+
+    findings: tuple[Finding, ...]
+    broken: tuple[Rule, ...]
+
+
 class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by design
     """The rules of a file, with the versions it knows, and an index of them by the axes that they look at.
 
@@ -156,7 +163,7 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
     """
 
     versions: Mapping[str, tuple[str, ...]]
-    _judges: dict[tuple[str | None, ...], tuple[_Remembered[tuple[Finding, ...]], ...]]
+    _judges: dict[tuple[str | None, ...], tuple[_Remembered[_Answers], ...]]
     _choices: dict[tuple[str, ...], _Remembered[str | None]]
 
     def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Self:
@@ -169,18 +176,28 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
 
     def judge(self, combination: Mapping[str, str], *, about: str | None = None) -> Judgement:
         """What all rules say of a combination with one value an axis, or those alone about one axis."""
-        shape = (about, *combination)
-        judges = self._judges.get(shape)
-        if judges is None:
-            judges = self._judges[shape] = tuple(self._judges_of(frozenset(combination), about))
         findings: list[Finding] = []
-        for values, answer in judges:
-            findings += answer(values(combination))
+        for values, answers in self._judges_of(combination, about):
+            findings += answers(values(combination)).findings
         return Judgement(combination=combination, findings=tuple(findings))
 
+    def broken(self, combination: Mapping[str, str], *, about: str | None = None) -> list[Rule]:
+        """The rules that a combination breaks: of a judgement, what decides."""
+        broken: list[Rule] = []
+        for values, answers in self._judges_of(combination, about):
+            broken += answers(values(combination)).broken
+        return broken
+
     def _judges_of(
-        self, named: frozenset[str], about: str | None
-    ) -> Iterator[_Remembered[tuple[Finding, ...]]]:
+        self, combination: Mapping[str, str], about: str | None
+    ) -> tuple[_Remembered[_Answers], ...]:
+        """The questions to ask of a combination that names these axes."""
+        shape = (about, *combination)
+        if shape not in self._judges:
+            self._judges[shape] = tuple(self._index(frozenset(combination), about))
+        return self._judges[shape]
+
+    def _index(self, named: frozenset[str], about: str | None) -> Iterator[_Remembered[_Answers]]:
         """The rules that can speak about a combination of these axes, by the axes that they look at."""
         by_axes: dict[frozenset[str], list[Rule]] = {}
         for rule in self:
@@ -191,7 +208,7 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
         for axes, rules in sorted(by_axes.items(), key=lambda entry: len(entry[0]), reverse=True):
             groups.setdefault(next((wider for wider in groups if axes <= wider), axes), []).extend(rules)
         for axes, rules in groups.items():
-            yield _remember(sorted(axes), partial(_findings, rules))
+            yield _remember(sorted(axes), partial(_answers, rules))
 
     def derive(self, combination: Mapping[str, str], axis: str) -> str | None:
         """The value that the rules ask for on an axis that the combination leaves open, if they name one."""
@@ -220,7 +237,8 @@ def _first_value(rules: Sequence[Rule], axis: str, combination: Mapping[str, str
     return next((rule.require[axis][0] for rule in rules if rule.speaks(combination)), None)
 
 
-def _findings(rules: Sequence[Rule], combination: Mapping[str, str]) -> tuple[Finding, ...]:
-    return tuple(
+def _answers(rules: Sequence[Rule], combination: Mapping[str, str]) -> _Answers:
+    findings = tuple(
         Finding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
     )
+    return _Answers(findings, tuple(finding.rule for finding in findings if not finding.holds))

@@ -6,7 +6,6 @@ In: nothing; resolve.py makes stacks. Out: frozen dataclasses, and what follows 
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ class Stack:
 
 def wheel_tag(stack: Stack) -> str | None:
     """The folder of PyTorch's own index that holds this stack's torch: `cpu`, `cu128`, `rocm7.2`."""
-    found = re.search(r"\+(\S+)$", stack.requirements[0])
-    return found[1] if found and stack.wheels == "upstream" else None
+    _, _, local = stack.requirements[0].partition("+")
+    return local if local and stack.wheels == "upstream" else None
 
 
 def frozen(stack: Stack) -> tuple[str, ...]:
