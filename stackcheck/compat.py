@@ -192,4 +192,4 @@ def _problems(rules: Sequence[Rule], name: str) -> Iterator[str]:
         for axis, texts in (*rule.when.items(), *rule.require.items()):
             for pattern in texts:
                 if not is_pattern(axis, pattern):
-                    yield f"{name}: {rule.id}: {axis}: {pattern!r} is no version and no comparison"
+                    yield f"{name}: {rule.id}: {axis}: {pattern!r} is no value, version or comparison"

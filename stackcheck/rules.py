@@ -9,6 +9,7 @@ that is not a yes. Pure.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping  # noqa: TC003  # a named tuple's annotations are read at run time
 from functools import cache, cached_property, lru_cache, partial
 from operator import itemgetter
@@ -48,6 +49,7 @@ Axis = Literal[
 Answer = Literal["allowed", "refused", "unknown"]
 # Axes that are no versions, whose value follows from the others.
 _CHOSEN = frozenset({"triton_package", "layout", "cxx11abi"})
+_IS_NAME = re.compile(r"[A-Za-z0-9._-]+").fullmatch
 
 _T = TypeVar("_T")
 
@@ -101,7 +103,7 @@ class Rule:
         if self.unknown or axis not in self.require:
             return False
         first = self.require[axis][0]
-        return is_version(first) if axis in VERSION_AXES else axis in _CHOSEN and "*" not in first
+        return is_version(first) if axis in VERSION_AXES else axis in _CHOSEN and _IS_NAME(first) is not None
 
 
 @lru_cache(maxsize=10_000)

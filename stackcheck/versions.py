@@ -93,8 +93,10 @@ def _padded(parts: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 def is_pattern(axis: str, pattern: str) -> bool:
     """Whether text is a pattern that can be meant for an axis."""
-    if axis not in VERSION_AXES or pattern == "*":
+    if pattern == "*":
         return True
+    if axis not in VERSION_AXES:
+        return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+*?!\[\]-]*", pattern) is not None
     if is_version(pattern):
         return re.fullmatch(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post)[0-9]+)?", pattern) is not None
     return all(_COMPARISON.fullmatch(part.strip()) for part in pattern.split(","))

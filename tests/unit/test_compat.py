@@ -171,7 +171,7 @@ def test_contradicting_rules_are_named_in_pairs():
     [
         ({"source": "NOWHERE"}, "is not under `sources`"),
         ({"when": {"torhc": "1"}}, r"rules\[0\].when"),
-        ({"when": {"torch": ">>2"}}, "is no version and no comparison"),
+        ({"when": {"torch": ">>2"}}, "is no value, version or comparison"),
         ({"require": {}}, r"rules\[0\].require"),
         ({"because": ""}, r"rules\[0\].because"),
     ],
@@ -180,6 +180,16 @@ def test_a_wrong_rule_is_refused_with_its_place(rule: dict[str, object], message
     good = {"id": "R1-a", "when": {"torch": "2.6"}, "require": {"rocm": "6"}, "because": "a", "source": "S"}
     with pytest.raises(ConfigurationError, match=message):
         compat.parse({**MINIMAL, "rules": [{**good, **rule}]})
+
+
+@pytest.mark.parametrize(
+    "value", ["3.7.1 && id", "$(id)", "a'b", 'a"b', "a\nRUN id", "3.7.1\n", "`id`", "a;b", "a b"]
+)
+@pytest.mark.parametrize("axis", ["triton", "triton_package", "rccl", "layout"])
+def test_a_value_that_rules_put_into_a_dockerfile_cannot_escape_there(axis: str, value: str):
+    rule = {"id": "R2-a", "when": {"torch": "2.6"}, "require": {axis: value}, "because": "a", "source": "S"}
+    with pytest.raises(ConfigurationError, match="R2-a"):
+        compat.parse({**MINIMAL, "rules": [rule]})
 
 
 def test_more_rules_than_can_be_compared_are_refused():
