@@ -18,6 +18,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import planting  # noqa: E402
 from fakeamd import host  # noqa: E402
 from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
 from fakeamd.states import FAULTS, HEALTHY, STATES  # noqa: E402
@@ -51,7 +52,7 @@ class Named:
     @property
     def check(self) -> str:
         """Its id in the suite."""
-        return f"test_devices.py::{self.function}"
+        return planting.device_check(self.function)
 
 
 NAMED = (
@@ -63,6 +64,9 @@ NAMED = (
     Named("bad-pages", "test_memory_is_healthy", "device 3: 1 pending"),
     Named("pcie-x8", "test_pcie_link_is_full", "device 3: {'generation': 5, 'width': 8}"),
     Named("xgmi-link-down", "test_every_pair_is_linked", "2-3: xgmi, down", (NEW,)),
+    Named("xgmi-error", "test_no_link_error_since_the_start", "1-3: link errors grew from 0 to 1"),
+    Named("page-fault", "test_no_fault_was_reported", "device 3"),
+    Named("reset", "test_no_fault_was_reported", "device 5"),
     Named("pcie-pair", "test_every_pair_is_linked", "2-5: pcie"),
     Named("power-cap-lowered", "test_power_cap_is_the_default", "device 3: 550.0 W, default 750.0 W"),
     Named("throttling", "test_nothing_throttles", "device 3: prochot", (NEW,)),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 COLLECTIVE = (
     "peer access off, falling back to host memory (NCCL_DEBUG=INFO says SHM instead of P2P)",
     "PCIe ACS or IOMMU translation between the devices",
-    "one link down: see test_devices.py::test_every_pair_is_linked and the P2P matrix",
+    "one link down: see test_devices_links.py::test_every_pair_is_linked and the P2P matrix",
     "a throttled or power-capped device, which slows every ring",
     "a stray NCCL_* or RCCL_* variable or nccl.conf: see `environment` in result.json",
 )

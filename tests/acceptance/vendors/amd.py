@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vendors import (
@@ -56,26 +57,27 @@ _last: dict[int, amd_device.Metrics] = {}  # metrics of the sample before, in th
 
 def read() -> Host:
     """Everything amdsmi tells of the visible devices. Raises `VendorAbsentError`."""
+    host, smi = read_devices(), open_library()
+    ends = [amd_links.end(smi, handle) for handle in ask(smi, "amdsmi_get_processor_handles")]
+    pairs = [(a, b) for number, a in enumerate(host.devices) for b in host.devices[number + 1 :]]
+    return replace(host, links=tuple(amd_links.link(smi, ends, a, b) for a, b in pairs))
+
+
+def read_devices() -> Host:
+    """The same without links, whose error counts a reading would clear before anybody judges them."""
     _require_nodes()
     smi = open_library()
     handles = ask(smi, "amdsmi_get_processor_handles")
     earlier = [amd_device.metrics_of(smi, handle) for handle in handles]
     time.sleep(METRICS_PERIOD_S)
     every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
-    shown = _visible(every)
-    ends = [amd_links.end(smi, handle) for handle in handles]
-    links = [amd_links.link(smi, ends, a, b) for number, a in enumerate(shown) for b in shown[number + 1 :]]
     return Host(
         vendor=NAME,
         library=f"amdsmi {version(smi)}",
         driver=_driver(smi, handles),
         driver_runtime=_rocm(smi),
-        devices=tuple(shown),
-        links=tuple(links),
+        devices=tuple(_visible(every)),
     )
-
-
-read_devices = read
 
 
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
@@ -95,7 +97,7 @@ def listen() -> Iterator[Event | None] | Absence:
     """Page faults, resets and hangs of the visible devices, as the KFD reports them."""
     smi = open_library()
     handles = ask(smi, "amdsmi_get_processor_handles")
-    return amd_events.listen(smi, {device.index: handles[device.index] for device in read().devices})
+    return amd_events.listen(smi, {device.index: handles[device.index] for device in read_devices().devices})
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:

@@ -117,6 +117,8 @@ def _write_facts(folder: Path, state: HostState) -> None:
             "used_bytes": board.USED_BYTES,
         }
         (folder / str(index)).write_text(tree.properties(facts) + "\n", encoding="utf-8")
+    for gpu, line in state.reports.items():
+        (folder / f"event-{kfd.IDS[gpu]}").write_text(line + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

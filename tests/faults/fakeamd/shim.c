@@ -3,7 +3,7 @@
  * open: a node is opened O_PATH, so that fstat() shows a true device number while no driver is entered. O_PATH ignores
  *       permissions, so they are checked first, as the kernel would.
  * ioctl: answers by device number, from GPU_FOLDER/<minor & 127>, a text file of "name value" lines that the fixture
- *       writes beside the sysfs. Everything else goes to the kernel.
+ *       writes beside the sysfs; what the KFD reports is in GPU_FOLDER/event-<gpu id>. Everything else goes to the kernel.
  * getrlimit: locked memory is unlimited.
  *
  * build: gcc -shared -fPIC -O2 -Wall -Wextra -Werror -I<rootfs>/usr/include/libdrm -o shim.so shim.c
@@ -18,13 +18,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
 #define GPU_FOLDER "/run/fakeamd"
-enum { DRM_MAJOR = 226, KFD_MAJOR = 510, KFD_GET_VERSION = 0x01, KFD_AVAILABLE_MEMORY = 0x23 };
+enum { DRM_MAJOR = 226, KFD_MAJOR = 510, KFD_GET_VERSION = 0x01, KFD_SMI_EVENTS = 0x1f, KFD_AVAILABLE_MEMORY = 0x23 };
 
 static uint64_t fact(unsigned minor_number, const char *name) {
   char path[64], key[64];
@@ -167,10 +168,25 @@ static int drm(unsigned minor_number, unsigned long request, void *argument) {
   }
 }
 
+/* A socket that never blocks, as the kernel's: the mask written to it is kept, what the fixture left is read. */
+static int smi_events(uint32_t *gpu_and_descriptor) {
+  char path[64], line[256];
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends)) return -1;
+  snprintf(path, sizeof path, GPU_FOLDER "/event-%u", gpu_and_descriptor[0]);
+  FILE *file = fopen(path, "re");
+  while (file && fgets(line, sizeof line, file))
+    if (write(ends[1], line, strlen(line)) < 0) break;
+  if (file) fclose(file);
+  gpu_and_descriptor[1] = ends[0];
+  return 0;
+}
+
 static int kfd(unsigned long request, void *argument) {
   uint32_t *version = argument;
   switch (_IOC_NR(request)) {
   case KFD_GET_VERSION: version[0] = 1; version[1] = 17; return 0;
+  case KFD_SMI_EVENTS: return smi_events(argument);
   case KFD_AVAILABLE_MEMORY: *(uint64_t *)argument = fact(0, "memory_bytes") - fact(0, "used_bytes"); return 0;
   default: return refuse(EINVAL);
   }

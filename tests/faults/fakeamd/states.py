@@ -56,6 +56,7 @@ class HostState:
     host_files: Mapping[str, Entry | None] = field(default_factory=dict)  # below /sys
     counting: tuple[Counting, ...] = ()
     moving: tuple[Moving, ...] = ()
+    reports: Mapping[int, str] = field(default_factory=dict)  # GPU -> line of its KFD's SMI events
     driver_loaded: bool = True
     user: int = 0  # who runs the command; the device nodes belong to root and the render group
 
@@ -99,6 +100,9 @@ FAULTS = (
             2: Change(metrics={"xgmi_link_status": [1, 1, 0, 1, 1, 1, 1, 0xFFFF]}),
         },
     ),
+    _one(MI300X, "xgmi-error", 3, Change(files={"xgmi_error": "1"})),
+    HostState(name="page-fault", product=MI300X, reports={3: "1 1089:python3"}),
+    HostState(name="reset", product=MI300X, reports={5: "3 2"}),
     HostState(name="pcie-pair", product=MI300X, pairs={(2, 5): "pcie"}),
     _one(MI300X, "power-cap-lowered", 3, Change(files={"hwmon/hwmon3/power1_cap": "550000000"})),
     HostState(

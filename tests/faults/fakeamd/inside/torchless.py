@@ -17,7 +17,7 @@ from harness.monitor import Monitor
 from harness.worker import Worker
 from vendors import amd
 
-WITHOUT_TORCH = ("test_devices.py",)
+WITHOUT_TORCH = ("test_devices.py", "test_devices_links.py", "test_devices_memory.py")
 REASON = "torch cannot run over a fabricated KFD"
 
 if "FAKEAMD_SMI_TIMEOUT_S" in os.environ:
