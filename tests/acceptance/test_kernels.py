@@ -1,6 +1,5 @@
-"""The kernels of a training step against float64, and their speed. In: one device. Out: cases and figures."""
+"""The kernels of a training step against float64, and their bits over repeats. In: one device. Out: cases."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,21 +7,19 @@ import pytest
 from workloads import (
     arch,
     attention,
-    attention_backends,
     cases,
     compiled,
     convolution,
     elementwise,
-    flash_package,
     fp8,
     gemm,
     grouped,
     large,
+    linear_losses,
     lookups,
     losses,
     norms,
     optimizers,
-    performance,
     project_kernels,
     reductions,
     repeatability,
@@ -83,26 +80,6 @@ def test_cross_entropy(dtype: str, acceptance: Any, on_device: Any) -> None:
     cases.require(on_device(losses.check, dtype=dtype, tier=acceptance.tier))
 
 
-@pytest.mark.gpus(1)
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])
-def test_attention_backend(backend: str, dtype: str, acceptance: Any, on_device: Any) -> None:
-    """Each attention backend of the architecture runs when it is asked for, is what ran, and is right."""
-    if backend not in on_device(arch.attention_backends):
-        pytest.skip(f"this architecture has no {backend} attention")
-    cases.require(on_device(attention_backends.check, dtype=dtype, backend=backend))
-    cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier, backend=backend))
-
-
-@pytest.mark.gpus(1)
-@pytest.mark.parametrize("dtype", HALVES)
-def test_flash_attn_package(dtype: str, acceptance: Any, on_device: Any) -> None:
-    """The flash_attn package is right forward and backward, and repeats its bits when asked to."""
-    if not on_device(flash_package.available):
-        pytest.skip("the flash_attn package is not part of this stack")
-    cases.require(on_device(flash_package.check, dtype=dtype, tier=acceptance.tier))
-
-
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 def test_project_triton_kernels(on_device: Any) -> None:
@@ -112,11 +89,14 @@ def test_project_triton_kernels(on_device: Any) -> None:
     cases.require(on_device(project_kernels.check, timeout_s=300))
 
 
+@pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_attention_default_is_fused(on_device: Any) -> None:
-    """Attention without a named backend is not the slow formula in plain operations."""
-    chosen = on_device(attention_backends.chosen, dtype="bf16")
-    assert chosen["backend"] in {"flash", "efficient", "cudnn"}, f"what ran: {chosen}"
+@pytest.mark.parametrize("way", ["plain", "chunked", "liger"])
+def test_linear_cross_entropy(way: str, on_device: Any) -> None:
+    """The output layer and its loss in one, plain, in chunks or fused, give the loss and both gradients."""
+    if reason := on_device(linear_losses.lacks, way=way):
+        pytest.skip(reason)
+    cases.require(on_device(linear_losses.check, way=way, dtype="bf16", timeout_s=300))
 
 
 @pytest.mark.gpus(1)
@@ -177,8 +157,8 @@ def test_adamw(on_device: Any) -> None:
 @pytest.mark.gpus(1)
 def test_grouped_gemm(on_device: Any) -> None:
     """Grouped products give each expert its own result, also with no rows or one."""
-    if not on_device(grouped.available):
-        pytest.skip("this torch has no grouped product for the architecture")
+    if reason := on_device(grouped.lacks):
+        pytest.skip(reason)
     cases.require(on_device(grouped.check))
 
 
@@ -221,54 +201,9 @@ def test_no_silent_corruption(ranks: int, acceptance: Any, launch: Any) -> None:
     assert len(found) == ranks
     wrong = [f"rank {rank}: {text}" for rank, one in enumerate(found) for text in one["differences"]]
     assert not wrong, "bits changed between repeats\n" + "\n".join(wrong)
+    odd = [
+        f"rank {rank}: {one['golden']}" for rank, one in enumerate(found) if one["golden"] != one["expected"]
+    ]
+    assert not odd, f"a product of integers has the checksum {found[0]['expected']}, but on {odd}"
     sums = {(one["inputs"], one["checksum"]) for one in found}
     assert len(sums) == 1, f"devices disagree on the same product: {found}"
-
-
-@pytest.fixture
-def measure(on_device: Any, record_metric: Any) -> Callable[..., None]:
-    """Run one measurement on the device, and judge each of its figures by its own bound."""
-
-    def run(function: Callable[..., Any], metric: str, unit: str, **arguments: object) -> None:
-        figures = on_device(function, timeout_s=300, **arguments)
-        assert figures, f"{metric}: nothing was measured"
-        for figure in figures:
-            record_metric(metric, figure["value"], unit=unit, gate=True, **kept_of(figure))
-
-    return run
-
-
-def kept_of(figure: dict[str, Any]) -> dict[str, Any]:
-    """Repeats and conditions of a figure."""
-    return {"repeats": figure["repeats"], "conditions": figure["conditions"]}
-
-
-@pytest.mark.tier("standard")
-@pytest.mark.gpus(1, perf=True)
-@pytest.mark.parametrize("dtype", [*HALVES, "tf32", "fp8"])
-def test_gemm_speed(dtype: str, on_device: Any, measure: Callable[..., None], record_metric: Any) -> None:
-    """Matrix products on normal data reach the speed of this device model."""
-    if dtype not in on_device(performance.dtypes):
-        pytest.skip(f"the architecture has no matrix units for {dtype}")
-    measure(performance.gemm, "gemm_tflops", "TFLOP/s", dtype=dtype)
-    # Recorded without a bound: the power cap, the cooling and the chip decide it, as for any long job.
-    for figure in on_device(performance.gemm_sustained, timeout_s=300, dtype=dtype):
-        record_metric("gemm_sustained_tflops", figure["value"], unit="TFLOP/s", **kept_of(figure))
-
-
-@pytest.mark.tier("standard")
-@pytest.mark.gpus(1, perf=True)
-def test_copy_speed(measure: Callable[..., None]) -> None:
-    """A copy inside the device's memory reaches the bandwidth of this device model."""
-    measure(performance.copy, "copy_gb_per_s", "GB/s")
-
-
-@pytest.mark.tier("standard")
-@pytest.mark.gpus(1, perf=True)
-@pytest.mark.parametrize("backend", ["default", "flash", "cudnn"])
-def test_attention_speed(backend: str, on_device: Any, measure: Callable[..., None]) -> None:
-    """Attention, forward and backward, reaches the speed of this device model in every fast backend."""
-    if backend != "default" and backend not in on_device(arch.attention_backends):
-        pytest.skip(f"this architecture has no {backend} attention")
-    measure(performance.attention_forward, "attention_forward_tflops", "TFLOP/s", backend=backend)
-    measure(performance.attention_backward, "attention_backward_tflops", "TFLOP/s", backend=backend)

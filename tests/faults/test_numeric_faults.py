@@ -20,7 +20,7 @@ RUNS = {
     ),
 }
 # A count that falls says that somebody dropped a mutant.
-LEAST = {"kernel": 45, "collective": 31}
+LEAST = {"kernel": 73, "collective": 31}
 
 
 @pytest.fixture(scope="module", params=sorted(RUNS))
@@ -76,6 +76,15 @@ FAULTS = (
             "torch:mm": "lambda *a, **k: "
             "(o := original(*a, **k), o.view(-1)[-1].zero_() if o.dtype.itemsize < 8 else 0)[0]"
         },
+    ),
+    *(
+        planting.Fault(
+            "a clock that stands still",
+            f"test_kernel_speed.py::{check}",
+            says="not a number",
+            patches={"workloads.timing:repeats": "lambda *a, **k: [float('nan')] * 5"},
+        )
+        for check in ("test_gemm_speed", "test_copy_speed", "test_attention_speed")
     ),
     planting.Fault(
         "rank 1 keeps its own values",

@@ -39,9 +39,11 @@ class Shape:
         return f"b{self.b} h{self.hq}/{self.hkv} {self.sq}x{self.sk} d{self.d} {mask} {kind}"
 
 
+# What every backend is documented to take: a refusal is a fault of the image, elsewhere a gap of the backend.
+COMMON = Shape(b=2, hq=2, hkv=2, sq=129, sk=129, d=128, causal=True)
 SMOKE = (
+    COMMON,
     Shape(b=1, hq=2, hkv=2, sq=113, sk=203),
-    Shape(b=2, hq=2, hkv=2, sq=129, sk=129, d=128, causal=True),
     Shape(b=1, sq=1, sk=147, hkv=1, peaked=True),
     Shape(b=1, hq=4, hkv=2, sq=127, sk=127, d=32, causal=True, peaked=True),
 )
@@ -58,6 +60,7 @@ STANDARD = (
 def check(dtype: str, tier: str, backend: str = "default") -> dict[str, Any]:
     """Every shape of the tier that the backend has a kernel for, and the exact cases."""
     with forced(backend):
+        assert _has_kernel(COMMON, dtype, backend), f"{backend} attention refuses {COMMON} in {dtype}"
         shapes = [s for s in (STANDARD if cases.thorough(tier) else SMOKE) if _has_kernel(s, dtype, backend)]
         return cases.run(_cases(shapes, dtype))
 
@@ -88,6 +91,7 @@ def _cases(shapes: list[Shape], dtype: str) -> Iterator[cases.Case]:
         yield "uniform keys are averaged exactly", functools.partial(_uniform, dtype)
         yield "one-hot keys select their value", functools.partial(_one_hot, dtype)
         yield "gradient with strides", functools.partial(_strided_gradient, dtype)
+        yield "NaN in a value reaches every query", functools.partial(_nan, dtype)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -115,11 +119,16 @@ def _against_float64(shape: Shape, dtype: str) -> Iterable[Reading]:
 
 
 def judge(
-    out: torch.Tensor, leaves: list[torch.Tensor], g: torch.Tensor, *, causal: bool
+    out: torch.Tensor,
+    leaves: list[torch.Tensor],
+    g: torch.Tensor,
+    *,
+    causal: bool,
+    seen: torch.Tensor | None = None,
 ) -> Iterable[Reading]:
     """Gates (a) and (b) of the output and of each gradient."""
-    reference = attention_reference.compute(*(t.detach() for t in leaves), g, causal=causal)
-    eager = attention_reference.eager(*(t.detach() for t in leaves), g, causal=causal)
+    reference = attention_reference.compute(*(t.detach() for t in leaves), g, causal=causal, seen=seen)
+    eager = attention_reference.eager(*(t.detach() for t in leaves), g, causal=causal, seen=seen)
     terms = max(out.shape[-2], leaves[1].shape[-2])  # the longest sum in any of the four
     yield frobenius(out, reference.out, eager[0], factor=FORWARD, terms=terms, name="out frobenius")
     yield elementwise(out, reference.out, reference.slack[0], name="out elementwise")
@@ -158,3 +167,11 @@ def _strided_gradient(dtype: str) -> Iterable[Reading]:
     out = attend(*leaves, causal=True)
     out.backward(strided)
     yield from judge(out.detach(), leaves, g, causal=True)
+
+
+def _nan(dtype: str) -> Iterable[Reading]:
+    q, k, v, _ = inputs(Shape(b=1, hq=2, hkv=2), dtype)
+    v[0, 1, 17, 5] = float("nan")
+    out = attend(q, k, v, causal=False)
+    yield Reading("queries without the NaN", float((~out[0, 1, :, 5].isnan()).sum()), 0.0)
+    yield Reading("NaN in the other head", float(out[0, 0].isnan().sum()), 0.0)

@@ -32,20 +32,32 @@ def mask(sq: int, sk: int, on: torch.device) -> torch.Tensor:
     return torch.ones(sq, sk, dtype=torch.bool, device=on).tril()
 
 
-def probabilities(q: torch.Tensor, k: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """softmax(q k^T / sqrt(D)) over the keys (equal heads)."""
+def probabilities(
+    q: torch.Tensor, k: torch.Tensor, *, causal: bool, seen: torch.Tensor | None = None
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(D)) over the keys (equal heads); `seen` (Sq, Sk) takes the diagonal's place."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
-        scores = scores.masked_fill(~mask(*scores.shape[-2:], scores.device), float("-inf"))
+        seen = mask(*scores.shape[-2:], scores.device)
+    if seen is not None:
+        scores = scores.masked_fill(~seen.to(scores.device), float("-inf"))
     return scores.softmax(-1)
 
 
-def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, *, causal: bool) -> Reference:
+def compute(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    causal: bool,
+    seen: torch.Tensor | None = None,
+) -> Reference:
     """The whole of it; q, g: (B, Hq, Sq, D), k, v: (B, Hkv, Sk, D)."""
     unit, groups, scale = unit_roundoff(q.dtype), q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     q, k, v, g = float64(q, k, v, g)
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
-    p = probabilities(q, k, causal=causal)
+    p = probabilities(q, k, causal=causal, seen=seen)
     out = p @ v
     ds = p * (g @ v.mT - (g * out).sum(-1, keepdim=True))
     grads = scale * (ds @ k), _fold(scale * (ds.mT @ q), groups), _fold(p.mT @ g, groups)
@@ -82,12 +94,18 @@ def _fold(tensor: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def eager(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, *, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    causal: bool,
+    seen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The yardstick: plain operations in the operands' own dtype; (out, dq, dk, dv)."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
     groups = q.shape[1] // k.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in leaves[1:])
-    out = probabilities(leaves[0], key, causal=causal) @ value
+    out = probabilities(leaves[0], key, causal=causal, seen=seen) @ value
     out.backward(g)
     return (out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None))

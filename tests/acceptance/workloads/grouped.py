@@ -1,6 +1,6 @@
 """Grouped products, as mixtures of experts need them: each group against its own product in float64.
 
-Comes in: nothing. Goes out: the report of `cases.run`; `available` says whether there is such a kernel.
+Comes in: nothing. Goes out: the report of `cases.run`; `lacks` says why there is no such kernel.
 """
 
 from collections.abc import Iterable
@@ -8,24 +8,36 @@ from typing import Any
 
 import torch
 
-from workloads import cases, device, gemm, operands
+from workloads import arch, cases, device, gemm, operands
 from workloads.gates import Reading
 
 # Rows per expert: none, one, odd, many.
 GROUPS = (64, 0, 1, 127, 320)
 INNER, OUTER = 128, 192
+OLDEST_SM = 80
 
 
-def available() -> bool:
-    """`torch._grouped_mm` exists from torch 2.8 and has kernels for bf16 on newer parts only."""
+def lacks() -> str:
+    """The documented reason for which this machine has no grouped product; empty where it must work.
+
+    PyTorch 2.7 and 2.8 have it for compute capability 9.0 alone; 2.9 for 8.0 and later, and by a loop on CPUs
+    (pytorch/pytorch#161407, #161717); 2.10 made it public, and has the loop on ROCm too (#162419).
+    """
+    release, name = _release(), arch.name()
     if not hasattr(torch, "_grouped_mm"):
-        return False
-    a = torch.ones(16, 16, dtype=torch.bfloat16, device=device())
-    try:
-        torch._grouped_mm(a, a[None], offs=torch.tensor([16], dtype=torch.int32, device=device()))
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+        return f"torch {torch.__version__} has no grouped product"
+    needed = (2, 7) if name == "sm_90" else (2, 10) if name.startswith("gfx") else (2, 9)
+    if release < needed:
+        came = ".".join(map(str, needed))
+        return f"torch {torch.__version__} has no grouped product for {name}: it came with {came}"
+    if name.startswith("sm_") and int(name.removeprefix("sm_")) < OLDEST_SM:
+        return f"the grouped product needs compute capability 8.0, this is {name}"
+    return ""
+
+
+def _release() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def check() -> dict[str, Any]:

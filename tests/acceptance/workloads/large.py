@@ -3,6 +3,8 @@
 Comes in: nothing; wants about 40 GiB of free device memory. Goes out: the report of `cases.run`.
 """
 
+import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,15 +14,23 @@ import torch.nn.functional as F
 from workloads import cases, device, operands
 from workloads.gates import Reading, exact
 
-COUNT = 2**31 + 4099
+LIMIT = 2**31  # what 32 bits with a sign count to
+BEYOND = 4099
 PIECE = 1 << 26
 TAIL = 1 << 16
+WIDTH = 64
+VOCABULARY = 128_256
 
 
-def check() -> dict[str, Any]:
-    """Copy, addition, softmax rows, embedding and a product, each beyond the limit."""
-    every = [("copy and add", _elementwise), ("product", _product), ("softmax rows", _rows), ("sum", _sum)]
-    return cases.run(every)
+def check(limit: int = LIMIT) -> dict[str, Any]:
+    """Copy, addition, softmax rows, a sum and a product, each beyond the limit."""
+    functions = (
+        ("copy and add", _elementwise),
+        ("product", _product),
+        ("softmax rows", _rows),
+        ("sum", _sum),
+    )
+    return cases.run((name, functools.partial(function, limit)) for name, function in functions)
 
 
 def pattern(start: int, count: int) -> torch.Tensor:
@@ -28,34 +38,35 @@ def pattern(start: int, count: int) -> torch.Tensor:
     return (torch.arange(start, start + count, device=device()) % 251).to(torch.bfloat16)
 
 
-def _elementwise() -> Iterable[Reading]:
-    x = torch.empty(COUNT, dtype=torch.bfloat16, device=device())
-    for start in range(0, COUNT, PIECE):
+def _elementwise(limit: int) -> Iterable[Reading]:
+    count = limit + BEYOND
+    x = torch.empty(count, dtype=torch.bfloat16, device=device())
+    for start in range(0, count, PIECE):
         piece = x[start : start + PIECE]
         piece.copy_(pattern(start, len(piece)))
-    y = x.clone().add_(x)
+    y = torch.add(x.clone(), x)
     wrong = 0
-    for start in range(0, COUNT, PIECE):
+    for start in range(0, count, PIECE):
         piece = y[start : start + PIECE]
         wrong += int((piece != 2 * pattern(start, len(piece))).sum())
     yield Reading("wrong elements", float(wrong), 0.0)
 
 
-def _product() -> Iterable[Reading]:
-    """46,400^2 outputs; the first and last rows against the same rows computed alone."""
-    rows = 46_400
-    a = operands.integers(rows, 64, dtype=torch.bfloat16, seed=1, density=0.5)
-    b = operands.integers(64, rows, dtype=torch.bfloat16, seed=2, density=0.5)
+def _product(limit: int) -> Iterable[Reading]:
+    """A square of outputs; the first, the middle and the last rows against the same rows computed alone."""
+    rows = math.isqrt(limit) + 59
+    a = operands.integers(rows, WIDTH, dtype=torch.bfloat16, seed=1, density=0.5)
+    b = operands.integers(WIDTH, rows, dtype=torch.bfloat16, seed=2, density=0.5)
     out = torch.mm(a, b)
-    for start in (0, rows // 2, rows - 64):
-        part = slice(start, start + 64)
+    for start in (0, rows // 2, rows - WIDTH):
+        part = slice(start, start + WIDTH)
         yield exact(out[part], a[part].double() @ b.double(), name=f"rows from {start}")
 
 
-def _rows() -> Iterable[Reading]:
+def _rows(limit: int) -> Iterable[Reading]:
     """A batch of logits as large as B x T x V becomes."""
-    vocabulary = 128_256
-    rows = 2**31 // vocabulary + 3
+    vocabulary = min(VOCABULARY, limit // 8)
+    rows = limit // vocabulary + 3
     x = torch.zeros(rows, vocabulary, dtype=torch.bfloat16, device=device())
     target = torch.arange(rows, device=device()) * 7919 % vocabulary
     x[torch.arange(rows, device=device()), target] = 1024.0
@@ -64,7 +75,7 @@ def _rows() -> Iterable[Reading]:
     yield exact(x.argmax(-1)[-TAIL:], target[-TAIL:], name="argmax")
 
 
-def _sum() -> Iterable[Reading]:
-    ones = torch.ones(COUNT, dtype=torch.int8, device=device())
-    yield exact(ones.sum(), torch.tensor(COUNT))
-    yield exact((ones == 1).sum(), torch.tensor(COUNT), name="count")
+def _sum(limit: int) -> Iterable[Reading]:
+    ones = torch.ones(limit + BEYOND, dtype=torch.int8, device=device())
+    yield exact(ones.sum(), torch.tensor(limit + BEYOND))
+    yield exact((ones == 1).sum(), torch.tensor(limit + BEYOND), name="count")

@@ -42,6 +42,15 @@ def integers(*shape: int, dtype: torch.dtype, seed: int, density: float) -> torc
     return ((kind < density).to(dtype) - (kind < density / 2).to(dtype) * 2).to(dtype)
 
 
+def hashed(*shape: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
+    """-1, 0 and 1 by index, in integer arithmetic alone: the same on every device and in every release."""
+    count, mask = int(torch.Size(shape).numel()), 0xFFFFFFFF
+    mixed = (torch.arange(count, device=device(), dtype=torch.int64) * 2_654_435_761 + salt * 40_503) & mask
+    mixed = ((mixed ^ (mixed >> 15)) * 2_246_822_519) & mask
+    mixed ^= mixed >> 13
+    return ((mixed % 13 == 0).to(dtype) - (mixed % 13 == 1).to(dtype)).reshape(shape)
+
+
 def counting(*shape: int, dtype: torch.dtype, modulus: int, step: int = 7) -> torch.Tensor:
     """Element i holds (step * i) mod modulus: a value out of place shows as a wrong value."""
     count = int(torch.Size(shape).numel())

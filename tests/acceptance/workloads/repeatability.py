@@ -18,6 +18,9 @@ from workloads.gates import Reading, bits, checksum, exact
 SIZE = {"cuda": 4096, "cpu": 192}
 BATCH = 20
 HOT_SIZE = {"cuda": 8192, "cpu": 128}
+GOLDEN_DEPTH = 2048
+# The checksum of the product of integers by HOT_SIZE, from exact integer arithmetic on a CPU.
+GOLDEN = {8192: 601_706_393_267_508_532, 128: -10_930_892_184}
 
 
 def deterministic(dtype: str, repeats: int) -> dict[str, Any]:
@@ -93,21 +96,39 @@ def capture(
 def screen(seconds: float) -> dict[str, Any]:
     """Products at full power for so long: `checksum` of the first, and every repeat that differs.
 
-    The checksums of all devices of one model and stack are equal; a test compares them.
+    Two products take turns. One is of normal data, which switches the most transistors: all devices of one
+    model and stack have the same checksum, and a test compares them. The other is of integers whose sums are
+    exact in any order: `golden` must be `expected` on every device, whoever made it.
     """
     size = HOT_SIZE[device().type]
     a, b = (operands.normal(size, size, dtype=torch.bfloat16, seed=seed) for seed in (10, 11))
-    golden = torch.mm(a, b)
+    whole = [operands.hashed(*shape, dtype=torch.bfloat16, salt=salt) for shape, salt in golden_shapes(size)]
+    pairs = [(a, b), (whole[0], whole[1])]
+    first = [torch.mm(*pair) for pair in pairs]
     other, repeats, end = [], 0, time.monotonic() + seconds
-    out, differing = torch.empty_like(golden), torch.zeros((), dtype=torch.int64, device=a.device)
     while not repeats or time.monotonic() < end:
-        for _ in range(BATCH):  # compared on the device, so that the matrix units hardly rest
-            torch.mm(a, b, out=out)
-            differing += (bits(out) != bits(golden)).any()
+        for pair, golden in zip(pairs, first, strict=True):
+            if text := _batch(pair, golden):
+                other.append(f"up to repeat {repeats + BATCH}: {text}")
         repeats += BATCH
-        if int(differing):
-            other.append(
-                f"{int(differing)} of {BATCH} repeats up to {repeats}; the last: {exact(out, golden)}"
-            )
-            differing.zero_()
-    return {"checksum": checksum(golden), "inputs": checksum(a), "repeats": repeats, "differences": other[:8]}
+    found = {
+        "checksum": checksum(first[0]),
+        "inputs": checksum(a),
+        "repeats": repeats,
+        "differences": other[:8],
+    }
+    return {**found, "golden": checksum(first[1] + 0.0), "expected": GOLDEN[size]}
+
+
+def golden_shapes(size: int) -> tuple[tuple[tuple[int, int], int], ...]:
+    """Shape and salt of both operands of the product of integers."""
+    return ((size, GOLDEN_DEPTH), 1), ((GOLDEN_DEPTH, size), 2)
+
+
+def _batch(pair: tuple[torch.Tensor, torch.Tensor], golden: torch.Tensor) -> str:
+    """Words for what differs in a batch; compared on the device, so that the matrix units hardly rest."""
+    out, differing = torch.empty_like(golden), torch.zeros((), dtype=torch.int64, device=golden.device)
+    for _ in range(BATCH):
+        torch.mm(*pair, out=out)
+        differing += (bits(out) != bits(golden)).any()
+    return f"{int(differing)} of {BATCH}; the last: {exact(out, golden)}" if int(differing) else ""

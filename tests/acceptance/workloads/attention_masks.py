@@ -1,0 +1,157 @@
+"""Packed sequences of different length, and sliding windows: attention whose mask is not one diagonal.
+
+Comes in: by which of the ways a trainer has (`mask`: a mask for PyTorch's attention; `flex`, `torch`:
+PyTorch's own functions; `package`: flash_attn). Goes out: the report of `cases.run`; `lacks` says why a way
+is not here.
+"""
+
+import functools
+import importlib.util
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from workloads import arch, attention, cases, device
+from workloads.gates import Reading, exact
+
+LENGTHS = (1, 7, 128, 113, 61)
+LENGTH, WINDOW = 256, 24
+HEADS, HEAD = 2, 64
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def lacks(way: str) -> str:
+    """The documented reason for which this machine has not that way; empty where it must work."""
+    triton = importlib.util.find_spec("triton") is not None
+    reasons = {
+        "flex": ""
+        if triton and device().type == "cuda"
+        else "flex attention is compiled by Triton, which needs a GPU",
+        "torch": "" if arch.name().startswith("sm_") else "PyTorch has its varlen_attn for CUDA devices only",
+        "package": ""
+        if importlib.util.find_spec("flash_attn")
+        else "the flash_attn package is not part of this stack",
+    }
+    if way == "torch" and not reasons["torch"] and not importlib.util.find_spec("torch.nn.attention.varlen"):
+        return f"torch {torch.__version__} has no varlen_attn: it came with 2.10"
+    return reasons.get(way, "")
+
+
+def packed(way: str) -> dict[str, Any]:
+    """Sequences one after the other in one row, each causal and blind to the others."""
+    return cases.run(_cases(PACKED[way], sum(LENGTHS), packed_mask(), first=sum(LENGTHS[:3])))
+
+
+def windowed(way: str) -> dict[str, Any]:
+    """Each query sees itself and the keys just before it."""
+    return cases.run(_cases(WINDOWED[way], LENGTH, window_mask(), first=LENGTH // 2))
+
+
+def _cases(attend: Attend, length: int, seen: torch.Tensor, *, first: int) -> Iterator[cases.Case]:
+    for dtype, peaked in itertools.product(("bf16", "fp16"), (False, True)):
+        name = f"{dtype} {'peaked' if peaked else 'normal'}"
+        shape = attention.Shape(b=1, hq=HEADS, hkv=HEADS, sq=length, sk=length, d=HEAD, peaked=peaked)
+        yield name, functools.partial(_against_float64, attend, shape, dtype, seen)
+        yield (
+            f"{name}, what is hidden does not matter",
+            functools.partial(_blind, attend, shape, dtype, seen, first),
+        )
+
+
+def packed_mask() -> torch.Tensor:
+    """(T, T): True where query and key are of one sequence, and the key is not later."""
+    owner = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)).to(device())
+    return (owner[:, None] == owner).tril()
+
+
+def window_mask() -> torch.Tensor:
+    """(S, S): True for the query's own key and the WINDOW - 1 before it."""
+    distance = torch.arange(LENGTH, device=device())[:, None] - torch.arange(LENGTH, device=device())
+    return (distance >= 0) & (distance < WINDOW)
+
+
+def _against_float64(
+    attend: Attend, shape: attention.Shape, dtype: str, seen: torch.Tensor
+) -> Iterable[Reading]:
+    *qkv, g = attention.inputs(shape, dtype)
+    leaves = [tensor.requires_grad_() for tensor in qkv]
+    out = attend(*leaves)
+    out.backward(g)
+    yield from attention.judge(out.detach(), leaves, g, causal=False, seen=seen)
+
+
+def _blind(
+    attend: Attend, shape: attention.Shape, dtype: str, seen: torch.Tensor, first: int
+) -> Iterable[Reading]:
+    """Queries from `first` on keep every bit when keys and values change that they do not see."""
+    q, k, v, _ = attention.inputs(shape, dtype)
+    hidden = ~seen[first:].any(0)
+    before = attend(q, k, v)[:, :, first:]
+    k[:, :, hidden], v[:, :, hidden] = k[:, :, hidden] * -3, v[:, :, hidden] * 100
+    yield exact(attend(q, k, v)[:, :, first:], before, name="same bits")
+
+
+def _by_mask(seen: Callable[[], torch.Tensor]) -> Attend:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=seen())
+
+
+def _ends() -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32, device=device())
+
+
+def _rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """(1, H, T, D) as the packed functions take it: (T, H, D)."""
+    return [tensor[0].transpose(0, 1) for tensor in tensors]
+
+
+def _by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # 2.10 says is_causal; later releases say the same by a window with no end to the left.
+    says = inspect.signature(varlen_attn).parameters
+    causal = {"window_size": (-1, 0)} if "window_size" in says else {"is_causal": True}
+    ends, longest = _ends(), max(LENGTHS)
+    return varlen_attn(*_rows(q, k, v), ends, ends, longest, longest, **causal).transpose(0, 1)[None]
+
+
+def _by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    ends, longest = _ends(), max(LENGTHS)
+    out = flash_attn_varlen_func(*_rows(q, k, v), ends, ends, longest, longest, causal=True)
+    return out.transpose(0, 1)[None]
+
+
+def _window_by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    from flash_attn import flash_attn_func
+
+    rows = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return flash_attn_func(*rows, causal=True, window_size=(WINDOW - 1, 0)).transpose(1, 2)
+
+
+@functools.cache
+def _flex() -> tuple[Callable[..., torch.Tensor], Any]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def near(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
+        return (query >= key) & (query - key < WINDOW)
+
+    block = create_block_mask(near, None, None, LENGTH, LENGTH, device=str(device()))
+    return torch.compile(flex_attention), block
+
+
+def _window_by_flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    function, block = _flex()
+    return function(q, k, v, block_mask=block)
+
+
+PACKED: dict[str, Attend] = {"mask": _by_mask(packed_mask), "torch": _by_torch, "package": _by_package}
+WINDOWED: dict[str, Attend] = {
+    "mask": _by_mask(window_mask),
+    "flex": _window_by_flex,
+    "package": _window_by_package,
+}
