@@ -34,7 +34,7 @@ def _row(stack: Stack) -> tuple[str, ...]:
     )
     targets = ", ".join(f"{target.device} x{target.count}" for target in stack.tested_on)
     return (
-        f"`{stack.id}`",
+        f"`{stack.id}`{' (experimental)' if stack.experimental else ''}",
         _version(stack.triton),
         _version(stack.collective),
         form,

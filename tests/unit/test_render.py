@@ -92,6 +92,12 @@ def test_the_declaration_is_the_contract_of_the_image_suite(stack: Stack):
     assert declared["stack_id"] == stack.id
 
 
+def test_the_table_marks_an_experimental_stack():
+    marked = table.markdown([dataclasses.replace(STACKS[0], experimental=True), STACKS[1]])
+    assert f"| `{STACKS[0].id}` (experimental) |" in marked
+    assert f"| `{STACKS[1].id}` |" in marked
+
+
 def test_drift_leftovers_and_missing_files_are_found_and_mended(tmp_path: Path):
     images = tmp_path / "images"
     shutil.copytree(IMAGES, images)

@@ -77,6 +77,21 @@ def test_a_driver_that_a_runtime_sets_for_all_its_stacks_must_lie_in_their_windo
         resolve.resolve(matrix.parse(value), RULES)
 
 
+@pytest.mark.parametrize(
+    "stack", [stack for stack in STACKS.values() if stack.vendor != "cpu"], ids=lambda one: one.id
+)
+def test_a_test_target_is_a_known_device_whose_architecture_is_in_the_image_and_whose_driver_serves_it(
+    stack: Stack,
+):
+    path = ROOT / "tests" / "acceptance" / "devices.json"
+    devices = {device["model"]: device for device in json.loads(path.read_text(encoding="utf-8"))["devices"]}
+    for target in stack.tested_on:
+        device = devices[target.device]
+        assert (device["vendor"], device["arch"] in stack.archs) == (stack.vendor, True)
+        asked = {"vendor": stack.vendor, stack.runtime: stack.runtime_version, "arch": device["arch"]}
+        assert not RULES.broken({**asked, "driver": target.driver})
+
+
 def test_selectors_are_patterns_and_one_that_matches_nothing_is_an_error():
     stacks = tuple(STACKS.values())
     assert {stack.runtime for stack in resolve.select(stacks, ["rocm7*"])} == {"rocm"}
