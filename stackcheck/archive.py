@@ -19,9 +19,14 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from stackcheck.durable import write_atomically
 from stackcheck.errors import ConfigurationError, EngineError
-from stackcheck.oci import CHUNK_BYTES, DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, IntegrityError, checked
+from stackcheck.oci import (
+    DOCKER_INDEX,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    RegistryError,
+    json_object,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,9 +43,8 @@ def blob(layout: Path, digest: str) -> Path:
 
 
 def read_json(layout: Path, digest: str) -> dict[str, Any]:
-    """A blob that is a JSON object."""
-    document: dict[str, Any] = json.loads(blob(layout, digest).read_bytes())
-    return document
+    """A blob that is a JSON object; `ConfigurationError` where it is none."""
+    return _object(blob(layout, digest), layout)
 
 
 def manifest_digest(layout: Path) -> str:
@@ -48,8 +52,9 @@ def manifest_digest(layout: Path) -> str:
 
     Raises:
         EngineError: There is none, or there are several.
+        ConfigurationError: The layout is damaged.
     """
-    entries = json.loads((layout / "index.json").read_bytes())["manifests"]
+    entries = _object(layout / "index.json", layout).get("manifests") or []
     if len(entries) != 1:
         raise EngineError(
             "a layout does not hold exactly one manifest", where=str(layout), got=str(len(entries))
@@ -61,7 +66,7 @@ def write(layout: Path, reference: str, file: IO[bytes]) -> None:
     """Write the tar of a layout's image; equal images under equal names give equal bytes."""
     digest = manifest_digest(layout)
     manifest = read_json(layout, digest)
-    paths = [f"blobs/{name.replace(':', '/')}" for name in _blobs(layout, digest)]
+    paths = [f"blobs/{name.replace(':', '/')}" for name in blobs_of(layout, digest)]
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         _add_bytes(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
         _add_bytes(tar, "index.json", _index(layout, digest, manifest, reference))
@@ -72,42 +77,22 @@ def write(layout: Path, reference: str, file: IO[bytes]) -> None:
                 tar.addfile(_header(path, (layout / path).stat().st_size), source)
 
 
-def export(layout: Path, reference: str, path: Path) -> None:
-    """Write an image as one tar for docker, podman and Apptainer, whole or not at all.
-
-    Raises:
-        IntegrityError: A blob of the layout is not what its digest names.
-        ConfigurationError: The disk is full or the folder may not be written to; nothing is left there.
-    """
-    for digest in _blobs(layout, manifest_digest(layout)):
-        path_of_blob = blob(layout, digest)
-        if not path_of_blob.exists():
-            raise IntegrityError("a layout is not whole", where=str(path_of_blob), got="no such file")
-        with path_of_blob.open("rb") as file:
-            for _ in checked(_chunks(file), digest, str(path_of_blob)):
-                pass
-    write_atomically(path, _streamed(layout, reference), failure=ConfigurationError)
+def _object(path: Path, layout: Path) -> dict[str, Any]:
+    try:
+        return json_object(path.read_bytes(), str(path))
+    except (OSError, RegistryError) as error:
+        raise ConfigurationError(
+            "a layout is damaged",
+            where=str(path),
+            got=str(error),
+            next_step=f"remove {layout}, then build or certify its image again",
+        ) from error
 
 
-def _streamed(layout: Path, reference: str) -> Iterator[bytes]:
-    with stream(layout, reference) as source:
-        yield from _chunks(source)
-
-
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: file.read(CHUNK_BYTES), b"")
-
-
-def _blobs(layout: Path, digest: str) -> list[str]:
-    """Manifest, config and layers of an image."""
+def blobs_of(layout: Path, digest: str) -> list[str]:
+    """Digests of an image: manifest, config and layers."""
     manifest = read_json(layout, digest)
     return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
-
-
-def size_bytes(layout: Path) -> int:
-    """How large the blobs of a layout's image are: the tar is a few kilobytes more."""
-    manifest = read_json(layout, manifest_digest(layout))
-    return sum(int(entry["size"]) for entry in (manifest["config"], *manifest["layers"]))
 
 
 @contextlib.contextmanager
@@ -162,7 +147,7 @@ def unpack(chunks: Iterable[bytes], layout: Path, *, architecture: str) -> str:
 def keep_only(layout: Path, digest: str) -> None:
     """Reduce a layout to one manifest and what it names."""
     manifest = read_json(layout, digest)
-    needed = set(_blobs(layout, digest))
+    needed = set(blobs_of(layout, digest))
     for path in layout.glob("blobs/*/*"):
         if f"{path.parent.name}:{path.name}" not in needed:
             path.unlink()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stackcheck import archive
+from stackcheck import export
 from stackcheck.cli.output import print_facts, print_json
 from stackcheck.image import label, load_image
 
@@ -27,8 +27,8 @@ def export_image(
     image = load_image(root.resolve() / "build" / label(name) / "image.json")
     path = output or Path(f"{label(name)}.tar")
     if dry_run:
-        print(f"{image.manifest_digest}: write {path}, {archive.size_bytes(image.layout) / 1e6:.1f} MB")
+        print(f"{image.manifest_digest}: write {path}, {export.size_bytes(image.layout) / 1e6:.1f} MB")
         return
-    archive.export(image.layout, image.reference, path)
+    export.export(image.layout, image.reference, path)
     facts = {"tar": str(path), "digest": image.manifest_digest, "next": f"docker load --input {path}"}
     print_json(facts) if as_json else print_facts(facts)

@@ -23,7 +23,7 @@ from small_stacks import (  # noqa: F401  # fixtures among them
     silent,
     small_stack,
 )
-from stackcheck import apt, archive, bootstrap, build, buildplan, resolve, wheels
+from stackcheck import apt, archive, bootstrap, build, buildplan, export, resolve, wheels
 from stackcheck.engine import Engine, Mount, RunSpec
 from stackcheck.errors import BuildError, ChecksFailedError, EngineError
 
@@ -234,7 +234,7 @@ def test_an_image_that_is_not_there_is_named(engine: Engine) -> None:
 def test_an_exported_image_loads_with_plain_docker(
     engine: Engine, small_image: build.Image, tmp_path: Path
 ) -> None:
-    archive.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
+    export.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
     with tarfile.open(tmp_path / "image.tar") as tar:
         assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())
     before = engine.inspect(small_image.reference).id

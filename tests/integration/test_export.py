@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shell_image
-from stackcheck import archive
+from stackcheck import archive, export
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A layout, and the tar that was made of it."""
     folder = tmp_path_factory.mktemp("export")
     shell_image.make_layout(folder / "oci")
-    archive.export(folder / "oci", REFERENCE, folder / "image.tar")
+    export.export(folder / "oci", REFERENCE, folder / "image.tar")
     return folder / "oci", folder / "image.tar"
 
 

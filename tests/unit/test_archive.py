@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stackcheck import archive
+from stackcheck import archive, export
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.oci import IntegrityError
 
@@ -91,17 +91,17 @@ def test_two_manifests_in_a_layout_are_an_error(tmp_path: Path) -> None:
 def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
     digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
     out = tmp_path / "out" / "image.tar"
-    archive.export(tmp_path / "oci", "stackcheck/x:1", out)
+    export.export(tmp_path / "oci", "stackcheck/x:1", out)
     assert archive.unpack([out.read_bytes()], tmp_path / "again", architecture="amd64") == digest
     layer = archive.read_json(tmp_path / "oci", digest)["layers"][0]["digest"]
     path = archive.blob(tmp_path / "oci", layer)
     path.write_bytes(b"First layer")
     other = tmp_path / "out" / "other.tar"
     with pytest.raises(IntegrityError):
-        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
+        export.export(tmp_path / "oci", "stackcheck/x:1", other)
     path.unlink()
     with pytest.raises(IntegrityError, match="not whole"):
-        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
+        export.export(tmp_path / "oci", "stackcheck/x:1", other)
     assert [item.name for item in out.parent.iterdir()] == ["image.tar"]
 
 
@@ -119,5 +119,5 @@ def test_a_place_that_may_not_be_written_to_is_named(saved: bytes, tmp_path: Pat
     archive.unpack([saved], tmp_path / "oci", architecture="amd64")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigurationError) as caught:
-        archive.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
+        export.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
     assert str(tmp_path / "file") in str(caught.value)
