@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 AMD_HOSTS = ("tests/faults/test_amd_hosts.py", "tests/faults/test_amd_readings.py")
 FAULTS = "tests/faults"
+SUITE_PYTHON = "STACKCHECK_SUITE_PYTHON"  # as tests/faults/planting.py reads it
 LINE = '{"checks": '
 CAN_FAIL = ("failed", "invalid", "error")  # a fault whose right answer is a skip proves no failure
 Vendor = Literal["amd", "nvidia", "cpu"]
@@ -104,8 +105,15 @@ def over_amd(workers: int) -> tuple[str, ...]:
     return ("-m", "pytest", *AMD_HOSTS, *_options(workers))
 
 
-def here(arguments: Sequence[str], *, root: Path, report: Callable[[str], None]) -> Told:
-    """Run one part on this host with the tool's own Python.
+def suite_python() -> str:
+    """The Python of this host that has torch and pytest; the tool's own has no torch."""
+    return os.environ.get(SUITE_PYTHON, sys.executable)
+
+
+def here(
+    arguments: Sequence[str], *, root: Path, report: Callable[[str], None], python: str = sys.executable
+) -> Told:
+    """Run one part on this host.
 
     Raises:
         ChecksFailedError: It ended without its line.
@@ -113,7 +121,7 @@ def here(arguments: Sequence[str], *, root: Path, report: Callable[[str], None])
     reader = Reader(report)
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
-        [sys.executable, *arguments],
+        [python, *arguments],
         cwd=root,
         env=environment,
         stdout=subprocess.PIPE,

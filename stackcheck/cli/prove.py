@@ -38,7 +38,7 @@ def prove_checks(
     amd = prove.here(prove.over_amd(workers), root=root, report=report)
     arguments = prove.in_torch(workers)
     torch = (
-        prove.here(arguments, root=root, report=report)
+        prove.here(arguments, root=root, report=report, python=prove.suite_python())
         if here
         else _in_image(image or _cpu_image(root), arguments, root, report)
     )

@@ -191,6 +191,19 @@ def test_json_of_prove_has_the_promised_keys(shown) -> None:
     assert [entry["state"] for entry in document["faults"]] == ["missed", "caught"]
 
 
+def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pythons = []
+
+    def recorded(*_: object, python: str = sys.executable, **__: object) -> prove.Told:
+        pythons.append(python)
+        return told()
+
+    monkeypatch.setenv(prove.SUITE_PYTHON, "/opt/torch/bin/python")
+    monkeypatch.setattr(prove, "here", recorded)
+    CliRunner().invoke(app, ["--here", "--root", str(ROOT)])
+    assert pythons == [sys.executable, "/opt/torch/bin/python"]
+
+
 def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text("print('up', flush=True)\nimport time\ntime.sleep(600)\n")
 
