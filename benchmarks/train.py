@@ -1,86 +1,104 @@
 """Time trainer settings, each in fresh processes: one line and one JSON record each.
 
-    python benchmarks/train.py --out records.jsonl 4 'bf16: --size 8b --precision bf16 …' 1 'alone: --size 8b
-    …'
+    python benchmarks/train.py --out records.jsonl 4 'bf16: --size 8b …' 1 'alone: --size 8b …'
+    python benchmarks/train.py --out records.jsonl --budget-s 560 --ablate native --gpus 1
 
-A number says on how many GPUs the settings after it run. Under a power cap a cold chip is a faster chip: give
-the first
-setting a minute of --warmup.
+A number says on how many GPUs the settings after it run. Every result is written as it comes, also that a
+setting did not run; a setting that --out already holds is not run again: a command that ran out of time is
+typed again. Under a power cap a cold chip is a faster chip: give the first setting a minute of --warmup-s.
 """
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-TRAIN = Path(__file__).resolve().parents[1] / "trainers" / "train.py"
+import ablation
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "trainers"))
+import systems
+
 OUT_OF_MEMORY = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--budget-s", type=float, default=1e9, help="start no setting after this long")
-    parser.add_argument("--limit-s", type=float, default=240, help="longest run of one setting")
-    parser.add_argument("settings", nargs="+", metavar="N | NAME: FLAGS")
-    arguments = parser.parse_args()
-    begin, gpus = time.monotonic(), 1
-    for setting in arguments.settings:
+    options = _parser().parse_args()
+    settings = ablation.settings(options.ablate, options.gpus) if options.ablate else options.settings
+    begin, gpus, done = time.monotonic(), 1, {result["name"] for result in kept(options.out)}
+    for setting in settings:
         name, _, flags = setting.partition(":")
+        left = options.budget_s - (time.monotonic() - begin)
         if setting.isdigit():
             gpus = int(setting)
-        elif time.monotonic() - begin > arguments.budget_s:
-            print(f"{name:22} not run: the time is up", flush=True)
+        elif name in done:
+            print(f"{name:34} is in {options.out}", flush=True)
+        elif left < options.least_s:
+            print(f"{name:34} not run: {max(left, 0):.0f} s are left", flush=True)
         else:
-            print(one(name, gpus, flags.split(), arguments), flush=True)
+            print(one(name, gpus, flags.split(), min(options.limit_s, left), options.out), flush=True)
+    if options.ablate:
+        print(ablation.table(options.ablate, kept(options.out)))
 
 
-def one(name: str, gpus: int, flags: list[str], arguments: argparse.Namespace) -> str:
-    """Run one setting and keep its record; its line of the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "record.json"
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), str(TRAIN)]
-        command = [sys.executable, *command, *flags, "--no-digest", "--record", str(record)]
-        begin = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=arguments.limit_s
-            )
-        except subprocess.TimeoutExpired:
-            return f"{name:22} did not end in {arguments.limit_s:g} s"
-        took = time.monotonic() - begin
-        if not record.exists():
-            reason = (
-                "out of memory" if "OutOfMemoryError" in done.stderr else f"failed\n{done.stderr[-2500:]}"
-            )
-            return f"{name:22} {reason}  ({took:.0f} s)"
-        result = {"name": name, "gpus": gpus, "flags": flags, **json.loads(record.read_text())}
-    with arguments.out.open("a") as file:
+def kept(out: Path) -> list[dict]:
+    """The results that the file holds."""
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def one(name: str, gpus: int, flags: list[str], limit_s: float, out: Path) -> str:
+    """Run one setting and keep its record, or why there is none; its line of the table."""
+    begin = time.monotonic()
+    try:
+        found = systems.run(
+            systems.System(name, systems.torchrun(gpus)), [*flags, "--no-digest"], timeout_s=limit_s
+        )
+        result = {"name": name, "gpus": gpus, "flags": flags, **found}
+        text = line(name, gpus, found)
+    except systems.RunError as error:
+        why = "out of memory" if error.code == OUT_OF_MEMORY else str(error).splitlines()[0]
+        result = {"name": name, "gpus": gpus, "flags": flags, "outcome": why, "said": str(error)[-4000:]}
+        text = f"{name:34} {why if error.code == OUT_OF_MEMORY else error}"
+    with out.open("a") as file:
         file.write(json.dumps(result) + "\n")
-    return f"{line(name, gpus, result)} {took:4.0f} s"
+    return f"{text} {time.monotonic() - begin:4.0f} s"
 
 
 def line(name: str, gpus: int, result: dict) -> str:
     """The table's line for a record."""
     speed, memory = result["performance"], result["memory"] or {}
+    if speed is None:
+        return f"{name:34} x{gpus} no step was timed: {result['phases_s']}"
     unit, step = speed["unit"], speed["step_s"]
     parts = [
-        f"{name:22} x{gpus} {speed[unit + '_per_s_per_gpu']:9.1f} {unit}/s/GPU",
+        f"{name:34} x{gpus} {speed[unit + '_per_s_per_gpu']:9.1f} {unit}/s/GPU",
         f"nc {speed['tflops_noncausal']:5.1f} c {speed['tflops_causal']:5.1f} TF",
         f"step {step['median'] * 1e3:7.1f} ms [{step['p5'] * 1e3:.0f}..{step['p95'] * 1e3:.0f}]",
         f"n={speed['timed_steps']}",
         f"{memory.get('allocated_gib', 0):5.1f} GiB {memory.get('alloc_retries')} retries",
         f"{speed.get('power_w', 0):4.0f} W",
         f"loss {result['losses'][0]:.3f}>{result['losses'][-1]:.3f} first {result['first_step_s']:.0f} s",
+        f"attention {(result['extra'].get('attention') or {}).get('backend')}",
     ]
     kinds = result["extra"].get("where", {}).get("kernel_ms", {})
     table = "".join(f" {kind} {ms:.0f}" for kind, ms in kinds.items())
     return "  ".join(parts) + (f"\n     kernel ms:{table}" if table else "") + "".join(result["problems"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, default=1e9, help="of all settings together")
+    parser.add_argument("--least-s", type=float, default=60, help="start no setting with less than this left")
+    parser.add_argument("--limit-s", type=float, default=240, help="longest run of one setting")
+    parser.add_argument(
+        "--ablate", choices=sorted(ablation.BASES), help="one flag at a time, instead of settings"
+    )
+    parser.add_argument("--gpus", type=int, default=1, help="of --ablate")
+    parser.add_argument("settings", nargs="*", metavar="N | NAME: FLAGS")
+    return parser
 
 
 if __name__ == "__main__":

@@ -91,6 +91,18 @@ def recompute(model: nn.Module) -> None:
     model.keep = keep
 
 
+def compile_in_place(model: nn.Module, scope: str) -> None:
+    """Compile each block, or the model around its layout's hooks.
+
+    In place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
+    """
+    if scope == "model":
+        model.compile()
+        return
+    for block in model.blocks.values():
+        block.compile(fullgraph=getattr(model, "whole_graph", True))
+
+
 def fp8(model: nn.Module, recipe: str) -> None:
     """Swap the blocks' linear layers for torchao's FP8 ones: tensorwise with FP8 all-gather, or row-wise."""
     try:

@@ -46,6 +46,7 @@ class Options:
     moments: str
     loss_chunks: int | None
     compile: bool | None
+    compile_scope: str
     attention: str
     recompute: str
     device: str
@@ -181,7 +182,8 @@ def _how(group: argparse._ArgumentGroup) -> None:
     add("--reduce", choices=("fp32", "bf16"), default="fp32", help="type in which gradients are summed")
     add("--moments", choices=("fp32", "bf16"), default="fp32", help="type of AdamW's moments (zero1)")
     add("--loss-chunks", type=int, help="pieces of the loss; 1 holds all logits")
-    add("--compile", action=toggle, help="torch.compile each block; default: on a GPU")
+    add("--compile", action=toggle, help="torch.compile; default: on a GPU")
+    add("--compile-scope", choices=("block", "model"), default="block", help="what is compiled as one")
     add("--attention", choices=ATTENTION, default="auto", help="backend; auto tries cuDNN first on NVIDIA")
     add(
         "--recompute", choices=("none", "full"), default="none", help="activation checkpointing of each block"

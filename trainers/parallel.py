@@ -85,9 +85,7 @@ def prepare(model: nn.Module, options: Options, world: World, tp: DeviceMesh | N
     if options.recompute == "full":
         build.recompute(model)
     if options.compile if options.compile is not None else world.gpu:
-        # In place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
-        for block in model.blocks.values():
-            block.compile(fullgraph=getattr(model, "whole_graph", True))
+        build.compile_in_place(model, options.compile_scope)
 
 
 def tensor_plan(block: nn.Module) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,6 +30,8 @@ class Phases:
         self.seconds: dict[str, float] = {}
         self.deadline = time.monotonic() + limit_s
         self._say(f"import took {since_start():.1f} s")
+        if "STACKCHECK_STACKS" not in os.environ:  # whose harness has its own answer to this signal
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def enter(self, name: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 TRAIN = Path(__file__).with_name("train.py")
 SOUND = {0, 3}  # 3: it ran, and the record says what is wrong
+STACK_S = 0.3
 GRACE_S = 15.0  # torchrun gives its ranks 30 s to hear SIGTERM; nothing is to be saved after a time limit
 
 
@@ -70,17 +71,27 @@ def run(where: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:
             )
         try:
             code: int | None = process.wait(timeout_s)
+            said = out.read_text(errors="replace")
         except subprocess.TimeoutExpired:
-            code = None
+            code, said = None, out.read_text(errors="replace")  # before it hears that it has to end
+            ask_for_stacks(process)
         finally:
             end(process)
-        lines = out.read_text(errors="replace").splitlines()
+        lines = said.splitlines()
         found = next((line for line in reversed(lines) if line.startswith("{")), None)
         if found is None or code is None:
             raise RunError(
                 _why(where, code, lines, err.read_text(errors="replace"), timeout_s), _code(code, err)
             )
     return json.loads(found)
+
+
+def ask_for_stacks(process: subprocess.Popen) -> None:
+    """Have every rank on this host write its Python stacks to stderr (phases.py)."""
+    for pid in _children(process.pid) or [process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(STACK_S)  # one after the other: they share a file
 
 
 def end(process: subprocess.Popen) -> None:
@@ -118,6 +129,8 @@ def _why(where: System, code: int | None, lines: list[str], errors: str, timeout
     phase = next((line for line in reversed(lines) if line.startswith("[")), "no phase: still importing")
     ended = f"did not end in {timeout_s:g} s" if code is None else f"ended with {code}"
     own = [line for line in errors.splitlines() if line.startswith(("train.py:", "rank "))]
+    if code is None:
+        own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's own words
     last = "\n".join(own or errors.splitlines()[-15:])
     return f"{where.name} {ended} in phase {phase}\n{last}"
 

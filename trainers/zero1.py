@@ -53,8 +53,7 @@ class Zero1:
 
             self.model = fused.Model(model, fp8=options.precision == "fp8")
         elif options.compile if options.compile is not None else world.gpu:
-            for block in model.blocks.values():
-                block.compile(fullgraph=getattr(model, "whole_graph", True))
+            build.compile_in_place(model, options.compile_scope)
         if options.recompute == "full" and not self.fused:
             build.recompute(model)
 
