@@ -1,13 +1,15 @@
 """Time the matrix: expand, judge and render 10,000 combinations; explain; render the committed matrix again.
 
-Usage: python benchmarks/matrix.py [--fuzz N]. Prints one JSON document. With --fuzz it mutates matrix.yaml
-and compat.yaml N times and stops at anything that is not a result or a configuration error.
+Usage: python benchmarks/matrix.py [--fuzz N [--seed S]]. Prints one JSON document. With --fuzz it only mutates
+matrix.yaml and compat.yaml N times, and stops at anything that is not a result or a configuration error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -29,13 +31,26 @@ FUZZ_BATCH = 1000
 QUESTION = "rocm=7.2 torch=2.6.0 python=3.12 arch=gfx950 flash_attn=2.6.3 driver=6.3"
 
 
-def seconds(function: Callable[[], object], repeats: int = 5) -> float:
+def timed(function: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Seconds by the clock on the wall: the first call, and the median and the range of those after it."""
     times = []
-    for _ in range(repeats):
+    for _ in range(repeats + 1):
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    first, *rest = (round(took, 4) for took in times)
+    return {
+        "first": first,
+        "median": statistics.median(rest),
+        "least": min(rest),
+        "most": max(rest),
+        "n": repeats,
+    }
+
+
+def process(*arguments: str) -> None:
+    command = [sys.executable, "-m", "stackcheck", *arguments]
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
 
 
 def ten_thousand() -> int:
@@ -61,7 +76,7 @@ def ten_thousand() -> int:
     return len(expanded)
 
 
-def fuzz(count: int) -> dict[str, object]:
+def fuzz(count: int, seed: int) -> dict[str, object]:
     """Answer mutants of both files, three of matrix.yaml for one of compat.yaml; the first defect ends it."""
     sys.path.insert(0, str(ROOT / "tests" / "unit"))
 
@@ -69,7 +84,7 @@ def fuzz(count: int) -> dict[str, object]:
     slowest, started = 0.0, time.process_time()
     for batch in range(0, count, FUZZ_BATCH):
         name = "compat.yaml" if batch // FUZZ_BATCH % 4 == 3 else "matrix.yaml"
-        for answer, took in answer_some(name, number=min(FUZZ_BATCH, count - batch), seeded=batch):
+        for answer, took in answer_some(name, number=min(FUZZ_BATCH, count - batch), seeded=seed + batch):
             answers[f"{name}: {answer}"] += 1
             slowest = max(slowest, took)
         print(f"{sum(answers.values())} mutants: {dict(answers)}", file=sys.stderr, flush=True)
@@ -108,35 +123,41 @@ def answer_some(name: str, *, number: int, seeded: int) -> list[tuple[str, float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fuzz", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--fuzz", type=int, default=0, metavar="N", help="mutants to answer, and nothing else"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="another seed, other mutants")
     arguments = parser.parse_args()
-    rules = compat.load(IMAGES / "compat.yaml")
-    start = time.perf_counter()
-    count = ten_thousand()
-    figures: dict[str, object] = {
-        "combinations": count,
-        "expanded, judged and rendered, s": round(time.perf_counter() - start, 3),
-        "explain, s": round(
-            seconds(lambda: explain.explain(parse_question(QUESTION.split(), rules), rules)), 4
+    print(json.dumps(fuzz(arguments.fuzz, arguments.seed) if arguments.fuzz else figures(), indent=2))
+
+
+def figures() -> dict[str, object]:
+    rules, found = compat.load(IMAGES / "compat.yaml"), matrix.load(ROOT / "matrix.yaml")
+    question = QUESTION.split()
+    stack = resolve.load_stacks(ROOT)[-1].id
+    return {
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "rules": len(rules),
+        "combinations": ten_thousand(),
+        "expand, judge and render all combinations, s": timed(ten_thousand, 9),
+        "explain, refused, s": timed(
+            lambda: explain.explain(parse_question(question, rules), rules, found), 50
         ),
-        "load and render the committed matrix, s": round(
-            seconds(lambda: render.check(resolve.load_stacks(ROOT), IMAGES)), 4
+        "explain, a stack, s": timed(lambda: explain.explain_stack(stack, found, rules), 50),
+        "explain, rules read again, s": timed(
+            lambda: explain.explain(parse_question(question, rules), compat.load(IMAGES / "compat.yaml")), 20
         ),
-        "stackcheck list as a process, s": round(
-            seconds(
-                lambda: subprocess.run(
-                    [sys.executable, "-m", "stackcheck", "list"],
-                    cwd=ROOT,
-                    stdout=subprocess.DEVNULL,
-                    check=True,
-                )
-            ),
-            3,
+        "load and render the committed matrix, s": timed(
+            lambda: render.check(resolve.load_stacks(ROOT), IMAGES), 20
+        ),
+        "stackcheck explain as a process, s": timed(lambda: process("explain", *question), 9),
+        "stackcheck render --check as a process, s": timed(lambda: process("render", "--check"), 9),
+        "python -c pass as a process, s": timed(
+            lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), 9
         ),
     }
-    if arguments.fuzz:
-        figures["fuzz"] = fuzz(arguments.fuzz)
-    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":
