@@ -1,6 +1,6 @@
 """Time the matrix: expand, judge and render 10,000 combinations; explain; render the committed matrix again.
 
-Usage: python benchmarks/matrix.py [--fuzz N [--seed S]]. Prints one JSON document. With --fuzz it only mutates
+Usage: python benchmarks/matrix.py [--fuzz N [--seed S]]. Prints one JSON document. With --fuzz it mutates
 matrix.yaml and compat.yaml N times, and stops at anything that is not a result or a configuration error.
 """
 
