@@ -125,8 +125,12 @@ def test_absent_rank_is_named(ranks: int, launch: Any) -> None:
     """A collective that one rank never enters ends with an error within seconds, and the rank is named."""
     if ranks == 1:
         pytest.skip("one rank has nobody to wait for")
-    # NCCL's default is to abort the process, which leaves nobody to tell; blocking, it raises like gloo.
-    blocking = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
+    # NCCL's default is to end the process, which leaves nobody to tell; blocking, it raises like gloo.
+    blocking = {
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+    }
     found = launch("collective_hang.py", HANG_S, NOTICED_S, nproc=ranks, timeout_s=120, env=blocking)
     assert found["absent"] == [ranks - 1], f"ranks {found['absent']} were named, {ranks - 1} stayed away"
     silent = [rank for rank, error in found["errors"].items() if not error]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from workloads import cases, device, operands
 from workloads.gates import Reading, elementwise, exact, frobenius, unit_roundoff
 from workloads.losses import IGNORED
-from workloads.reference import float64
+from workloads.reference import float64, precision
 
 # Rows, width, vocabulary: more rows than width, fewer, and one that no chunk divides.
 SHAPES = ((128, 64, 1000), (37, 96, 517), (257, 32, 3001))
@@ -36,7 +36,8 @@ def lacks(way: str) -> str:
 
 def check(way: str, dtype: str) -> dict[str, Any]:
     """Every shape, ignored rows among them, and all rows ignored."""
-    return cases.run(_cases(WAYS[way], operands.DTYPES[dtype]))
+    with precision(dtype):
+        return cases.run(_cases(WAYS[way], operands.DTYPES[dtype]))
 
 
 def _cases(loss: Loss, dtype: torch.dtype) -> Iterator[cases.Case]:
