@@ -23,7 +23,7 @@ RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download/v{ver
 # What setup.py and torch.utils.cpp_extension import; without build isolation nobody else brings it.
 _TOOLS = ("ninja", "packaging", "psutil", "setuptools", "wheel")
 # NVIDIA's compiler as Python packages: one minor version of each, or nvcc and its parts do not fit together.
-_NVCC = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-nvvm")
+_NVCC = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -105,8 +105,8 @@ def wheel_tag(stack: Stack) -> str | None:
 
 def frozen(stack: Stack) -> tuple[str, ...]:
     """What no later `pip install` may replace: torch, Triton, and NCCL where it is a package of its own."""
-    pins = [requirement for requirement in stack.requirements if requirement.startswith("torch==")]
-    if stack.triton:
+    pins = [pin for pin in stack.requirements if pin.startswith(("torch==", "triton=="))]
+    if stack.triton and not any(pin.startswith("triton==") for pin in pins):
         pins.append(f"{stack.triton.name}=={stack.triton.version}")
     if stack.collective and stack.collective.name == "nccl" and stack.runtime_version:
         major = stack.runtime_version.split(".", maxsplit=1)[0]

@@ -10,7 +10,7 @@ import pytest
 
 from stackcheck import extensions, render, resolve
 from stackcheck.errors import ConfigurationError
-from stackcheck.stack import FlashAttention, Stack
+from stackcheck.stack import FlashAttention, Package, Stack, frozen
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
@@ -127,3 +127,11 @@ def test_no_template_knows_a_version_or_a_place_of_ours(path: Path) -> None:
     text = path.read_text("utf-8")
     assert not re.search(r"==\s*[\"']?\d+\.\d|[<>]=?\s*[\"']\d", text)
     assert "/work" not in text
+
+
+def test_a_triton_that_the_matrix_asks_for_is_frozen_once() -> None:
+    cpu = resolve.select(STACKS, ["cpu-*"])[0]
+    asked = dataclasses.replace(cpu, requirements=("torch==2.13.0+cpu", "triton==3.7.1"))
+    assert frozen(asked) == asked.requirements
+    ruled = dataclasses.replace(asked, triton=Package(name="triton", version="3.7.1"))
+    assert frozen(ruled) == asked.requirements
