@@ -7,6 +7,7 @@ licences as it states them, and hashes where it was recorded what was installed.
 from __future__ import annotations
 
 import email.parser
+import functools
 import json
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.license import LicenseAcknowledgement, LicenseExpression
+from cyclonedx.model.license import DisjunctiveLicense, LicenseAcknowledgement, LicenseExpression
 from packageurl import PackageURL
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
@@ -29,6 +30,7 @@ Record = dict[str, Any]
 
 # Longer ones are the licence's text and not its name; classifiers name it then.
 LONGEST_NAME = 80
+DECLARED = LicenseAcknowledgement.DECLARED
 LICENCE_CLASSIFIER = "License :: "
 INSTALLED = "install ok installed"
 
@@ -117,17 +119,22 @@ def _stated(metadata: RawMetadata) -> list[str]:
 
 def _licences(stated: Iterable[str]) -> list[License]:
     """Licences as CycloneDX has them: one expression, or any number of SPDX ids and names."""
-    factory, declared = LicenseFactory(), LicenseAcknowledgement.DECLARED
     names = sorted(set(stated))
-    made = [factory.make_from_string(name, license_acknowledgement=declared) for name in names]
+    made = [_licence(name) for name in names]
     if len(made) == 1:
         return made
     return [
-        factory.make_with_name(name, acknowledgement=declared)
+        DisjunctiveLicense(name=name, acknowledgement=DECLARED)
         if isinstance(item, LicenseExpression)
         else item
         for name, item in zip(names, made, strict=True)
     ]
+
+
+@functools.cache
+def _licence(name: str) -> License:
+    """One licence; many packages state the same, and an expression takes milliseconds to read."""
+    return LicenseFactory().make_from_string(name, license_acknowledgement=DECLARED)
 
 
 def _hashes(origin: str | None) -> list[HashType]:
