@@ -66,6 +66,11 @@ def shared_bytes(image: Image, others: Sequence[Image]) -> int:
     return sum(layer.size_bytes for layer in image.layers if layer.digest in known)
 
 
+def stored_bytes(images: Sequence[Image]) -> int:
+    """Unpacked bytes that a store needs for all of these images: equal layers are there once."""
+    return sum({layer.digest: layer.size_bytes for image in images for layer in image.layers}.values())
+
+
 def recorded(build_folder: Path, but: Path) -> tuple[Image, ...]:
     """The images of other folders than `but` that were built here and are still there."""
     paths = (path for path in sorted(build_folder.glob("*/image.json")) if path.parent != but)

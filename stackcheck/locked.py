@@ -75,6 +75,8 @@ def _without_comments(lines: Iterable[str]) -> Iterable[str]:
 
 def _same_version(locked: str, version: str) -> bool:
     try:
-        return Version(locked) == Version(version.replace("_", "+", 1))
+        found = Version(version.replace("_", "+", 1))
+        # As pip has it, a pin without a local part (`+cu128`) takes any; the hashes say which.
+        return Version(locked) in {found, Version(found.public)}
     except InvalidVersion:
         return locked == version

@@ -11,7 +11,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from stackcheck import locked, platforms, wheelhouse, wheels
+from stackcheck import extensions, locked, platforms, wheelhouse, wheels
 from stackcheck.errors import BuildError
 from stackcheck.stack import TORCH_INDEX, wheel_tag
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.buildplan import Plan
+    from stackcheck.extensions import Extension
     from stackcheck.locked import Locked
     from stackcheck.stages import Stage
     from stackcheck.wheelcache import WheelCache
 
+_SOURCE = re.compile(r"--no-binary[ =]([A-Za-z0-9][A-Za-z0-9._-]*)")
 _PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
 
 
@@ -82,7 +84,8 @@ def prepare(
     settings = wheels.only(wheelhouse_only) if wheelhouse_only else wheels.host_settings()
     cached: dict[str, Path] = {}
     for plan in plans:
-        wanted = all_packages(plan)
+        compiled = _compiled(plan)
+        wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
         if wheelhouse_only:
             check_folder(plan, wheelhouse_only)
             continue
@@ -108,18 +111,27 @@ def packages(plan: Plan, stage: Stage) -> tuple[Locked, ...]:
     """What a stage asks pip for: the locks that it has, and what its instructions name by hash."""
     if not stage.takes_wheels:
         return ()
-    by_name = {other.name: other for other in plan.stages}
-    files: list[str] = []
-    step: Stage | None = stage
-    while step:
-        files += [name for name in step.files if name.endswith((".lock", ".txt"))]
-        step = by_name.get(step.parent or "")
-    if not files and (plan.source / "requirements.lock").exists():
-        files = ["requirements.lock"]
-    texts = [(plan.source / name).read_text(encoding="utf-8") for name in dict.fromkeys(files)]
+    texts = [(plan.source / name).read_text(encoding="utf-8") for name in _locks(plan, stage)]
     found = [package for text in texts for package in locked.read(text)]
     found += [package for line in stage.instructions for package in locked.read(line) if package.hashes]
     return tuple(dict.fromkeys(found))
+
+
+def _locks(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """The locks that a stage copies; else those of the stage that it stands on; else the stack's own."""
+    by_name = {other.name: other for other in plan.stages}
+    step: Stage | None = stage
+    while step:
+        if found := tuple(name for name in step.files if name.endswith(".lock")):
+            return found
+        step = by_name.get(step.parent or "")
+    return ("requirements.lock",) if (plan.source / "requirements.lock").exists() else ()
+
+
+def _compiled(plan: Plan) -> frozenset[str]:
+    """The packages of which a stage takes the source archive: no wheel of them is looked for."""
+    lines = [line for stage in plan.stages for line in stage.instructions]
+    return frozenset(locked.normal(name) for line in lines for name in _SOURCE.findall(line))
 
 
 def _all_by_hash(stage: Stage) -> bool:
@@ -175,18 +187,35 @@ def check_folder(plan: Plan, folder: Path) -> None:
             f"the folder of wheels lacks {len(lacking)} of {len(wanted)} packages for {plan.platform}",
             where=str(folder),
             got="\n    ".join(map(str, lacking)),
-            expected=f"every wheel of images/{plan.stack.id}/requirements.lock, by its hash",
-            next_step=f"on a machine with network: {download_command(plan, folder)}",
+            expected=f"every file that the locks of images/{plan.stack.id} name, by its hash",
+            next_step=f"on a machine with network: {download_command(plan, lacking, folder)}",
         )
 
 
-def download_command(plan: Plan, folder: Path) -> str:
-    """What fetches every wheel of a stack's lock, for its platform and Python, on any machine."""
+def download_command(plan: Plan, lacking: Sequence[Locked], folder: Path) -> str:
+    """What fetches all that a stack's locks name, for its platform and Python, on any machine."""
+    by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
     tag = wheel_tag(plan.stack)
     index = f" --extra-index-url={TORCH_INDEX}/{tag}" if tag else ""
     options = platforms.target(plan.stack, plan.platform).shell_options
-    lock = shlex.quote(f"images/{plan.stack.id}/requirements.lock")
-    return f"pip download --no-deps {options}{index} --dest {shlex.quote(str(folder))} -r {lock}"
+    place = shlex.quote(str(folder))
+    locks = dict.fromkeys(name for stage in plan.stages if stage.takes_wheels for name in _locks(plan, stage))
+    commands = []
+    for name in locks:
+        lock = locked.read((plan.source / name).read_text(encoding="utf-8"))
+        if not {package.name for package in lock} <= {*by_hand}:
+            path = shlex.quote(f"images/{plan.stack.id}/{name}")
+            commands.append(f"pip download --no-deps {options}{index} --dest {place} -r {path}")
+    commands += [_fetch(by_hand[package.name], place) for package in lacking if package.name in by_hand]
+    return " && ".join(commands)
+
+
+def _fetch(extension: Extension, place: str) -> str:
+    """What no index has as a wheel: an official one of the project's releases, or the source archive."""
+    if extension.wheel:
+        address = f"{extensions.RELEASES.format(version=extension.version)}/{extension.wheel}"
+        return f"pip download --no-deps --dest {place} {shlex.quote(address)}"
+    return f"pip download --no-deps --no-binary {extension.name} --dest {place} {extension.pin}"
 
 
 def _check_platform(plan: Plan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:

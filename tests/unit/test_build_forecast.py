@@ -160,6 +160,7 @@ def test_bytes_that_layers_share_are_counted_once(
     image = build.load_image(checkout / "build" / CPU_STACK / "image.json")
     assert buildreport.shared_bytes(image, ()) == 0
     assert buildreport.shared_bytes(image, (image, image)) == image.size_bytes > 0
+    assert buildreport.stored_bytes((image, image)) == image.size_bytes
 
 
 def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(

@@ -31,6 +31,54 @@ def test_cached_steps_are_counted() -> None:
     assert (len(log.steps), len(log.cached & log.steps)) == (2, 1)
 
 
+SEVERAL = """\
+#2 [stage-base-0123 internal] load build definition from Dockerfile
+#3 [stage-wheels-4567 context wheelhouse] load from client
+#3 DONE 1.0s
+#14 [stage-wheels-4567 base 1/2] ADD rootfs.tar /
+#14 CACHED
+#15 [stage-base-0123 base 2/2] RUN date
+#15 ...
+#14 [image-89 base 1/2] ADD rootfs.tar /
+#14 CACHED
+#15 [image-89 base 2/2] RUN date
+#15 DONE 0.3s
+#16 [image-89 final 1/1] COPY stack.json /opt/
+#16 DONE 0.1s
+#17 [image-89] exporting to oci image format
+"""
+
+
+def test_with_several_targets_each_step_counts_once_for_its_stage() -> None:
+    lines: list[str] = []
+    log = BuildLog(lines.append)
+    for line in SEVERAL.splitlines():
+        log.feed(line)
+    assert log.stages() == {
+        ("stage-wheels-4567", "base"): (0, 1),
+        ("stage-base-0123", "base"): (1, 0),
+        ("image-89", "final"): (1, 0),
+    }
+    assert lines == [
+        "[base 1/2] ADD rootfs.tar /",
+        "[base 2/2] RUN date",
+        "[final 1/1] COPY stack.json /opt/",
+    ]
+
+
+def test_the_step_that_failed_first_is_the_failure() -> None:
+    log = BuildLog(lambda _line: None)
+    for line in (
+        "#5 [stage-a-1 a 1/1] RUN false",
+        "#5 0.1 no such thing",
+        "#5 ERROR: exit code: 1",
+        "#6 [image-2 final 1/1] COPY --from=a / /",
+        "#6 ERROR: a failed before",
+    ):
+        log.feed(line)
+    assert (log.failure().stage, log.failure().last_lines) == ("a 1/1", ("no such thing",))
+
+
 def test_a_failure_knows_its_stage_line_and_last_words() -> None:
     log, _ = read(FAILED)
     failure = log.failure()

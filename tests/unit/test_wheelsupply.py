@@ -135,3 +135,47 @@ def test_a_platform_without_a_wheel_is_refused_and_the_wheel_named(
             )
     assert caught.value.got == "own-machine==1.0"
     assert caught.value.exit_code == 5
+
+
+EXTENDED = (
+    DOCKERFILE.replace(
+        "FROM base AS wheels",
+        """FROM compile AS flash-attn-build
+COPY flash-attn.lock ./
+RUN --mount=type=bind,from=wheelhouse,target=/w \\
+    pip wheel --no-binary flash-attn --require-hashes -r flash-attn.lock
+FROM scratch AS flash-attn
+COPY --from=flash-attn-build /wheels/ /
+FROM base AS wheels""",
+    )
+    + "COPY --from=flash-attn / /z\n"
+)
+
+
+def test_a_stage_is_handed_what_its_own_lock_names_and_no_source_is_looked_for_as_a_wheel(
+    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_of(tmp_path, wheel)
+    folder = tmp_path / "images" / "small"
+    (folder / "Dockerfile").write_text(EXTENDED)
+    (folder / "flash-attn.lock").write_text(f"flash-attn==2.8.3 \\\n    --hash=sha256:{'0' * 64}\n")
+    (rocm,) = resolve.load_stacks(ROOT, ("rocm7.2.4-torch2.13.0-*",))
+    base = Base(kind="registry", reference="registry.example.org/a", digest="sha256:1")
+    stack = dataclasses.replace(rocm, id="small", base=base, missing=(), python="3.11")
+    plan = buildplan.look_ahead(stack, "engine", tmp_path, platform="linux/amd64")
+    named = {one.name: [str(p) for p in wheelsupply.packages(plan, one)] for one in plan.stages}
+    assert named["flash-attn-build"] == ["flash-attn==2.8.3"]
+    assert named["wheels"] == ["small-package==1.0"]
+    said: list[str] = []
+    with index_of(wheel) as (address, _):
+        only_index(monkeypatch, address)
+        wheelsupply.prepare(
+            (plan,), wheelhouse_only=None, cache=WheelCache(tmp_path / "cache"), report=said.append
+        )
+    assert len(said) == 1
+    with pytest.raises(BuildError) as caught:
+        wheelsupply.check_folder(plan, wheel.parent)
+    assert caught.value.got == "flash-attn==2.8.3"
+    commands = str(caught.value.next_step).partition(": ")[2].split(" && ")
+    assert commands[0].endswith("-r images/small/requirements.lock")
+    assert commands[1].endswith(f"--no-binary flash-attn --dest {wheel.parent} flash-attn==2.8.3")
