@@ -31,12 +31,12 @@ def print_sbom(
         print_json(document)
         return
     found = sorted(document["components"], key=lambda item: (item.get("purl", ""), item["name"]))
-    print_table(("package", "version", "licence", "kind"), [_row(item) for item in found])
+    print_table(("package", "version", "kind", "licence"), [_row(item) for item in found])
 
 
 def _row(component: dict[str, Any]) -> tuple[str, str, str, str]:
     kind = component.get("purl", f"pkg:{component['type']}/").removeprefix("pkg:").partition("/")[0]
-    return component["name"], component.get("version", "-"), _licences(component), kind
+    return component["name"], component.get("version", "-"), kind, _licences(component)
 
 
 def _licences(component: dict[str, Any]) -> str:

@@ -33,9 +33,9 @@ def test_the_list_of_packages_is_printed_from_what_was_published(engine: FakeEng
     done = call(capsys, "sbom", REFERENCE)
     assert done.code == 0
     assert [line.split() for line in done.out.splitlines()] == [
-        ["package", "version", "licence", "kind"],
-        ["a", "1", "MIT", "pypi"],
-        ["torch", "2.13.0+cpu", "not", "stated", "pypi"],
+        ["package", "version", "kind", "licence"],
+        ["a", "1", "pypi", "MIT"],
+        ["torch", "2.13.0+cpu", "pypi", "not", "stated"],
     ]
 
 
