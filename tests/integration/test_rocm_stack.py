@@ -1,0 +1,120 @@
+"""AMD's path for real, where no AMD device is: Debian's own ROCm, built, looked into, and refused.
+
+In: the stack `rocm5.7-debian13` of the matrix, from the package archive alone. Out: its verdict. hipcc makes
+code for gfx90a and gfx942 in it, its libraries hold gfx90a; it has no torch and the host no GPU, so it must
+end FAILED and leave nothing published. It takes minutes and gigabytes, and removes all that it made.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stackcheck import bootstrap, host_setup, resolve
+from stackcheck.buildplan import bases, kernels
+from stackcheck.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).resolve().parents[2]
+STACK = "rocm5.7-debian13"
+FOLDER = ROOT / "build" / STACK
+REFUSED = 6
+ABSENT = "vendor amd was named and no AMD device is visible"
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What the main job says of the stack, and what it left."""
+    host_setup.ensure_engine(lambda _line: None)
+    target = tmp_path_factory.mktemp("dist") / "images"
+    command = [
+        sys.executable,
+        "-m",
+        "stackcheck",
+        "images",
+        STACK,
+        "--force",
+        "--json",
+        "--to",
+        f"oci:{target}",
+    ]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.stdout, done.stderr
+        yield {
+            "exit": done.returncode,
+            "row": json.loads(done.stdout)[0],
+            "target": target,
+            "log": done.stderr,
+            "verdict": json.loads((FOLDER / "verdict.json").read_text()),
+            "result": json.loads((FOLDER / "run" / "result.json").read_text()),
+        }
+    finally:
+        _remove_everything()
+
+
+def test_it_is_refused_for_want_of_a_device_and_of_torch(refused: dict[str, Any]) -> None:
+    assert (refused["exit"], refused["row"]["state"]) == (REFUSED, "failed"), refused["log"]
+    assert refused["verdict"]["status"] == "FAILED"
+    reasons = refused["verdict"]["reasons"]
+    assert ABSENT in reasons
+    assert [reason for reason in reasons if "no torch, so it can never be certified" in reason]
+
+
+def test_nothing_of_it_is_published(refused: dict[str, Any]) -> None:
+    assert refused["row"]["reference"] is None
+    assert not refused["target"].exists()
+
+
+def test_hipcc_makes_code_for_gfx90a_and_gfx942_in_it(refused: dict[str, Any]) -> None:
+    check = _check(refused, "test_static.py::test_the_vendor_compiler_makes_code_for_every_architecture")
+    assert check["outcome"] == "passed", check["reason"]
+    assert {"gfx90a", "gfx942"} <= set(check["metrics"][0]["conditions"]["archs"].split())
+
+
+def test_its_libraries_hold_the_declared_architecture_and_tell_their_versions(
+    refused: dict[str, Any],
+) -> None:
+    held = _check(refused, "test_static.py::test_kernel_libraries_hold_every_architecture")
+    assert held["outcome"] == "passed", held["reason"]
+    assert {"RCCL", "rocBLAS"} <= set(held["metrics"][0]["conditions"]["names"].split(", "))
+    told = _check(refused, "test_image.py::test_the_vendor_libraries_that_load_are_the_installed_ones")
+    assert told["outcome"] == "passed", told["reason"]
+    assert told["metrics"][0]["conditions"]["the HIP runtime"] == "5.7"
+
+
+def test_what_needs_no_device_passes_and_everything_else_says_why(refused: dict[str, Any]) -> None:
+    checks = refused["result"]["checks"]
+    own = [check for check in checks if check["id"].startswith(("test_image.py", "test_static.py"))]
+    assert {check["outcome"] for check in own} == {"passed", "skipped"}, own
+    others = [check for check in checks if check not in own]
+    assert {check["outcome"] for check in others} <= {"failed", "error"}
+    assert all(check["reason"] for check in others)
+
+
+def _check(refused: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [check for check in refused["result"]["checks"] if check["id"] == name]
+    return dict(found)
+
+
+def _remove_everything() -> None:
+    image = FOLDER / "image.json"
+    engine = Engine.connect()
+    if image.exists() and engine.has(reference := json.loads(image.read_text())["reference"]):
+        engine.remove(reference)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    (stack,) = resolve.load_stacks(ROOT, (STACK,))
+    assert stack.base.suite
+    base = bases(ROOT) / bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
+    for suffix in (".tar", ".json"):
+        base.with_suffix(suffix).unlink(missing_ok=True)
