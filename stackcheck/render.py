@@ -109,7 +109,7 @@ def declaration(stack: Stack) -> Mapping[str, Any]:
         "os": stack.os,
         "archs": stack.archs,
         "wheels": stack.wheels,
-        "packages": _packages(stack.requirements),
+        "packages": {**_packages(stack.requirements), **{one.name: one.version for one in stack.extensions}},
         "triton": stack.triton and {"name": stack.triton.name, "version": stack.triton.version},
         "collective": stack.collective
         and {"name": stack.collective.name, "version": stack.collective.version},
