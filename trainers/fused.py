@@ -24,6 +24,8 @@ from products import Half, Joined, Quarter, accumulate
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from peaks import Peak
+
 CHUNK = 4096  # rows of logits at a time: 1 GB of bfloat16 at Llama 3's vocabulary
 
 
@@ -153,10 +155,10 @@ class _Loss(torch.autograd.Function):
 class Model:
     """A llama.Model's function over the same weights; `share` scales the gradients of the next forward."""
 
-    def __init__(self, model: nn.Module, *, fp8: bool) -> None:
+    def __init__(self, model: nn.Module, peak: Peak, *, fp8: bool) -> None:
         if model.config.tied or model.config.window:
             raise NotImplementedError("the fused layer has an untied head and full causal attention")
-        matmul = Quarter() if fp8 else Half()
+        matmul = Quarter(fnuz=peak.fnuz) if fp8 else Half()
         self.config, self.embedding, self.head = model.config, model.embedding, model.head
         self.unit = model.head.out.weight.unit
         self.layers = [Layer(block, matmul, fp8=fp8) for block in model.blocks.values()]

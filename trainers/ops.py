@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LIMIT = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-
 
 def pick(name: str, device: torch.device) -> Callable:
     """The kernel of this name on a GPU, the plain function elsewhere."""
@@ -145,6 +143,6 @@ def amax(x: Tensor) -> Tensor:
 
 def cast(x: Tensor, top: Tensor, dtype: torch.dtype, *, row: bool, col: bool) -> tuple[Tensor | None, ...]:
     """FP8 of x scaled to its largest value, as it lies and transposed, and the scale that undoes it."""
-    limit, largest = LIMIT[dtype], top.clamp(min=1e-12)
+    limit, largest = torch.finfo(dtype).max, top.clamp(min=1e-12)
     value = (x.float() * (limit / largest)).clamp(-limit, limit).to(dtype)
     return value if row else None, value.t().contiguous() if col else None, largest / limit

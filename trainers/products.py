@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# Forward and gradients. MI300's FP8 has no negative zero and half of OCP's range in the first (`Peak.fnuz`).
+OCP = (torch.float8_e4m3fn, torch.float8_e5m2)
+FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 class Joined:
@@ -107,25 +109,28 @@ class Half:
 class Quarter:
     """Products in FP8; a weight is cast once a step and serves every microbatch."""
 
+    def __init__(self, *, fnuz: bool) -> None:
+        self.values, self.gradients = FNUZ if fnuz else OCP
+
     def cast_weight(self, weight: Joined) -> Eight:
         """Both layouts of the weight."""
         cache = weight.unit.cache
         if weight.key not in cache:
-            cache[weight.key] = Eight.of(weight.value, E4M3)
+            cache[weight.key] = Eight.of(weight.value, self.values)
         return cache[weight.key]
 
     def forward(self, x: Tensor, weight: Joined, top: Tensor | None = None) -> Tensor:
         """x·weightᵀ."""
-        w, a = self.cast_weight(weight), Eight.of(x, E4M3, col=False, top=top)
+        w, a = self.cast_weight(weight), Eight.of(x, self.values, col=False, top=top)
         return _eight_mm(a.row, w.row, (a.scale, w.scale), fast=True)
 
     def backward(self, dy: Tensor, weight: Joined, top: Tensor | None = None) -> tuple[Tensor, Callable]:
         """dy·weight, and a call that adds the weight's gradient given x."""
-        w, g = self.cast_weight(weight), Eight.of(dy, E5M2, top=top)
+        w, g = self.cast_weight(weight), Eight.of(dy, self.gradients, top=top)
         dx = _eight_mm(g.row, w.col, (g.scale, w.scale), fast=False)
 
         def add(x: Tensor, top: Tensor | None = None) -> None:
-            a = Eight.of(x, E4M3, row=False, top=top)
+            a = Eight.of(x, self.values, row=False, top=top)
             scales, out = (g.scale, a.scale), weight.gradient
             if weight.unit.fresh and out.dtype == torch.bfloat16:
                 _eight_mm(g.col, a.col, scales, fast=False, out=out)

@@ -15,8 +15,6 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-E4M3_MAX, E5M2_MAX = 448.0, 57344.0
-
 
 @triton.jit
 def _adamw(high, low, m, v, g, scale, lr, b1, b2, eps, c1, c2, n, SPLIT: tl.constexpr, B: tl.constexpr):
@@ -109,11 +107,10 @@ def cast(
     inverse = torch.empty((), device=x.device)
     rows = torch.empty(M, N, device=x.device, dtype=dtype) if row else None
     cols = torch.empty(N, M, device=x.device, dtype=dtype) if col else None
-    limit = E4M3_MAX if dtype == torch.float8_e4m3fn else E5M2_MAX
     grid = (triton.cdiv(M, 128), triton.cdiv(N, 64))
     spare = rows if rows is not None else cols
     _cast[grid](
         x, top, rows if row else spare, cols if col else spare, inverse, M, N,
-        LIMIT=limit, ROW=row, COL=col, BM=128, BN=64, num_warps=4,
+        LIMIT=torch.finfo(dtype).max, ROW=row, COL=col, BM=128, BN=64, num_warps=4,
     )  # fmt: skip
     return rows, cols, inverse

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import build
 import ops
+import peaks
 from flat import Unit
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Zero1:
         if self.fused:
             import fused
 
-            self.model = fused.Model(model, fp8=options.precision == "fp8")
+            self.model = fused.Model(model, peaks.find(world), fp8=options.precision == "fp8")
         elif options.compile if options.compile is not None else world.gpu:
             build.compile_in_place(model, options.compile_scope)
         if options.recompute == "full" and not self.fused:
