@@ -1,0 +1,106 @@
+"""Faults of processes: what a crash, a hang or a killed run leaves behind, and what it says."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import planting
+from planted_suite import only, run_suite
+
+pytestmark = pytest.mark.catches("the harness")
+
+
+@pytest.fixture(autouse=True)
+def _needs_torch(suite_python) -> None:
+    assert suite_python
+
+
+def test_crashed_worker_fails_its_check_and_the_next_one_gets_another(tmp_path) -> None:
+    result = run_suite(tmp_path, "", "-k", "crash or after")
+    assert {check["id"]: check["outcome"] for check in result["checks"]} == {
+        "test_planted.py::test_crash": "failed",
+        "test_planted.py::test_after": "passed",
+    }
+    assert "SIGABRT" in result["checks"][0]["reason"]
+
+
+def test_hung_worker_leaves_its_stack(tmp_path) -> None:
+    check = only(run_suite(tmp_path, "test_hang"))
+    assert check["outcome"] == "failed"
+    assert "in hang" in check["reason"]
+    assert list((tmp_path / "out" / "children").glob("worker-*/worker.stack.txt"))
+
+
+def test_hung_rank_leaves_every_stack_and_no_process(tmp_path) -> None:
+    started = time.monotonic()
+    check = only(run_suite(tmp_path, "test_hung_rank"))
+    assert check["outcome"] == "failed"
+    assert "rank-001" in check["reason"]
+    assert "program.py" in check["reason"]
+    assert time.monotonic() - started < 90
+    assert not _running(tmp_path / "program.py")
+
+
+def test_dead_rank_fails_the_launch_with_its_words(tmp_path) -> None:
+    assert "rank 1 gives up" in only(run_suite(tmp_path, "test_dead_rank"))["reason"]
+
+
+def test_launch_without_its_json_line_fails(tmp_path) -> None:
+    assert "ended without its JSON line" in only(run_suite(tmp_path, "test_silent_ranks"))["reason"]
+
+
+def test_killed_run_says_that_it_is_running_or_crashed(tmp_path) -> None:
+    result = run_suite(tmp_path, "", "-k", "no_such_check")
+    assert result["checks"] == []
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    (tmp_path / "killer.py").write_text(f"def kill():\n    {code}\n", encoding="utf-8")
+    suite = tmp_path / "tests" / "acceptance" / "test_killed.py"
+    suite.write_text("import killer\n\ndef test_kill():\n    killer.kill()\n", encoding="utf-8")
+    subprocess.run(
+        [planting.SUITE_PYTHON, "-m", "pytest", str(suite),
+         "--gpu-vendor", "cpu", "--result-dir", str(tmp_path / "killed"), "-p", "no:cacheprovider"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )  # fmt: skip
+    left = json.loads((tmp_path / "killed" / "result.json").read_text(encoding="utf-8"))
+    assert left["state"] == "running"
+
+
+def test_run_that_is_told_to_end_ends_its_children_and_says_so(tmp_path) -> None:
+    run_suite(tmp_path, "", "-k", "no_such_check")  # plants the suite
+    suite = tmp_path / "tests" / "acceptance" / "test_planted.py"
+    run = subprocess.Popen(
+        [planting.SUITE_PYTHON, "-m", "pytest", f"{suite}::test_hung_rank", "--gpu-vendor", "cpu",
+         "--result-dir", str(tmp_path / "told"), "--lease-dir", str(tmp_path / "leases"),
+         "-p", "no:cacheprovider"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not _running(tmp_path / "program.py") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _running(tmp_path / "program.py")
+    run.terminate()
+    run.wait(30)
+    assert not _running(tmp_path / "program.py")
+    assert json.loads((tmp_path / "told" / "result.json").read_text(encoding="utf-8"))["state"] == "crashed"
+
+
+def _running(program: Path) -> list[int]:
+    return [
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit() and str(program).encode() in _cmdline(folder)
+    ]
+
+
+def _cmdline(folder: Path) -> bytes:
+    try:
+        return (folder / "cmdline").read_bytes()
+    except OSError:
+        return b""
