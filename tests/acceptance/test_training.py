@@ -193,6 +193,10 @@ def told_speed(record: Mapping[str, Any], record_metric: RecordMetric, *, gate: 
     for name in ("mfu_noncausal_percent", "mfu_noncausal_of_gemm_percent"):
         if speed[name] is not None:
             record_metric(f"train_{name}", speed[name], unit="%", conditions=conditions)
+    memory = record.get("memory") or {}
+    for name, unit in (("allocated_gib", "GiB"), ("alloc_retries", "times")):
+        if name in memory:
+            record_metric(f"train_{name}", memory[name], unit=unit, conditions=conditions)
     assert math.isfinite(value)
     assert value > 0
 

@@ -52,11 +52,29 @@ FAULTS = (
         says="rank 1 is slow",
     ),
 )
+HANG = Fault(
+    "a first step that never ends",
+    SUITE + "test_loss_falls",
+    patches={
+        "train:train": "lambda run: __import__('time').sleep(600)",
+        "harness.launch:launch": "lambda *a, **k: original(*a, **{**k, 'timeout_s': 60})",
+    },
+    says="did not end in 60 s, last: [",
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
     plant(fault)
+
+
+def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
+    plant: Callable[[planting.Fault], dict[str, Any]],
+) -> None:
+    (check,) = plant(HANG)["checks"]
+    assert "] build; stacks in" in check["reason"]
+    assert "--- rank-000" in check["reason"]
+    assert "--- rank-001" in check["reason"]
 
 
 def test_a_healthy_job_passes(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
