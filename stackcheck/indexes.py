@@ -99,13 +99,11 @@ def _compile(
         command += ["--python-version", python, "--python-platform", PLATFORM]
         # pip takes the best match of all indexes; uv would stop at the first that has the name.
         command += ["--index-strategy", "unsafe-best-match", *options, "-o", str(output)]
-        done = subprocess.run(
-            [*command, str(folder / "wanted.in")],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        command.append(str(folder / "wanted.in"))
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise UnresolvedError(requirements[0], silent=True) from error
         if done.returncode != 0:
             raise _unresolved(done.stderr, requirements)
         return output.read_text(encoding="utf-8")

@@ -343,3 +343,13 @@ def test_a_place_that_does_not_answer_is_named_and_asked_once(unused_tcp_port: i
 def unused_tcp_port() -> int:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Quiet) as server:
         return server.server_port
+
+
+def test_an_index_that_hangs_is_one_that_does_not_answer(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "TIMEOUT_S", 0.001)
+    with pytest.raises(
+        indexes.UnresolvedError, match=r"no index of this machine answers for torch==2\.13\.0"
+    ):
+        indexes.resolve(("torch==2.13.0",), python="3.12", places=[f"--index-url={index.as_uri()}"])
