@@ -65,14 +65,17 @@ def seen(microbatch: Callable[[], object], world: World) -> dict[str, Any]:
 
 
 def chosen(operators: set[str], kernels: set[str], *, gpu: bool) -> dict[str, Any]:
-    """The backend by the names that ran; `math` on a GPU is an operator without a fused kernel. Pure."""
+    """The backend by the names that ran, and which names said so. Pure.
+
+    Kernels decide on a GPU. Where none has a known name (the formula in plain operations, or a library that
+    calls its kernels otherwise) the operator that torch dispatched to does.
+    """
     by_operator, by_kernel = _matching(operators, OPERATORS), _matching(kernels, KERNELS)
-    found = by_kernel if gpu else by_operator
-    names = sorted({*found}, key=[name for name, _ in OPERATORS].index)
-    if gpu and not names and by_operator:
-        names = ["math"]
+    by = "kernels" if gpu and by_kernel else "operators"
+    names = sorted(by_kernel if by == "kernels" else by_operator, key=[name for name, _ in OPERATORS].index)
     return {
         "backend": "+".join(names) or None,
+        "by": by,
         "operators": sorted(name for group in by_operator.values() for name in group),
         "kernels": sorted(name[:120] for group in by_kernel.values() for name in group),
     }

@@ -68,6 +68,7 @@ GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
         ({"attn_fwd.kd"}, {"aten::_scaled_dot_product_flash_attention"}, "flash"),
         ({CUTLASS}, {"aten::_scaled_dot_product_efficient_attention"}, "efficient"),
         ({GEMM}, {"aten::_scaled_dot_product_attention_math"}, "math"),
+        ({GEMM}, {"aten::_scaled_dot_product_flash_attention"}, "flash"),
         ({CUDNN, FLASH}, set(), "cudnn+flash"),
         ({GEMM}, set(), None),
     ],
