@@ -22,8 +22,12 @@ TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
 MEND = "make room or mend the permissions, then run the same command again"
 
 
+class DiskError(RegistryError):
+    """A file of a store could not be written: no fault of what was to be stored."""
+
+
 def write_atomically(
-    path: Path, chunks: Iterable[bytes], *, failure: type[StackcheckError] = RegistryError
+    path: Path, chunks: Iterable[bytes], *, failure: type[StackcheckError] = DiskError
 ) -> None:
     """Write a file by way of a temporary one beside it; raises `failure` where that fails."""
     # Named before it is there: who is interrupted while the file is made still knows what to take away.

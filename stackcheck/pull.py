@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from stackcheck import vendors
 from stackcheck.container import USER_ENV
-from stackcheck.errors import EngineError
+from stackcheck.durable import DiskError
+from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import RegistryError
 from stackcheck.registry import open_store
@@ -48,6 +49,7 @@ def pull(
 
     Raises:
         CertificateError: The store does not hold what was certified.
+        ConfigurationError: The folder for temporary files has no room for the image.
         EngineError: The engine refused the image, or made another one of it.
     """
     name = local_name(verified)
@@ -59,6 +61,13 @@ def pull(
         layout = OciLayout(Path(folder))
         try:
             _fetch(store, verified.digest, layout, report)
+        except DiskError as error:
+            raise ConfigurationError(
+                error.what,
+                where=error.where,
+                got=error.got,
+                next_step="make room there, or name a folder that has it: TMPDIR=FOLDER stackcheck pull …",
+            ) from error
         except RegistryError as error:
             raise refused(error, str(verified.reference)) from error
         engine.load(layout.root, name)

@@ -126,7 +126,8 @@ def _packages(requirements: tuple[str, ...]) -> Mapping[str, str]:
 def labels(stack: Stack) -> Mapping[str, str]:
     """OCI labels of the image: what was asked for. What is in it says its SBOM, read from the image itself.
 
-    No revision and no date of the build: two builds of one lock are one image. The provenance has both.
+    No revision and no date of the build: two builds of one lock are one image. The provenance has the dates,
+    and the digests of all that went in.
     """
     version = f"{stack.runtime} {stack.runtime_version or ''}".strip()
     return {

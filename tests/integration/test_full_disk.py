@@ -158,3 +158,22 @@ def test_an_export_that_finds_no_room_leaves_nothing(checkout: Path, elsewhere: 
     elsewhere.grow()
     assert stackcheck(checkout, "export", REFERENCE, "--output", str(tar))[0] == 0
     assert tar.stat().st_size > 48 << 20
+
+
+def test_a_pull_that_finds_no_room_is_no_refused_certificate(
+    checkout: Path, elsewhere: SmallDisk, scripted_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stackcheck(checkout, "certify", REFERENCE)[0] == 0
+    assert stackcheck(checkout, "publish", REFERENCE)[0] == 0
+    monkeypatch.setenv("TMPDIR", str(elsewhere.folder))
+    pull = ("pull", f"oci:dist:{LABEL}", "--device-model", "CPU", "--driver", "none")
+    code, text = stackcheck(checkout, *pull)
+    assert code == 2, text
+    assert str(elsewhere.folder) in text
+    assert "TMPDIR" in text
+    assert list(elsewhere.folder.iterdir()) == []
+    elsewhere.grow()
+    code, text = stackcheck(checkout, *pull)
+    assert code == 0, text
+    (name,) = (line.split()[1] for line in text.splitlines() if line.startswith("image"))
+    scripted_engine.remove(name)
