@@ -21,6 +21,15 @@ FAULTS = (
         },
     ),
     planting.Fault(
+        "an operation is refused by every rank",
+        "test_collectives.py::test_scatter_values",
+        says="raised RuntimeError: no scatter here",
+        tier="smoke",
+        patches={
+            "torch.distributed:scatter": "lambda *a, **k: exec('raise RuntimeError(\\'no scatter here\\')')"
+        },
+    ),
+    planting.Fault(
         "the library ignores its timeout",
         "test_collectives.py::test_absent_rank_is_named",
         says="were told nothing",

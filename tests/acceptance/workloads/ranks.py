@@ -19,7 +19,8 @@ import torch.distributed as dist
 from workloads import backend
 from workloads.gates import Reading
 
-SETTLE_S = 2.0
+SETTLE_S = 3.0
+MOST_REFUSALS = 40
 CaseFunction = Callable[[], Iterable[Reading]]
 
 
@@ -67,30 +68,44 @@ class Book:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.cases: dict[str, dict[str, Any]] = {}
+        self.refused = 0
 
     def judge(self, op: str, name: str, function: CaseFunction) -> None:
         """Run one case on this rank; the same cases in the same order on every rank.
 
-        Raises `RuntimeError` where the operation does, naming the ranks that did not come.
+        What all ranks refuse alike is a failure of this case alone. Raises `RuntimeError` where only some of
+        them raise, naming those that did not come, and when too many cases were refused.
         """
+        place = f"{op}: {name}"
+        self.ranks.store.set(f"at/{self.ranks.rank}", place)
         try:
-            self.ranks.store.set(f"at/{self.ranks.rank}", f"{op}: {name}")
             readings = tuple(function())
-        except RuntimeError as error:
-            raise RuntimeError(f"{op}: {name} raised on rank {self.ranks.rank}; {self._others()}") from error
+        except (RuntimeError, TypeError, ValueError) as error:
+            self._agree_on_refusal(place, error)
+            text = f"raised {type(error).__name__}: {str(error)[:300]}"
+            self.cases[place] = {"read": 1, "failures": [text], "digest": None}
+            return
         failures = [str(reading) for reading in readings if not reading.passed]
-        self.cases[f"{op}: {name}"] = {"read": len(readings), "failures": failures, "digest": None}
+        self.cases[place] = {"read": len(readings), "failures": failures, "digest": None}
 
-    def _others(self) -> str:
-        """Who did not fail although this rank did: whoever waits fails at about the same time."""
-        store = self.ranks.store
-        store.set(f"failed/{self.ranks.rank}", "1")
-        time.sleep(SETTLE_S)
-        absent = [rank for rank in range(self.ranks.size) if not store.check([f"failed/{rank}"])]
-        places = [
-            store.get(f"at/{rank}").decode() if store.check([f"at/{rank}"]) else "no case" for rank in absent
-        ]
-        return f"ranks {absent} did not wait with it, they are at {places}" if absent else "so did all others"
+    def _agree_on_refusal(self, place: str, error: Exception) -> None:
+        """Return when every rank refused the same; whoever waits in vain fails at about the same time."""
+        store, everyone = self.ranks.store, range(self.ranks.size)
+        self.refused += 1
+        store.set(f"failed/{self.refused}/{self.ranks.rank}", place)
+        deadline, absent = time.monotonic() + SETTLE_S, list(everyone)
+        while absent and time.monotonic() < deadline:
+            absent = [rank for rank in everyone if not store.check([f"failed/{self.refused}/{rank}"])]
+            time.sleep(0.01)
+        begun = [rank for rank in absent if store.check([f"at/{rank}"])]
+        places = {rank: store.get(f"at/{rank}").decode() for rank in begun}
+        told = f"{place} raised on rank {self.ranks.rank}"
+        if absent:
+            raise RuntimeError(
+                f"{told}; ranks {absent} did not wait with it, they are at {places}"
+            ) from error
+        if self.refused > MOST_REFUSALS:
+            raise RuntimeError(f"{told}, as {MOST_REFUSALS} cases before it did on every rank") from error
 
     def same_everywhere(self, op: str, name: str, digest: int, reading: Reading) -> None:
         """A result that every rank must hold bit for bit, beside what its own gate read."""
