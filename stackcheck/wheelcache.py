@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stackcheck.errors import ConfigurationError
 from stackcheck.wheelhouse import sha256
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class WheelCache:
                     found[digest] = path
                 else:
                     report(f"{path.name} in the wheel cache is damaged: taken away")
-                    path.unlink(missing_ok=True)
+                    with self._changing():
+                        path.unlink(missing_ok=True)
         return found
 
     def fill(self, wanted: Sequence[Locked], target: Target, options: Sequence[str]) -> dict[Locked, str]:
@@ -104,7 +106,8 @@ class WheelCache:
         if hashes == _hashes(folder / "files"):
             return folder / "files"
         report(f"the output of stage {key[:12]} in the wheel cache is damaged: taken away")
-        shutil.rmtree(folder)
+        with self._changing():
+            shutil.rmtree(folder)
         return None
 
     def keep(self, key: str, output: Path) -> None:
@@ -125,9 +128,22 @@ class WheelCache:
 
     @contextlib.contextmanager
     def _unfinished(self) -> Iterator[Path]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.folder) as name:
-            yield Path(name)
+        with self._changing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.folder) as name:
+                yield Path(name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigurationError(
+                "the wheel cache cannot be written",
+                where=str(self.folder),
+                got=error.strerror,
+                next_step=f"make room or mend its permissions, or name another: --wheel-cache DIR, or {OFF}",
+            ) from error
 
 
 def _hashes(folder: Path) -> dict[str, str]:
@@ -143,4 +159,8 @@ def _pip_download(
         listed.write_text("".join(f"{package.requirement}\n" for package in wanted), encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         command += [*target.pip_options, *options, "--dest", str(folder), "--requirement", str(listed)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            said = f"ERROR: pip did not end within {TIMEOUT_S:.0f} s"
+            return subprocess.CompletedProcess(command, returncode=1, stdout="", stderr=said)

@@ -111,6 +111,18 @@ def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
     assert engine.builds == []
 
 
+def test_images_takes_the_same_options_to_the_build(
+    engine: FakeEngine, tmp_path: Path, capsys: Capsys
+) -> None:
+    (tmp_path / "empty").mkdir()
+    done = call(capsys, "images", CPU_STACK, "--wheelhouse", tmp_path / "empty", "--json")
+    assert done.code == 5
+    (row,) = json.loads(done.out)
+    assert (row["state"], engine.builds) == ("not built", [])
+    assert call(capsys, "images", CPU_STACK, "--no-cache").code == 0
+    assert all(target["no-cache"] for target in engine.builds[0]["target"].values())
+
+
 def test_another_platform_than_the_hosts_is_never_the_hosts(
     engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck import locked, platforms, wheelcache
+from stackcheck.errors import ConfigurationError
 
 TARGET = platforms.Target(platform="linux/amd64", python="3.11", glibc=36)
 
@@ -99,6 +100,32 @@ def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path)
     assert cache.handed_over("k" * 64, said.append) is None
     assert "is damaged: taken away" in said[0]
     assert not cache.has("k" * 64)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = wheelcache.WheelCache(tmp_path / "file" / "cache")
+    with pytest.raises(ConfigurationError, match="wheel cache cannot be written") as caught:
+        cache.keep("k" * 64, tmp_path)
+    assert "--wheel-cache DIR, or off" in str(caught.value)
+
+
+def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_wanted: object, folder: Path, *_more: object) -> None:
+        (folder / "half-1.0-py3-none-any.whl").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wheelcache, "_pip_download", interrupt)
+    cache = wheelcache.WheelCache(tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        cache.fill(locked.read(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_an_index_that_never_answers_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheelcache, "TIMEOUT_S", 0.01)
+    refused = wheelcache.WheelCache(tmp_path).fill(locked.read(f"a==1 --hash=sha256:{'0' * 64}"), TARGET, ())
+    assert list(refused.values()) == ["pip did not end within 0 s"]
 
 
 @pytest.mark.parametrize(
