@@ -9,6 +9,7 @@ from __future__ import annotations
 import email.parser
 import functools
 import json
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ LONGEST_NAME = 80
 DECLARED = LicenseAcknowledgement.DECLARED
 LICENCE_CLASSIFIER = "License :: "
 INSTALLED = "install ok installed"
+UNKNOWN = "UNKNOWN"  # what setuptools wrote for a field that was left out
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def components(records: Sequence[Record]) -> list[Component]:
@@ -63,9 +66,10 @@ def _debian(records: Sequence[Record], release: Mapping[str, str]) -> Iterator[C
     origin = release.get("ID", "debian")
     distribution = {"distro": f"{origin}-{release['VERSION_ID']}"} if "VERSION_ID" in release else {}
     for stanza in _stanzas(records):
-        if stanza.get("Status") != INSTALLED:
+        name = stanza.get("Package", "").strip()
+        if stanza.get("Status") != INSTALLED or not name:
             continue
-        name, version, arch = stanza["Package"], stanza["Version"], stanza["Architecture"]
+        version, arch = stanza.get("Version"), stanza.get("Architecture", "")
         purl = PackageURL("deb", origin, name, version, qualifiers={"arch": arch, **distribution})
         listed = files.get(name) or files.get(f"{name}:{arch}")
         yield Component(
@@ -91,7 +95,7 @@ def _python(records: Sequence[Record]) -> Iterator[Component]:
         if item["kind"] != "python":
             continue
         metadata, _unparsed = parse_email(item["head"])
-        if "name" not in metadata or "version" not in metadata:
+        if not metadata.get("name") or not metadata.get("version"):
             continue  # a folder of that name that is no distribution
         purl = PackageURL("pypi", None, canonicalize_name(metadata["name"]), metadata["version"])
         yield Component(
@@ -113,7 +117,7 @@ def _stated(metadata: RawMetadata) -> list[str]:
     prefixed = (item for item in metadata.get("classifiers", ()) if item.startswith(LICENCE_CLASSIFIER))
     names = [item.rpartition(" :: ")[2] for item in prefixed]
     short = metadata.get("license", "").strip()
-    is_name = 0 < len(short) <= LONGEST_NAME and "\n" not in short
+    is_name = short != UNKNOWN and 0 < len(short) <= LONGEST_NAME and "\n" not in short
     return [short] if is_name and not names else [name for name in names if name != "OSI Approved"]
 
 
@@ -139,9 +143,14 @@ def _licence(name: str) -> License:
 
 def _hashes(origin: str | None) -> list[HashType]:
     """The wheel's hash where pip recorded it; https://packaging.python.org/specifications/direct-url/."""
-    archived = json.loads(origin).get("archive_info", {}) if origin else {}
-    digest = archived.get("hashes", {}).get("sha256")
-    return [HashType(alg=HashAlgorithm.SHA_256, content=digest)] if digest else []
+    try:
+        document = json.loads(origin or "null")
+    except ValueError:  # pip wrote no such file; whoever did said nothing of use
+        return []
+    match document:
+        case {"archive_info": {"hashes": {"sha256": str(digest)}}} if _SHA256.fullmatch(digest):
+            return [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
+    return []
 
 
 def _properties(**values: str | None) -> list[Property]:
@@ -150,5 +159,8 @@ def _properties(**values: str | None) -> list[Property]:
 
 def _assignments(text: str) -> dict[str, str]:
     """The shell assignments of os-release."""
-    pairs = (word.partition("=") for word in shlex.split(text, comments=True))
-    return {name: value for name, _, value in pairs}
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:  # a quote that does not end: not even a shell could read it
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words) if value}

@@ -26,7 +26,7 @@ from stackcheck.container import USER_ENV
 from stackcheck.durable import write_atomically
 from stackcheck.engine import Mount, RunSpec
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
-from stackcheck.oci import RegistryError, compact_json
+from stackcheck.oci import RegistryError, compact_json, json_object
 from stackcheck.registry import open_store, parse_reference
 from stackcheck.statement import SBOM, VSA, evidence, time_verified
 from stackcheck.verify import refused
@@ -52,8 +52,8 @@ def keep(image: Image, engine: Engine, folder: Path, report: Callable[[str], Non
         ConfigurationError: The file could not be written.
     """
     path = folder / "sbom.json"
-    if path.exists() and _is_of(kept := json.loads(path.read_bytes()), image):
-        return dict(kept)
+    if _is_of(kept := _stored(path), image):
+        return kept
     records = read(image.reference, engine)
     document = describe(image, records)
     write_atomically(path, (compact_json(document),), failure=ConfigurationError)
@@ -68,7 +68,7 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
         ConfigurationError: There is none, or it is about another image.
     """
     path = folder / "sbom.json"
-    document = json.loads(path.read_bytes()) if path.exists() else {}
+    document = _stored(path)
     if not _is_of(document, image):
         raise ConfigurationError(
             "there is no list of what is in the image",
@@ -76,7 +76,7 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
             expected=image.manifest_digest,
             next_step=f"stackcheck certify {folder.name}",
         )
-    return dict(document)
+    return document
 
 
 def read(reference: str, engine: Engine) -> list[dict[str, Any]]:
@@ -172,6 +172,14 @@ def _container(image: Image) -> Component:
 
 def _tool() -> Component:
     return Component(type=ComponentType.APPLICATION, name="stackcheck", version=__version__)
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """What a file holds; nothing, where it is not there or damaged: it can be made again."""
+    try:
+        return json_object(path.read_bytes(), str(path))
+    except (FileNotFoundError, RegistryError):
+        return {}
 
 
 def _is_of(document: dict[str, Any], image: Image) -> bool:

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cyclonedx.model.bom import Bom
+from cyclonedx.output.json import JsonV1Dot6
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 from stackcheck import attachments, bundle, inventory, packages, publish, sbom
@@ -24,6 +28,18 @@ if TYPE_CHECKING:
 INVENTORY = (Path(__file__).parent / "assets" / "sbom" / "inventory.jsonl").read_text().splitlines()
 RECORDS = [json.loads(line) for line in INVENTORY]
 KEY = new_key()
+# Heads, release files and package databases as broken images have them.
+ODD = [
+    "Name: \nVersion: 1",
+    "Name: a/b@c\nVersion: 1 2",
+    "Name: a\nVersion: 1\nLicense: UNKNOWN\nClassifier: License :: ",
+    "Name: a\nVersion: 1\nLicense-Expression: MIT AND",
+    'ID="debian',
+    "ID=\nVERSION_ID=",
+    "Package: a\nStatus: install ok installed",
+    "Package:\nStatus: install ok installed\nVersion: 1",
+    "\n\n\n",
+]
 
 
 class ReaderEngine:
@@ -120,6 +136,20 @@ def test_equal_images_give_equal_bytes_and_others_another_serial_number(image: I
     assert sbom.describe(other, RECORDS)["serialNumber"] != first["serialNumber"]
 
 
+@given(
+    kind=st.sampled_from(["python", "release", "dpkg"]),
+    text=st.text(max_size=60) | st.sampled_from(ODD),
+    origin=st.none() | st.text(max_size=30) | st.sampled_from(["[]", '{"archive_info": 1}', "{"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_an_image_holds_makes_a_document_and_no_traceback(
+    kind: str, text: str, origin: str | None
+) -> None:
+    record = {"kind": kind, "text": text, "head": text, "place": "/x", "files": None, "origin": origin}
+    bom = Bom(components=packages.components([*RECORDS[:-1], record]))
+    assert json.loads(JsonV1Dot6(bom).output_as_string())["bomFormat"] == "CycloneDX"
+
+
 @pytest.mark.parametrize(
     ("lines", "code"),
     [([], 127), (INVENTORY[:-1], 0), (INVENTORY, 1), (["Traceback", *INVENTORY], 0)],
@@ -144,11 +174,13 @@ def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None
     first = sbom.keep(image, engine, tmp_path, quiet)
     assert sbom.keep(image, engine, tmp_path, quiet) == first == sbom.load(image, tmp_path)
     assert len(engine.specs) == 1
+    (tmp_path / "sbom.json").write_text("{")
+    assert sbom.keep(image, engine, tmp_path, quiet) == first
     other = dataclasses.replace(image, manifest_digest="sha256:" + "0" * 64)
     with pytest.raises(ConfigurationError, match="no list of what is in the image"):
         sbom.load(other, tmp_path)
     sbom.keep(other, engine, tmp_path, quiet)
-    assert len(engine.specs) == 2
+    assert len(engine.specs) == 3
 
 
 @pytest.fixture
