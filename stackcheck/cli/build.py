@@ -31,11 +31,11 @@ WheelCache = Annotated[
     typer.Option(
         metavar="DIR",
         help="Keep what was downloaded or built here, by hash; `off` for nowhere "
-        f"[${wheelcache.VARIABLE}, or the user's cache folder].",
+        f"(${wheelcache.VARIABLE}, or the user's cache folder).",
     ),
 ]
 Platform = Annotated[
-    Literal["linux/amd64", "linux/arm64"] | None, typer.Option(help="What to build for [this host's own].")
+    Literal["linux/amd64", "linux/arm64"] | None, typer.Option(help="What to build for (this host's own).")
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Build every step again.")]
 

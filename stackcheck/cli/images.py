@@ -39,11 +39,11 @@ VendorName = Literal["amd", "nvidia", "cpu"]
 
 Name = Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or any image reference.")]
 Tier = Annotated[TierName, typer.Option(help="How thorough: smoke, standard or soak.")]
-Vendor = Annotated[VendorName | None, typer.Option("--gpu-vendor", help="Whose checks run [the stack's].")]
+Vendor = Annotated[VendorName | None, typer.Option("--gpu-vendor", help="Whose checks run (the stack's).")]
 Target = Annotated[
-    str | None, typer.Option("--to", help="Where to publish: oci:DIR or HOST/REPO [the matrix's].")
+    str | None, typer.Option("--to", help="Where to publish: oci:DIR or HOST/REPO (the matrix's).")
 ]
-Key = Annotated[Path | None, typer.Option(help="Signing key, PEM [made on first use].")]
+Key = Annotated[Path | None, typer.Option(help="Signing key, PEM (made on first use).")]
 Force = Annotated[bool, typer.Option("--force", help="Run again even when nothing changed.")]
 
 

@@ -186,3 +186,12 @@ def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
     assert build_options(None, "off", None, no_cache=False).wheel_cache is None
     named = build_options(None, str(tmp_path / "x"), None, no_cache=False).wheel_cache
     assert named == tmp_path / "x"
+
+
+@pytest.mark.parametrize("verb", ["build", "images"])
+def test_the_help_says_what_each_option_is_when_left_out(capsys: Capsys, verb: str) -> None:
+    """Brackets would be markup, and vanish."""
+    said = " ".join(call(capsys, verb, "--help").out.replace("│", " ").split())
+    assert "(this host's own)" in said
+    assert f"(${wheelcache.VARIABLE}, or the user's cache folder)" in said
+    assert ("(the matrix's)" in said, "(made on first use)" in said) == ((verb == "images"),) * 2
