@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from small_images import quiet
-from stackcheck.durable import write_atomically
+from stackcheck import lockfile
+from stackcheck.durable import DiskError, write_atomically
+from stackcheck.errors import ConfigurationError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import RegistryError
 
@@ -78,3 +81,28 @@ def test_what_a_killed_writer_left_goes_away_with_the_next_one(tmp_path: Path) -
         path.write_bytes(b"half")
     with layout.writing(quiet):
         assert not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_takes_nothing_is_told_with_its_place_by_whoever_holds_the_checkout(
+    tmp_path: Path, number: int
+) -> None:
+    with pytest.raises(ConfigurationError) as caught, lockfile.exclusive(tmp_path, "a test", print):
+        raise OSError(number, "no room", "/some/file")
+    assert (caught.value.where, caught.value.exit_code) == ("/some/file", 2)
+    with pytest.raises(ConfigurationError) as caught, lockfile.exclusive(tmp_path, "a test", print):
+        raise OSError(number, "no room")
+    assert caught.value.where == str(tmp_path / "build")
+
+
+def test_other_failures_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError), lockfile.exclusive(tmp_path, "a test", print):
+        raise IsADirectoryError(errno.EISDIR, "is a folder", "/some/folder")
+
+
+def test_the_failure_is_of_the_kind_that_the_writer_asks_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for kind, code in ((DiskError, 8), (ConfigurationError, 2)):
+        with pytest.raises(kind) as caught:
+            write_atomically(tmp_path / "file" / "below", (b"x",), failure=kind)
+        assert caught.value.exit_code == code
