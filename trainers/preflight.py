@@ -26,6 +26,7 @@ GEMM = {"cuda": 8192, "cpu": 256}  # m = n = k
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
 COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 1 << 20}
 REST_S, CALLS, WARM_UP = 0.2, 20, 3
+WIPE_BYTES, WIPES = 512 << 20, 60
 LEAST_OF_PEAK = 0.4  # of the datasheet; Primus asks 600 of an MI300X's 1307 TFLOP/s, an H200 gives 800 of 989
 LEAST_OF_FASTEST = 0.85  # a rank's GEMM against the fastest rank's; four healthy H200s lay within 3 %
 
@@ -158,8 +159,11 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
         call()
     if device.type != "cuda":
         return statistics.median(_on_host(call) for _ in range(CALLS))
+    idle = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device)
     torch.cuda.synchronize()
     time.sleep(REST_S)
+    for _ in range(WIPES):  # clocks come up under a load that leaves the power budget alone
+        idle.zero_()
     events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(CALLS)]
     for start, end in events:
         start.record()

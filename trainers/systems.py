@@ -121,7 +121,8 @@ def _code(code: int | None, err: Path) -> int | None:
     """The first failed rank's own exit code: torchrun ends with 1 whatever they said, and prints it."""
     if code is None:
         return None
-    said = [line for line in err.read_text(errors="replace").splitlines() if "exitcode  :" in line]
+    first = err.read_text(errors="replace").rpartition("Root Cause")[2]  # others end with what that caused
+    said = [line for line in first.splitlines() if "exitcode  :" in line]
     return int(said[0].split(":")[1].split()[0]) if said else code
 
 

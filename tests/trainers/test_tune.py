@@ -74,7 +74,13 @@ def test_the_jobs_record_holds_the_search() -> None:
 
 
 def test_out_of_memory_of_a_rank_is_known_by_its_exit_code() -> None:
-    said = "print('  exitcode  : 4 (pid: 17)', file=sys.stderr); sys.exit(1)"
+    lines = (
+        "Other Failures:",
+        "  exitcode  : -9 (pid: 16)",
+        "Root Cause (first):",
+        "  exitcode  : 4 (pid: 17)",
+    )
+    said = f"print({chr(10).join(lines)!r}, file=sys.stderr); sys.exit(1)"
     with pytest.raises(systems.RunError) as caught:
         systems.run(systems.System("x", (sys.executable, "-c", f"import sys; {said}")), [], timeout_s=60)
     assert caught.value.code == tune.OUT_OF_MEMORY
