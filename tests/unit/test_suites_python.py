@@ -22,7 +22,9 @@ GUARDED = {"amdsmi", "pynvml", "psutil"}
 # Part of a stack or of a user's choice, imported by what is only called where they are.
 WHERE_PRESENT = {
     "tests/acceptance/workloads/machine_code.py": {"triton"},
+    "tests/acceptance/workloads/attention_masks.py": {"flash_attn"},
     "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
+    "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
     "trainers/build.py": {"torchao"},
     "trainers/evaluate.py": {"transformers", "lm_eval"},
     "trainers/parallel.py": {"torchao"},
