@@ -92,7 +92,7 @@ def read(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[S
 def without_network(dockerfile: str) -> str:
     """The same Dockerfile with no network in any RUN but those that the host's apt sources are given to.
 
-    buildx 0.13 reads no `network` in a bake definition. What a RUN may reach is no part of an image, nor of its
+    buildx 0.13 reads no `network` in a bake definition. What a RUN may reach is no part of an image or its
     history; the builder's cache tells the two apart, so the first build without a network runs each step.
     """
     return "".join(
