@@ -29,9 +29,12 @@ WHERE_PRESENT = {
     "trainers/evaluate.py": {"transformers", "lm_eval"},
     "trainers/parallel.py": {"torchao"},
     "trainers/theirs.py": {"transformers"},
-    "trainers/triton_ops.py": {"triton"},
+    **{f"trainers/triton_{part}.py": {"triton"} for part in ("flat", "layer", "norms")},
 }
-AT_TOP = {"tests/acceptance/workloads/machine_code.py", "trainers/triton_ops.py"}
+AT_TOP = {
+    "tests/acceptance/workloads/machine_code.py",
+    *(name for name in WHERE_PRESENT if name.startswith("trainers/triton_")),
+}
 
 
 @pytest.mark.parametrize("path", [*SUITES, *TRAINERS], ids=lambda path: str(path.relative_to(ROOT)))
