@@ -19,13 +19,16 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from stackcheck.durable import write_atomically
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.oci import (
     DOCKER_INDEX,
     OCI_INDEX,
     OCI_MANIFEST,
     RegistryError,
+    compact_json,
     json_object,
+    sha256,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
 EPOCH = 0
+ANNOTATION = "org.opencontainers.image."
+REF_NAME = f"{ANNOTATION}ref.name"  # that of an entry in an index
 
 
 def blob(layout: Path, digest: str) -> Path:
@@ -158,6 +163,19 @@ def keep_only(layout: Path, digest: str) -> None:
     (layout / "index.json").write_bytes(_index(layout, digest, manifest, None))
 
 
+def annotate(layout: Path) -> None:
+    """Repeat the image's own OCI labels and its date in its manifest, where registries look for them."""
+    manifest = read_json(layout, manifest_digest(layout))
+    config = read_json(layout, manifest["config"]["digest"])
+    labels = (config.get("config") or {}).get("Labels") or {}
+    stated = {name: text for name, text in labels.items() if name.startswith(ANNOTATION) and name != REF_NAME}
+    if created := config.get("created"):
+        stated[f"{ANNOTATION}created"] = created
+    body = compact_json(manifest | {"annotations": (manifest.get("annotations") or {}) | stated})
+    write_atomically(blob(layout, sha256(body)), (body,), failure=ConfigurationError)
+    keep_only(layout, sha256(body))
+
+
 def replace(fresh: Path, place: Path) -> None:
     """Put a finished folder in another's place by renames alone."""
     old = place.with_name(place.name + ".old")
@@ -179,7 +197,7 @@ def _index(layout: Path, digest: str, manifest: dict[str, Any], reference: str |
         tag = reference.rpartition(":")[2]
         entry["annotations"] = {
             "io.containerd.image.name": name,
-            "org.opencontainers.image.ref.name": tag,
+            REF_NAME: tag,
         }
     return json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}).encode()
 

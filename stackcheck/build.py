@@ -192,10 +192,12 @@ def _finish(
     if engine.containerd_store:
         unfinished = plan.folder / "oci.unfinished"
         archive.keep_only(unfinished, archive.manifest_digest(unfinished))
+        archive.annotate(unfinished)
         archive.replace(unfinished, layout)
     else:
         engine.save(bakefile.temporary_name(plan), layout)
         engine.remove(bakefile.temporary_name(plan))
+        archive.annotate(layout)
     config = archive.read_json(layout, archive.manifest_digest(layout))["config"]["digest"]
     _check_architecture(plan, archive.read_json(layout, config))
     reference = f"stackcheck/{plan.stack.id}:{config.removeprefix('sha256:')[:12]}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stackcheck.stages import Stage
 
 # Part of every key: raise it when the way of building changes what comes out.
-RECIPE = 2
+RECIPE = 3
 REQUIRED_FILES = ("Dockerfile", "stack.json")
 # Half the time of gzip and three quarters of its size; docker 20.10, podman, skopeo and Apptainer read it.
 COMPRESSION = "compression=zstd,oci-mediatypes=true"

@@ -85,6 +85,10 @@ def test_steps_done_again_give_the_same_image_and_unchanged_inputs_none_at_all(
 ) -> None:
     stack = small_stack(checkout, "plain", cpu_stack)
     first = build_one(stack, engine, checkout)
+    stated = archive.read_json(first.layout, first.manifest_digest)["annotations"]
+    assert stated["org.opencontainers.image.title"] == "plain"
+    assert stated["org.opencontainers.image.created"].startswith("2026-01-01T")
+    assert engine.inspect(first.reference).id in {first.manifest_digest, first.config_digest}
     kept = build_one(stack, engine, checkout)
     assert (kept.reused, kept.manifest_digest) == (True, first.manifest_digest)
     again = build_one(stack, engine, checkout, no_cache=True)

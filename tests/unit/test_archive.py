@@ -121,3 +121,34 @@ def test_a_place_that_may_not_be_written_to_is_named(saved: bytes, tmp_path: Pat
     with pytest.raises(ConfigurationError) as caught:
         export.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
     assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_a_manifest_repeats_the_labels_and_the_date_of_its_config(tmp_path: Path) -> None:
+    config = {
+        "created": "2026-01-01T00:00:00Z",
+        "config": {
+            "Labels": {
+                "org.opencontainers.image.title": "a, b",
+                "org.opencontainers.image.ref.name": "tag",
+                "other": "x",
+            }
+        },
+        "rootfs": {"type": "layers", "diff_ids": []},
+    }
+    listed = [{"Config": "c.json", "RepoTags": ["a/b:1"], "Layers": ["l/layer.tar"]}]
+    files = {"manifest.json": json.dumps(listed).encode(), "c.json": json.dumps(config).encode()}
+    layout = tmp_path / "oci"
+    before = archive.unpack([tar_of({**files, "l/layer.tar": b"layer"})], layout, architecture="amd64")
+    plain = archive.read_json(layout, before)
+    for _ in range(2):  # the second time changes nothing
+        archive.annotate(layout)
+        digest = archive.manifest_digest(layout)
+        stated = archive.read_json(layout, digest)
+        assert stated.pop("annotations") == {
+            "org.opencontainers.image.title": "a, b",
+            "org.opencontainers.image.created": "2026-01-01T00:00:00Z",
+        }
+        assert stated == plain
+        assert {path.name for path in layout.glob("blobs/sha256/*")} == {
+            name.removeprefix("sha256:") for name in archive.blobs_of(layout, digest)
+        }
