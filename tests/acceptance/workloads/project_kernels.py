@@ -5,6 +5,7 @@ Comes in: nothing; the kernels are in trainers/triton_ops.py beside tests/. Goes
 """
 
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
@@ -35,14 +36,12 @@ def check() -> dict[str, Any]:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("trainers_kernels", KERNELS)
-    assert spec is not None, f"no {KERNELS}"
-    assert spec.loader is not None, f"cannot load {KERNELS}"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.append(str(KERNELS.parent))  # it gathers the kernels from the files beside it
-    spec.loader.exec_module(module)
-    return module
+    """Imported as a trainer imports it: beside the modules that it is made of."""
+    sys.path.insert(0, str(KERNELS.parent))
+    try:
+        return importlib.import_module(KERNELS.stem)
+    finally:
+        sys.path.remove(str(KERNELS.parent))  # its other modules have names that the suites have too
 
 
 def _cases(kernels: ModuleType) -> Iterator[cases.Case]:
