@@ -151,5 +151,5 @@ def _least_links(vendor: vendors.Vendor, row: Mapping[str, Any]) -> int:
 
 def _most(last: Reading, readings: Sequence[Reading], what: str) -> int:
     """The best of the readings: some of them were taken before the copy began."""
-    known = [reading for reading in readings if isinstance(reading, int)]
-    return max(known) if known else int(known(last, what))
+    told = [reading for reading in readings if isinstance(reading, int)]
+    return max(told) if told else int(known(last, what))

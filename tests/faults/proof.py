@@ -19,7 +19,7 @@ import pytest
 
 import planting
 
-COLLECT_TIMEOUT_S = 120
+COLLECT_TIMEOUT_S = 600
 REASON_LENGTH = 2000
 
 
