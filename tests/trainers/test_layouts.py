@@ -105,6 +105,16 @@ def test_what_cannot_run_is_refused_with_one_line(flags: tuple[str, ...]) -> Non
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank() -> None:
+    got = record(2, "--steps", "1000000", "--warmup-s", "2", "--budget-s", "5", "--no-digest")
+    assert got["ranks_agree"]
+    assert got["last_step"] == len(got["losses"]) < 1000000
+    assert not got["stopped"]
+    assert 0 < got["performance"]["timed_steps"] < got["last_step"]
+    assert got["phases_s"]["compile"] + got["phases_s"]["warm-up"] >= 1.5
+    assert got["phases_s"]["timed"] < 20
+
+
 @pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
 def test_a_checkpoint_resumes_on_another_number_of_ranks(parallel: str, tmp_path: Path) -> None:
     flags = ("--parallel", parallel, "--global-batch", "8", "--checkpoint-every", "3", "--full-every", "3")
