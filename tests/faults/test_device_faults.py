@@ -31,7 +31,7 @@ SEEN = {
     "workloads.devices:peer_speeds": speeds("1e-3"),
     "workloads.memory:patterns": (
         "lambda share, seconds: [{'device': i, 'bytes': 95 << 30, 'free_bytes': 100 << 30, 'errors': 0,"
-        " 'passes': ['own address', 'complement'], 'first': [], 'seconds': 1.0} for i in range(4)]"
+        " 'passes': ['own address', 'own address, complement'], 'first': [], 'seconds': 1.0} for i in range(4)]"
     ),
     "vendors.nvidia:torch_runtime": "lambda: '13.0'",
     "vendors.nvidia:requirements": "lambda: ()",
@@ -94,6 +94,8 @@ FAULTS = (
           patches={"workloads.memory:write": "lambda blocks, p: (original(blocks, p), blocks[-1][-1:].bitwise_or_(32))[0]"}),
     Fault("an address line is shorted", device_check("test_memory_holds_patterns"), says="own address",
           patches={"workloads.memory:write": "lambda blocks, p: (original(blocks, p), blocks[0][4096:8192].copy_(blocks[0][:4096]))[0]"}),
+    Fault("a pattern is left out", device_check("test_memory_holds_patterns"), says="own address",
+          patches={"workloads.memory:every_pattern": "lambda: list(original())[:1]"}),
     Fault("half of the memory is left out", device_check("test_memory_holds_patterns"), says="bytes were free",
           patches={"workloads.memory:taken": "lambda device, size: original(device, size // 2)"}),
     Fault("a NUMA node of others", device_check("test_numa_nodes_of_devices_are_ours"), vendor="nvidia", nvml={}, says="node 7",
@@ -121,6 +123,12 @@ def test_healthy_host_passes_every_device_check(check, plant) -> None:
     result = plant(Fault(**{**vars(fault), "patches": with_numa}))
     assert len(result["host"]["devices"]) == 4
     assert result["host"]["devices"][0]["model"] == "H200"
+
+
+def test_healthy_memory_passes_however_little_time_there_is(plant) -> None:
+    patches = {"workloads.memory:patterns": "lambda share, seconds: original(share, 0.0)"}
+    check = device_check("test_memory_holds_patterns")
+    plant(Fault("no time for patterns", check, outcome="passed", patches=patches))
 
 
 def test_library_that_hangs_in_init_fails_the_run_in_time(plant) -> None:
