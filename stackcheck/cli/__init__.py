@@ -40,11 +40,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "pull": ("consume", "Verify, then fetch an image into the local engine."),
     "run": ("consume", "Verify, then run a command in a certified image."),
     "sbom": ("sbom", "List what is in a published image, from the signed document."),
-    "revoke": ("consume", "Withdraw a certificate, with a signed reason."),
-    "promote": ("consume", "Copy a certified image and its certificate to another target."),
+    "revoke": ("operate", "Withdraw a certificate, with a signed reason."),
+    "promote": ("operate", "Copy a certified image and its certificate to another target."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
-    "key": ("consume", "Make or show the signing key."),
+    "key": ("operate", "Make or show the signing key."),
 }
 
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended

@@ -1,4 +1,4 @@
-"""The verbs of who uses images and who withdraws them: verify, pull, run, revoke, promote, key."""
+"""The verbs of who uses images: verify, pull, run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _AGE = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 Ref = Annotated[str, typer.Argument(metavar="REF", help="oci:DIR:TAG, HOST/REPO:TAG, or with @sha256:….")]
-PublicKey = Annotated[Path | None, typer.Option("--key", help="Public key, PEM [this user's own].")]
-SigningKey = Annotated[Path | None, typer.Option("--key", help="Signing key, PEM [this user's own].")]
+PublicKey = Annotated[Path | None, typer.Option("--key", help="Public key, PEM (default: this user's own).")]
 MaxAge = Annotated[str, typer.Option(help="How old the verdict may be: 30d, 12h, 45m.")]
 Model = Annotated[str, typer.Option(help="Device model it has to be certified for.")]
 Driver = Annotated[str, typer.Option(help="Driver it has to be certified for; 'none' without a GPU.")]
@@ -107,93 +106,6 @@ def run_image(
     needs = vendors.module(vendor).container_needs()
     code = pull.run(name, engine, command, needs=needs, folder=Path.cwd(), on_line=_print_line)
     raise typer.Exit(code)
-
-
-@app.command("revoke")
-def revoke_image(
-    reference: Ref,
-    *,
-    reason: Annotated[str, typer.Option(help="Why; it is signed and shown to whoever verifies.")],
-    key: SigningKey = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Withdraw a certificate: a signed FAILED verdict, then the floating tags back to what was certified."""
-    from stackcheck.revoke import revoke
-
-    signing_key = keys.load(key or keys.default_path())
-    if dry_run:
-        print(f"{reference}: append a FAILED verdict ({reason}), then move its floating tags back")
-        return
-    now = dt.datetime.now(dt.UTC)
-    done = revoke(
-        reference, reason=reason, key=signing_key, now=now, report=Progress(), plain_http=plain_http
-    )
-    facts = {"digest": done.digest, "moved": done.moved, "removed": done.removed, "left": done.left}
-    if as_json:
-        print_json(facts)
-        return
-    print_facts({name: str(value) for name, value in facts.items() if value})
-    if done.left:
-        print("note: no earlier image is certified, so these tags still name it; verify refuses them")
-
-
-@app.command("promote")
-def promote_image(
-    reference: Ref,
-    *,
-    to: Annotated[str, typer.Option("--to", help="Where to copy it: oci:DIR or HOST/REPO.")],
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Copy a certified image and its certificate to another target; the digest stays."""
-    from stackcheck import publish
-
-    public_key = keys.load_public(key)
-    if dry_run:
-        print(f"{reference}: copy image and certificate to {to}, tag last")
-        return
-    done = publish.promote(
-        reference, target=to, public_key=public_key, report=Progress(), plain_http=plain_http
-    )
-    facts = {
-        "reference": str(done.reference),
-        "unique": str(done.unique),
-        "digest": done.digest,
-        "next": f"stackcheck verify {done.reference}",
-    }
-    print_json(facts) if as_json else print_facts(facts)
-
-
-@app.command("key")
-def show_key(
-    *,
-    key: Annotated[Path | None, typer.Option(help="Signing key, PEM [this user's own].")] = None,
-    policy: Annotated[bool, typer.Option("--policy", help="Print the policy for cosign instead.")] = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Make the signing key on first use, and show its public half."""
-    from stackcheck.certificate import policy_text
-
-    if policy:
-        print(policy_text(), end="")
-        return
-    path = key or keys.default_path()
-    if dry_run and not path.exists():
-        print(f"{path}: make an ECDSA P-256 key, mode 0600, and {keys.public_path(path)}")
-        return
-    public = keys.load_or_create(path).public_key()
-    pem = keys.public_pem(public).decode()
-    facts = {"key": str(path), "public": str(keys.public_path(path)), "sha256": keys.hint(public)}
-    if as_json:
-        print_json(facts | {"pem": pem})
-        return
-    print_facts(facts)
-    print(pem, end="")
 
 
 def _verified(

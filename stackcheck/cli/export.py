@@ -18,7 +18,7 @@ app = typer.Typer()
 def export_image(
     name: Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or an image tested here.")],
     *,
-    output: Annotated[Path | None, typer.Option(help="The tar to write [STACK.tar].")] = None,
+    output: Annotated[Path | None, typer.Option(help="The tar to write (default: STACK.tar).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
     root: Annotated[Path, typer.Option(help="The checkout.", show_default=False)] = Path(),

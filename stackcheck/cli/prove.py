@@ -26,7 +26,8 @@ def prove_checks(
         bool, typer.Option("--here", help="Use this host's torch (STACKCHECK_SUITE_PYTHON), and no image.")
     ] = False,
     image: Annotated[
-        str | None, typer.Option(help="The certified cpu image to run in [the matrix's, out of oci:dist].")
+        str | None,
+        typer.Option(help="The certified cpu image to run in (default: the matrix's, in dist)."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many faults at a time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

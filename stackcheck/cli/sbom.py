@@ -19,7 +19,7 @@ def print_sbom(
         str, typer.Argument(metavar="REF", help="oci:DIR:TAG or HOST/REPO:TAG, or @sha256:….")
     ],
     *,
-    key: Annotated[Path | None, typer.Option(help="Public key, PEM [this user's own].")] = None,
+    key: Annotated[Path | None, typer.Option(help="Public key, PEM (default: this user's own).")] = None,
     plain_http: Annotated[
         bool, typer.Option("--plain-http", help="Talk http to a registry on another machine.")
     ] = False,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import result_files
 from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 from stackcheck import attachments, keys, publish, pull
-from stackcheck.cli.consume import app
+from stackcheck.cli import consume, operate
 from stackcheck.errors import CertificateError, ConfigurationError, EngineError, PublishError
 from stackcheck.layout import OciLayout
 from stackcheck.statement import PROVENANCE, SBOM, TEST_RESULT
@@ -314,7 +314,7 @@ def public(tmp_path: Path) -> str:
 
 def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, public: str) -> None:
     command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, "--max-age", "36500d", "--json"]
-    done = CliRunner().invoke(app, [*command, "--device-model", "CPU", "--driver", "none"])
+    done = CliRunner().invoke(consume.app, [*command, "--device-model", "CPU", "--driver", "none"])
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["run"] == f"oci:{dist}@{image.manifest_digest}"
@@ -325,13 +325,13 @@ def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, pub
 @pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "99999999999999d"])
 def test_an_age_that_is_none_is_a_usage_error(dist: Path, public: str, age: str) -> None:
     command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, f"--max-age={age}"]
-    done = CliRunner().invoke(app, [*command, "--device-model", "CPU", "--driver", "none"])
+    done = CliRunner().invoke(consume.app, [*command, "--device-model", "CPU", "--driver", "none"])
     assert isinstance(done.exception, ConfigurationError)
 
 
 def test_a_dry_run_revokes_nothing(dist: Path, tmp_path: Path) -> None:
     keys.load_or_create(tmp_path / "k.key")
     command = ["revoke", f"oci:{dist}:{STACK_ID}", "--reason", "NaN", "--dry-run"]
-    done = CliRunner().invoke(app, [*command, "--key", str(tmp_path / "k.key")])
+    done = CliRunner().invoke(operate.app, [*command, "--key", str(tmp_path / "k.key")])
     assert done.exit_code == 0, done.output
     assert verified(dist)
