@@ -57,6 +57,7 @@ def render(stack: Stack, images: Path) -> Mapping[str, str]:
         base_image=image_name(stack.base),
         builder_image=stack.builder and image_name(stack.builder),
         frozen=[pin.partition("==")[0] for pin in frozen(stack)],
+        site_packages=f"/opt/venv/lib/python{stack.python}/site-packages",
         base_packages=" ".join(stack.base.packages),
         torch_index=f"{TORCH_INDEX}/{wheels}" if wheels else None,
         assignments=lambda values: _assignments(values, " \\\n    "),

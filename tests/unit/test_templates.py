@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck import extensions, render, resolve
+from stackcheck import extensions, render, resolve, stages
 from stackcheck.errors import ConfigurationError
 from stackcheck.stack import FlashAttention, Package, Stack, frozen
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
 STACKS = resolve.load_stacks(ROOT)
-KNOWN = {"wheelhouse", "base", "toolchain", "flash-attn-build", "flash-attn", "wheels", "final"}
+KNOWN = {"wheelhouse", "base", "toolchain", "flash-attn-build", "flash-attn", "wheels", "extended", "final"}
 KNOWN |= {f"{name}{end}" for name in extensions.OPTIONAL for end in ("", "-build")}
 every_stack = pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
 every_template = pytest.mark.parametrize(
@@ -65,11 +65,38 @@ def test_each_stage_that_compiles_has_a_lock_of_its_own(stack: Stack) -> None:
 
 
 @every_stack
-def test_the_wheels_stage_takes_every_extension_and_no_compiler(stack: Stack) -> None:
-    text = stage_of(stack, "wheels")
-    for extension in extensions.extensions(stack):
-        assert f"--mount=type=bind,from={extension.name}," in text
+def test_extensions_go_into_a_layer_of_their_own_and_no_compiler_into_any(stack: Stack) -> None:
+    found, text = extensions.extensions(stack), stage_of(stack, "wheels")
+    if found:
+        extended = stage_of(stack, "extended")
+        assert all(f"--mount=type=bind,from={extension.name}," in extended for extension in found)
+        assert "COPY --from=extended /opt/extensions" in stage_of(stack, "final")
+        text += extended
+    else:
+        assert "AS extended" not in dockerfile_of(stack)
     assert not re.search(r"g\+\+|nvcc|hipcc|apt-get", text + stage_of(stack, "final"))
+
+
+@pytest.mark.parametrize("name", ["rocm7.14*", "cuda13.0*debian12", "rocm7.2.4-torch2.13*"])
+def test_another_pin_of_an_extension_changes_its_stages_and_the_last_ones_alone(name: str) -> None:
+    stack = next(one for one in resolve.select(STACKS, [name]) if one.flash_attn)
+    assert stack.flash_attn
+    other = dataclasses.replace(
+        stack, flash_attn=dataclasses.replace(stack.flash_attn, version="9.9.9"), id=stack.id + "-other"
+    )
+    assert changed(stack, other) == {"flash-attn-build", "flash-attn", "extended", "final"}
+
+
+def changed(stack: Stack, other: Stack) -> set[str]:
+    """The stages whose keys differ; an extension's lock follows its pin, other locks are as they were."""
+    keys = []
+    for one in (stack, other):
+        files = {"flash-attn.lock": str(one.flash_attn), "stack.json": one.id}
+        same = ("requirements.lock", "toolchain.lock", "transformer-engine-torch.lock", "rootfs.tar")
+        files |= dict.fromkeys(same, "as it was")
+        found = stages.read(dockerfile_of(one), files, platform="linux/amd64")
+        keys.append({stage.name: stage.key for stage in found})
+    return {name for name in keys[0] if keys[0][name] != keys[1][name]}
 
 
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("*/toolchain.lock")), ids=lambda path: path.parent.name)
@@ -113,7 +140,7 @@ def test_a_compiler_comes_from_the_builder_or_else_from_the_index() -> None:
 
 @every_stack
 def test_constraints_are_read_from_what_was_installed(stack: Stack) -> None:
-    text = stage_of(stack, "wheels")
+    text = stage_of(stack, "extended" if extensions.extensions(stack) else "wheels")
     if stack.torch is None:
         assert "touch constraints.txt" in text
         return
