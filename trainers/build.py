@@ -1,8 +1,7 @@
 """From a preset to weights on the device, the same on every layout. In: Preset, Options. Out: a model.
 
 Weights are drawn per parameter from (seed, name), so they do not depend on how many ranks there are, which
-layers a
-rank holds, or in which order it builds them.
+layers a rank holds, or in which order it builds them.
 """
 
 from __future__ import annotations

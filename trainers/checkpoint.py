@@ -1,11 +1,9 @@
 """Checkpoints that are whole or absent: torch.distributed.checkpoint in a folder that gets its name last.
 
 In: a state of (sharded) tensors. Out: `step_00000042/` with the file COMPLETE in it. Two tiers: every
-checkpoint holds
-all that training needs (float32 master weights, moments, step), so each one is restorable; a `full` one adds
-`weights.pt`,
-whole weights under this project's names for evaluation and export. Restorable ones are pruned, full ones are
-kept.
+checkpoint holds all that training needs (float32 master weights, moments, step), so each one is restorable; a
+`full` one adds `weights.pt`, whole weights under this project's names for evaluation and export. Restorable
+ones are pruned, full ones are kept.
 """
 
 from __future__ import annotations

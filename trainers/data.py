@@ -1,9 +1,8 @@
 """What is learned from: seeded sequences, a shipped text, or MosaicML streaming shards.
 
 In: the number of a sample. Out: its tokens. A sample depends on the seed and its number alone, and step s
-takes the
-numbers s·global_batch … (s+1)·global_batch - 1, so order and resumption do not depend on how many GPUs there
-are.
+takes the numbers s·global_batch … (s+1)·global_batch - 1, so order and resumption do not depend on how many
+GPUs there are.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ class Shards:
     bytes.
 
     A shard is: count (uint32), count + 1 offsets (uint32), then the samples; a variable-length column is
-    preceded by
-    its length (uint32). Format: mosaicml/streaming, streaming/base/format/mds.
+    preceded by its length (uint32). Format: mosaicml/streaming, streaming/base/format/mds.
     """
 
     def __init__(self, folder: Path, seq_len: int, seed: int) -> None:

@@ -3,8 +3,8 @@
 In: the shape of a model. Out: operations for forward and backward (3 x forward). `noncausal` counts every
 score of attention (LLM Foundry, torchtitan, NVIDIA to 24.12); `causal` counts only those that the mask keeps
 (NVIDIA from 25.x); `hardware` is `noncausal` plus one more forward where activations are recomputed
-(Megatron-LM's and Frontier's print). Vendors changed convention between releases: a figure without its
-name means nothing.
+(Megatron-LM's and Frontier's print). Vendors changed convention between releases: a figure without its name
+means nothing.
 """
 
 from __future__ import annotations

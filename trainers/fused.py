@@ -2,12 +2,9 @@
 place.
 
 In: a model of models/llama.py whose weights zero1 laid side by side. Out: the same function, faster. Query,
-key and value
-are one product, gate and up another; the residual sum is fused with the next norm, so a layer passes on (sum,
-update) and
-the next adds them; norms and SwiGLU are made again in backward from what must be kept anyway; the loss's
-gradient is
-made while a chunk of logits exists.
+key and value are one product, gate and up another; the residual sum is fused with the next norm, so a layer
+passes on (sum, update) and the next adds them; norms and SwiGLU are made again in backward from what must be
+kept anyway; the loss's gradient is made while a chunk of logits exists.
 """
 
 from __future__ import annotations

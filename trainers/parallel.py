@@ -2,8 +2,7 @@
 its state.
 
 FSDP2 (with tensor parallel and HSDP meshes) is here; classic.py (FSDP1), pipeline.py and zero1.py hold the
-other layouts. Order that torch demands: tensor parallel, FP8, recompute, compile,
-shard.
+other layouts. Order that torch demands: tensor parallel, FP8, recompute, compile, shard.
 """
 
 from __future__ import annotations

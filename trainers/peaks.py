@@ -2,9 +2,8 @@
 a refusal.
 
 A figure of merit against a guessed peak is worse than none: pytorch/torchtitan takes an unknown device for an
-A100 and
-users saw 152 % (torchtitan#4779). One unit is one device as torch counts it: of MI250 and MI250X half a card
-(a GCD).
+A100 and users saw 152 % (torchtitan#4779). One unit is one device as torch counts it: of MI250 and MI250X
+half a card (a GCD).
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 2104.04473).
 
 In: a family and its config, built stage by stage. Out: a Job. Tensor parallel and FSDP2 work inside a stage.
-A step's
-microbatches are collected and run through torch's schedule at once; a tied head is untied, because its two
-places are on
-two ranks.
+A step's microbatches are collected and run through torch's schedule at once; a tied head is untied, because
+its two places are on two ranks.
 """
 
 from __future__ import annotations

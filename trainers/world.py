@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
+import importlib.util
 import os
 import signal
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+from errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,9 +65,15 @@ class Stop:
 
 @contextmanager
 def started(options: Options) -> Iterator[World]:
-    """Open the process group that torchrun describes (or one process without torchrun), close it at the
-    end.
+    """Open the process group that torchrun describes (or one process without it), close it at the end.
+
+    Raises:
+        RefusedError: NumPy is missing.
     """
+    if importlib.util.find_spec("numpy") is None:
+        raise RefusedError(
+            "torch hands objects round the ranks by NumPy, which is missing; pip install numpy"
+        )
     stop = Stop()
     alone = {
         "RANK": "0",
@@ -101,12 +110,10 @@ def _device(options: Options) -> torch.device:
 def _open_group(device: torch.device) -> None:
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == int(os.environ["WORLD_SIZE"]):
         # One node talks over the loopback: a container without a network cannot resolve its own name, and
-        # torchrun
-        # hands that name out as the master's address, --standalone or not.
+        # torchrun hands that name out as the master's address, --standalone or not.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ["MASTER_ADDR"] = "127.0.0.1"
-    # gloo serves the CPU beside the GPU's library: the stop flag and checkpoints must not wait for the
-    # device.
+    # gloo serves the CPU beside the GPU's library: stop flag and checkpoints must not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,

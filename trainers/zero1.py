@@ -2,12 +2,9 @@
 stage 1).
 
 In: a skeleton. Out: a Job. Each unit's weights lie in one flat buffer, and so do its gradients: the reduce-
-scatter reads
-the gradients where backward wrote them, the optimizer writes a slice of the weights, and the all-gather
-completes the
-buffer in place, so nothing is copied in or out of collectives. Float32 master weights are the bfloat16
-weights plus 16
-more bits of each (ops.split). Accumulation costs no communication.
+scatter reads the gradients where backward wrote them, the optimizer writes a slice of the weights, and the
+all-gather completes the buffer in place, so nothing is copied in or out of collectives. Float32 master
+weights are the bfloat16 weights plus 16 more bits of each (ops.split). Accumulation costs no communication.
 """
 
 from __future__ import annotations

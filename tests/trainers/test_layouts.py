@@ -1,6 +1,4 @@
-"""Every layout of ranks trains the same model: losses within a stated band of one process, and clear
-refusals.
-"""
+"""Every layout of ranks trains the same model: losses within a band of one process, and clear refusals."""
 
 import json
 import signal

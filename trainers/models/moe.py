@@ -2,8 +2,7 @@
 ZAYA1-like).
 
 In: tokens and labels. Out: mean cross entropy plus the balance loss. Each expert's tokens are neighbours
-after a sort, and
-one grouped product serves all experts without asking the device how many tokens each got.
+after a sort, and one grouped product serves all experts without asking the device how many tokens each got.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """MPT and GPT: LayerNorm, tied embedding, GELU; learned positions and biases, or ALiBi without biases.
 
 In: tokens and labels [batch, sequence]. Out: mean cross entropy. LLM Foundry's benchmark tables use learned
-positions and
-biases; the released MPT-7B and 30B use ALiBi and none: two variants, never one name.
+positions and biases; the released MPT-7B and 30B use ALiBi and none: two variants, never one name.
 """
 
 from __future__ import annotations
