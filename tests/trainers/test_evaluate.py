@@ -13,6 +13,7 @@ import torch
 import data
 import evaluate
 import presets
+import scoring
 from errors import RefusedError
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(prefix="hf-")}  # read when it is imported
@@ -47,7 +48,7 @@ def test_scores_are_the_log_probabilities_of_each_pair_alone(family: str) -> Non
         tuple(torch.randint(256, (size,), generator=random).tolist() for size in sizes)
         for sizes in ((3, 2), (20, 7), (60, 9), (1, 1))
     ]
-    scorer = evaluate.Scorer(model, 64, 3, torch.device("cpu"))
+    scorer = scoring.Scorer(model, 64, 3, torch.device("cpu"))
     for (context, continuation), (score, greedy) in zip(pairs, scorer.scores(pairs), strict=True):
         row = torch.tensor([(context + continuation)[-65:]])
         with torch.no_grad():
@@ -59,7 +60,7 @@ def test_scores_are_the_log_probabilities_of_each_pair_alone(family: str) -> Non
 
 def test_a_continuation_that_does_not_fit_and_an_empty_context_are_refused() -> None:
     model = presets.MODELS["llama"].Model(presets.find("llama", "tiny").config)
-    scorer = evaluate.Scorer(model, 8, 2, torch.device("cpu"))
+    scorer = scoring.Scorer(model, 8, 2, torch.device("cpu"))
     for pair in (([1], [2] * 9), ([], [1])):
         with pytest.raises(RefusedError, match="reads 8 at once"):
             scorer.scores([pair])
@@ -69,7 +70,7 @@ def test_a_model_that_gives_no_numbers_is_an_error() -> None:
     model = presets.MODELS["llama"].Model(presets.find("llama", "tiny").config)
     torch.nn.init.constant_(model.head.norm.weight, float("nan"))
     with pytest.raises(ValueError, match="nan"):
-        evaluate.Scorer(model, 8, 2, torch.device("cpu")).scores([([1], [2])])
+        scoring.Scorer(model, 8, 2, torch.device("cpu")).scores([([1], [2])])
 
 
 def questions(path: Path) -> None:
