@@ -1,7 +1,6 @@
-"""What a failed figure most likely means. In: a metric's name. Out: causes in words, and the next command
-to type.
+"""What a failed figure most likely means. In: a metric's name. Out: causes in words, and the next command.
 
-The pictures of faults are those of nccl-tests issues and of both vendors' acceptance guides (docs/checks).
+The pictures of faults are those of nccl-tests' issues and of both vendors' acceptance guides.
 """
 
 from collections.abc import Mapping
@@ -17,9 +16,12 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "gemm_tflops": ("throttling or a lowered power cap", "another BLAS backend than expected", "another job"),
     "copy_gb_per_s": ("throttling", "ECC repair in progress", "another job on the device"),
     "attention": ("another attention backend than expected", "throttling", "another job on the device"),
-    "all_": COLLECTIVE,
-    "reduce_scatter": COLLECTIVE,
-    "p2p": COLLECTIVE,
+    **dict.fromkeys(
+        ("all_", "reduce", "broadcast", "scatter", "gather", "send", "p2p", "pair", "barrier"), COLLECTIVE
+    ),
+    "preflight_gemm": ("throttling or a lowered power cap", "another job on the device"),
+    "preflight_copy": ("throttling", "ECC repair in progress", "another job on the device"),
+    "preflight_": COLLECTIVE,
     "h2d": ("PCIe link narrower or slower than the slot", "wrong NUMA node", "memory not pinned"),
     "d2h": ("PCIe link narrower or slower than the slot", "wrong NUMA node", "memory not pinned"),
     "train": (
