@@ -135,9 +135,14 @@ def _compiled(plan: Plan) -> frozenset[str]:
 
 
 def _all_by_hash(stage: Stage) -> bool:
-    """Whether every pip of a stage only takes what is pinned by hash, or a file that it is handed."""
+    """Whether every pip of a stage only takes what is pinned by hash, or a file that it is handed.
+
+    A stage that shows none may call it from a script: nothing is known of that.
+    """
     commands = [found for line in stage.instructions for found in _PIP.findall(line)]
-    return all("--require-hashes" in command or "--no-index" in command for command in commands)
+    return bool(commands) and all(
+        "--require-hashes" in command or "--no-index" in command for command in commands
+    )
 
 
 def _from_cache(
