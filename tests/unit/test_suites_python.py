@@ -26,8 +26,9 @@ WHERE_PRESENT = {
     "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
     "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
     "trainers/build.py": {"torchao"},
-    "trainers/evaluate.py": {"transformers", "lm_eval"},
+    "trainers/evaluate.py": {"lm_eval"},
     "trainers/parallel.py": {"torchao"},
+    "trainers/scoring.py": {"transformers"},
     "trainers/theirs.py": {"transformers"},
     **{f"trainers/triton_{part}.py": {"triton"} for part in ("flat", "layer", "norms")},
 }
