@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 LAST_LINES = 20
 _STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
-# "[wheels 2/4] RUN …", and with several targets "[stage-wheels-0123 wheels 2/4] RUN …". What has no number is
-# the builder's own: reading a Dockerfile, loading a context.
-_TITLE = re.compile(r"^\[(?:(?P<target>\S+) )?(?P<place>(?P<stage>\S+) \d+/\d+)\] (?P<what>.+)$")
+# "[2/4] RUN …" of a lone stage, "[wheels 2/4] RUN …", and with several targets "[stage-wheels-01 wheels 2/4]
+# RUN …". What has no number is the builder's own: reading a Dockerfile, loading a context.
+_TITLE = re.compile(
+    r"^\[(?:(?P<target>\S+) (?=\S+ \d+/))?(?P<place>(?:(?P<stage>\S+) )?\d+/\d+)\] (?P<what>.+)$"
+)
 _OUTPUT = re.compile(r"^\d+\.\d+ (?P<text>.*)$")
 # "Dockerfile:12" and, from a remote or renamed file, "images/x/Dockerfile:12", alone on a line.
 _PLACE = re.compile(r"^(?P<file>\S*[Dd]ockerfile\S*):(?P<line>\d+)$")
@@ -61,12 +63,12 @@ class BuildLog:
         self.cached: set[str] = set()
 
     def stages(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(Target, "" where there is only one; stage) -> its steps that ran, and those that were there."""
+        """(Target, stage; each "" where there is only one) -> steps that ran, and steps that were there."""
         counted: dict[tuple[str, str], tuple[int, int]] = {}
         for number in self.steps:
             title = _TITLE.match(self._titles[number])
             assert title
-            place = (title["target"] or "", title["stage"])
+            place = (title["target"] or "", title["stage"] or "")
             ran, cached = counted.get(place, (0, 0))
             hit = number in self.cached
             counted[place] = (ran + (not hit), cached + hit)

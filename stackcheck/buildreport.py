@@ -43,6 +43,7 @@ def uses(
 def _worked(bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]) -> frozenset[str]:
     """The keys of the stages of which a step ran; the builder names each by any target that needs it."""
     keys = {(name, stage.name): stage.key for name, plan in bake.plans.items() for stage in plan.stages}
+    keys |= {(name, ""): plan.stages[0].key for name, plan in bake.plans.items() if len(plan.stages) == 1}
     alone = bake.targets[0] if len(bake.targets) == 1 else ""
     return frozenset(
         keys[target or alone, stage]

@@ -114,7 +114,9 @@ class WheelCache:
         """Take in what a stage handed over."""
         with self._unfinished() as folder:
             fresh = folder / "stage"
-            shutil.copytree(output, fresh / "files")
+            # With the time of now: every stage writes the same fixed one, and BuildKit takes a file of equal
+            # name, size and time in another folder for one that it has already.
+            shutil.copytree(output, fresh / "files", copy_function=shutil.copy)
             (fresh / "files.json").write_text(json.dumps(_hashes(fresh / "files"), indent=1) + "\n", "utf-8")
             self._keep(fresh, self.folder / "stages" / key)
 

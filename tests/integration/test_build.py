@@ -302,7 +302,7 @@ def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
     seen = threading.Event()
 
     def stop_when_sleeping() -> None:
-        seen.wait(60)
+        assert seen.wait(60)
         time.sleep(1)
         classic_daemon.terminate()
 

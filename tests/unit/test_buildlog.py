@@ -66,6 +66,15 @@ def test_with_several_targets_each_step_counts_once_for_its_stage() -> None:
     ]
 
 
+def test_the_steps_of_a_lone_stage_are_reported_and_counted_too() -> None:
+    lines: list[str] = []
+    log = BuildLog(lines.append)
+    for line in ("#5 [1/2] ADD rootfs.tar /", "#5 CACHED", "#6 [2/2] RUN date", "#6 0.1 ERROR"):
+        log.feed(line)
+    assert lines == ["[1/2] ADD rootfs.tar /", "[2/2] RUN date"]
+    assert log.stages() == {("", ""): (1, 1)}
+
+
 def test_the_step_that_failed_first_is_the_failure() -> None:
     log = BuildLog(lambda _line: None)
     for line in (
