@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PID_FILE = Path("/run/stackcheck-dockerd.pid")
 LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
+INIT_FOLDER = Path("/run/systemd/system")
 START_TIMEOUT_S = 60.0
 
 
@@ -41,16 +42,17 @@ def start_daemon(report: Callable[[str], None]) -> None:
     Raises:
         EngineError: It did not answer in time; the message has the log's last lines.
     """
-    by_hand = not Path("/run/systemd/system").is_dir()
-    if not by_hand:
+    process = None
+    if INIT_FOLDER.is_dir():
         report("starting the docker service")
         subprocess.run(["systemctl", "start", "docker"], check=False, timeout=START_TIMEOUT_S)
     else:
         report(f"starting dockerd (pid file {PID_FILE}, log {LOG_FILE})")
-        _spawn_daemon()
+        process = _spawn_daemon()
     deadline = time.monotonic() + START_TIMEOUT_S
     while not socket_answers(timeout_s=2.0):
-        if time.monotonic() > deadline or (by_hand and daemon_pid() is None):
+        # Asked of the process itself: a program that is being loaded does not have its name yet.
+        if time.monotonic() > deadline or (process and process.poll() is not None):
             raise EngineError(
                 "dockerd did not start",
                 where=str(LOG_FILE),
@@ -60,7 +62,7 @@ def start_daemon(report: Callable[[str], None]) -> None:
         time.sleep(0.2)
 
 
-def _spawn_daemon() -> None:
+def _spawn_daemon() -> subprocess.Popen[bytes]:
     with LOG_FILE.open("ab") as log:
         # A session of its own: Ctrl-C in the terminal that started it must not end it.
         process = subprocess.Popen(
@@ -71,6 +73,7 @@ def _spawn_daemon() -> None:
             start_new_session=True,
         )
     PID_FILE.write_text(f"{process.pid}\n", encoding="utf-8")
+    return process
 
 
 def daemon_pid() -> int | None:

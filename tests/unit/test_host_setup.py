@@ -11,6 +11,7 @@ from stackcheck import apt, daemon, host_setup
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -102,3 +103,33 @@ def test_a_reused_pid_is_not_taken_for_the_daemon(tmp_path: Path, monkeypatch: p
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+@pytest.fixture
+def dockerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in dockerd's place; the daemon answers from when it has made the file `up`."""
+    monkeypatch.setattr(daemon, "INIT_FOLDER", tmp_path / "no-init")
+    monkeypatch.setattr(daemon, "PID_FILE", tmp_path / "pid")
+    monkeypatch.setattr(daemon, "LOG_FILE", tmp_path / "log")
+    monkeypatch.setattr(daemon, "socket_answers", lambda **_: (tmp_path / "up").exists())
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+    def write(script: str) -> None:
+        (tmp_path / "dockerd").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "dockerd").chmod(0o755)
+
+    return write
+
+
+def test_a_daemon_that_does_not_have_its_name_yet_is_waited_for(dockerd: Callable[[str], None]) -> None:
+    dockerd("(sleep 0.6; touch up) & exec sleep 2")
+    daemon.start_daemon(lambda _: None)
+    assert daemon.daemon_pid() is None  # it goes by the name of sleep
+
+
+def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(dockerd: Callable[[str], None]) -> None:
+    dockerd("echo no such storage driver; exit 1")
+    with pytest.raises(EngineError, match="did not start") as caught:
+        daemon.start_daemon(lambda _: None)
+    assert caught.value.got == "no such storage driver"
