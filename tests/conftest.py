@@ -1,5 +1,6 @@
 """Which half of tests/ runs: with --gpu-vendor the acceptance suites, without it the tool's own tests."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ACCEPTANCE = TESTS / "acceptance"
 OWN_TESTS = ("unit", "faults", "integration", "trainers")
+
+# Beyond four, workers only wait for devices; each compiles and loads on cores of its own.
+MOST_WORKERS, CORES_PER_WORKER = 4, 8
 
 # The suites are mounted read-only, and a stale .pyc beside a changed check would be a lie.
 sys.dont_write_bytecode = True
@@ -28,6 +32,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SHARE",
         help="largest share of checks that may skip",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the files of a whole run on GPUs side by side, where pytest-xdist is installed (-n 0: one by one).
+
+    This comes before pytest-xdist reads its options. A file stays in one worker: its checks share launches.
+    """
+    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
+        return
+    if not config.getoption("gpu_vendor"):
+        return
+    option = config.option
+    if option.numprocesses is None and _is_whole_run(config):
+        option.numprocesses = _workers()
+    if option.numprocesses and option.dist == "no":
+        option.dist, option.loadscopereorder = "loadfile", False
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -55,6 +76,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     own = any(collection_path.is_relative_to(TESTS / half) for half in OWN_TESTS)
     acceptance = collection_path.is_relative_to(ACCEPTANCE)
     return True if (own if config.getoption("gpu_vendor") else acceptance) else None
+
+
+def _is_whole_run(config: pytest.Config) -> bool:
+    option = config.getoption
+    chosen = any(option(name) for name in ("keyword", "markexpr", "collectonly", "usepdb"))
+    return (
+        option("gpu_vendor") != "cpu" and not chosen and all(_path(config, a).is_dir() for a in config.args)
+    )
+
+
+def _workers() -> int:
+    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)) // CORES_PER_WORKER)
+    return workers if workers > 1 else 0
 
 
 def _path(config: pytest.Config, argument: str) -> Path:

@@ -30,15 +30,15 @@ TINY = (
 # Of true width and with 16-bit attention, small enough to be over within two seconds.
 PROXY = (
     *("--model", "llama", "--size", "8b", "--layers", 2, "--seq-len", 2048, "--micro-batch", 2),
-    *("--precision", "bf16", "--no-compile", "--steps", 24, "--warmup", 8, "--no-digest"),
+    *("--precision", "bf16", "--no-compile", "--steps", 16, "--warmup", 6, "--no-digest"),
 )
 SMOKE_S = 120  # a hang; a healthy start, preflight and both jobs take about 15 s on GPUs
-LARGE_BUDGET_S, LARGE_S = 120, 300
+LARGE_WARM_S, LARGE_BUDGET_S, LARGE_S = 25, 40, 200
 LARGE = (
     *("--size", "8b", "--precision", "bf16", "--parallel", "zero1", "--implementation", "fused"),
     *("--reduce", "bf16", "--lr", "3e-5", "--steps", 1000, "--no-digest", "--phase-limit-s", 150),
-    # A chip meets its power cap after a minute; what is timed comes after it, and the budget ends the job.
-    *("--warmup", 5, "--warmup-s", 60, "--budget-s", LARGE_BUDGET_S),
+    # A chip meets its power cap within seconds; what is timed comes after it, and the budget ends the job.
+    *("--warmup", 5, "--warmup-s", LARGE_WARM_S, "--budget-s", LARGE_BUDGET_S),
 )
 LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
 LEAST_TIMED = 5

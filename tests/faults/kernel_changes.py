@@ -220,6 +220,13 @@ def one_mask(original: Mutate, *args: Any, dropout_p: float) -> torch.Tensor:
     return out[:, :1].expand_as(out).contiguous()
 
 
+def one_mask_for_every_other_of_sixteen(original: Mutate, *args: Any, dropout_p: float) -> torch.Tensor:
+    """Neighbours differ, and eight queries are alike."""
+    out = original(*args, dropout_p=dropout_p)
+    sixteens = out.unflatten(-2, (-1, 8, 2))
+    return sixteens[..., :1, :, :].expand_as(sixteens).flatten(-4, -2)
+
+
 def same_every_call(original: Mutate, *args: Any, dropout_p: float) -> torch.Tensor:
     torch.manual_seed(1)
     return original(*args, dropout_p=dropout_p)

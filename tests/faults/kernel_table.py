@@ -137,6 +137,7 @@ MUTANTS: dict[str, tuple[str, tuple[Any, str], Mutate]] = {
     "dropout does not scale what it keeps": ("dropout", SDPA, changes.unscaled_dropout),
     "dropout drops half of its share": ("dropout", SDPA, changes.half_the_dropout),
     "dropout has one mask for all heads": ("dropout", SDPA, changes.one_mask),
+    "dropout has one mask for eight queries": ("dropout", SDPA, changes.one_mask_for_every_other_of_sixteen),
     "dropout is the same at every call": ("dropout", SDPA, changes.same_every_call),
     "dropout's backward forgets a row": ("dropout", SDPA, changes.bad_backward(2)),
     "a fused loss forgets a chunk": (

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planting import STUBS, Fault, device_check
+from planting import STUBS, TESTS, Fault, device_check
+
+ACCEPTANCE = TESTS / "acceptance"
 
 
 def speeds(seconds: str, where: str = "a != b", *, wrong: int = 0) -> str:
@@ -68,6 +70,8 @@ FAULTS = (
     nvidia("power cap lowered", "test_power_cap_is_the_default", "400", one={"cap": 400000}),
     nvidia("MIG on", "test_partition_is_the_reference", "enabled", one={"mig": 1}),
     nvidia("another job", "test_devices_are_ours_alone", "shared with", "invalid", one={"processes": [4321]}),
+    nvidia("another job that is just ending", "test_devices_are_ours_alone", "4321 N/A", "invalid",
+           one={"processes": [4321], "process_name": "no_data"}),
     nvidia("touched memory", "test_devices_are_ours_alone", "in use", "invalid", one={"used": 9 << 30}),
     nvidia("the driver asks for a reset", "test_no_device_asks_for_recovery", "reset", one={"recovery": 1}),
     nvidia("fabric manager not up", "test_switch_fabric_is_up", "in progress", fabric_state=2),
@@ -116,7 +120,7 @@ def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
     plant(fault)
 
 
-@pytest.mark.parametrize("check", ["test_devices.py", "test_devices_links.py", "test_devices_memory.py"])
+@pytest.mark.parametrize("check", sorted(path.name for path in ACCEPTANCE.glob("test_devices*.py")))
 def test_healthy_host_passes_every_device_check(check, plant) -> None:
     fault = Fault("nothing", check, vendor="nvidia", nvml={}, outcome="passed", patches=SEEN)
     with_numa = {**SEEN, "vendors.nvidia_device:_numa_node": "lambda bdf: 0"}

@@ -103,3 +103,43 @@ def test_device_that_is_not_freed_is_an_error_and_no_endless_wait(tmp_path) -> N
         leases.hold(tmp_path, EIGHT, 1, alone=False, wait_s=0.3),
     ):
         pass
+
+
+def keeper(folder) -> leases.Keeper:
+    return leases.Keeper(folder, EIGHT, shared=False)
+
+
+def is_free(folder, count: int) -> bool:
+    try:
+        with leases.hold(folder, EIGHT, count, alone=False, wait_s=0.2):
+            return True
+    except leases.LeaseError:
+        return False
+
+
+def test_nobody_slips_in_between_two_checks_with_the_same_wish(tmp_path) -> None:
+    ours = keeper(tmp_path)
+    first = ours.take(leases.Wish("test_a.py", 8, alone=False))
+    assert ours.take(leases.Wish("test_a.py", 8, alone=False)) is first
+    assert not is_free(tmp_path, 1)
+    ours.give_back()
+    assert is_free(tmp_path, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        leases.Wish("test_a.py", 2, alone=False),
+        leases.Wish("test_a.py", 8, alone=True),
+        leases.Wish("test_b.py", 8, alone=False),
+    ],
+    ids=["fewer devices", "alone", "another file"],
+)
+def test_another_wish_gives_the_kept_lease_back_first(tmp_path, other) -> None:
+    ours = keeper(tmp_path)
+    kept = ours.take(leases.Wish("test_a.py", 8, alone=False))
+    taken = ours.take(other)
+    assert taken is not kept
+    assert (len(taken.devices), taken.alone) == (other.count, other.alone)
+    assert is_free(tmp_path, 1) is (other.count == 2)
+    ours.give_back()

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.catches("the harness")
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_check_of_the_whole_run_comes_after_every_other_one(tmp_path, workers, suite_python) -> None:
     assert suite_python
-    result = run_suite(tmp_path, "", "-n", workers, "-k", "judges or slow or after or invalid")
+    result = run_suite(
+        tmp_path, "", "-n", workers, "--dist", "load", "-k", "judges or slow or after or invalid"
+    )
     outcomes = {check["id"].rpartition("::")[2]: check["outcome"] for check in result["checks"]}
     assert outcomes.pop("test_judges_the_run") == "passed", result["output"]
     assert len(outcomes) == 3

@@ -10,7 +10,7 @@ import pytest
 
 import vendors
 from harness import launch as launcher
-from harness import leases, models
+from harness import leases, models, order
 from harness.check import Check
 from harness.evidence import device_names, evidence, link_counts, newly_unfit
 from harness.monitor import Sampler
@@ -82,24 +82,19 @@ def lease(
     request: pytest.FixtureRequest, acceptance: AcceptanceSession, check: Check
 ) -> Iterator[leases.Lease]:
     """The devices of this check, with the machine's state read before and after."""
-    mark = request.node.get_closest_marker("gpus")
-    count = mark.args[0] if mark else 1
-    options = mark.kwargs if mark else {}
-    alone = bool(options.get("perf") or options.get("exclusive"))
-    if count > len(acceptance.devices) and not acceptance.shares_devices:
-        pytest.skip(f"needs {count} devices, {len(acceptance.devices)} visible")
-    with leases.hold(
-        acceptance.lease_dir, acceptance.devices, count, alone=alone, shared=acceptance.shares_devices
-    ) as held:
-        check.devices, check.count = device_names(held.devices), count
-        check.before = evidence(acceptance.monitor.read_devices(), held.devices)
-        with _sampled(acceptance, held, check, perf=bool(options.get("perf"))):
-            yield held
-        check.after = evidence(acceptance.monitor.read_devices(), held.devices)
-        problems = newly_unfit(check.before, check.after)
-        if problems:
-            check.unfit.extend(problems)
-            check.conclude()
+    wish = order.wish(request.node)
+    if wish.count > len(acceptance.devices) and not acceptance.shares_devices:
+        pytest.skip(f"needs {wish.count} devices, {len(acceptance.devices)} visible")
+    held = acceptance.keeper.take(wish)
+    check.devices, check.count = device_names(held.devices), wish.count
+    check.before = evidence(acceptance.monitor.read_devices(), held.devices)
+    with _sampled(acceptance, held, check, perf=order.is_performance(request.node)):
+        yield held
+    check.after = evidence(acceptance.monitor.read_devices(), held.devices)
+    problems = newly_unfit(check.before, check.after)
+    if problems:
+        check.unfit.extend(problems)
+        check.conclude()
 
 
 @pytest.fixture

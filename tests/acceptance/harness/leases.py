@@ -2,7 +2,8 @@
 
 The directory may be shared between containers: locks are flocks, so a killed holder leaves nothing behind.
 A turnstile makes waiting fair: whoever waits holds it, so that eight devices are not starved by checks that
-want one. Correctness holds the machine's lock shared and performance holds it alone.
+want one; a `Keeper` holds on to a lease that the next check wants too. Correctness holds the machine's lock
+shared and performance holds it alone.
 """
 
 import contextlib
@@ -62,6 +63,42 @@ def hold(
             held.enter_context(_locked(folder / "machine.lock", how, deadline))
             chosen = tuple(devices) if shared else _take(held, folder, devices, count, deadline)
         yield Lease(devices=chosen, alone=alone)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a check asks for; `group` keeps checks apart that are not to share a lease."""
+
+    group: str
+    count: int
+    alone: bool
+
+
+class Keeper:
+    """The one lease of this process, kept while the next check has the same wish.
+
+    Checks of a file share launches and a worker; between two of them nobody else may slip in, or each would
+    wait for all devices anew.
+    """
+
+    def __init__(self, folder: Path, devices: Sequence[Device], *, shared: bool) -> None:
+        self._folder, self._devices, self._shared = folder, devices, shared
+        self._held = contextlib.ExitStack()
+        self._wish: Wish | None = None
+        self._lease: Lease | None = None
+
+    def take(self, wish: Wish) -> Lease:
+        """The devices of this wish; waits for them. Raises `LeaseError`."""
+        if self._lease is None or self._wish != wish:
+            self.give_back()
+            asked = hold(self._folder, self._devices, wish.count, alone=wish.alone, shared=self._shared)
+            self._lease, self._wish = self._held.enter_context(asked), wish
+        return self._lease
+
+    def give_back(self) -> None:
+        """Free the devices, if any are held."""
+        self._lease = self._wish = None
+        self._held.close()
 
 
 def _take(

@@ -1,8 +1,8 @@
 """Which checks run, and when. In: their marks. Out: correctness first, performance alone, the last ones last.
 
-`@pytest.mark.last` is for a check that judges the whole run. pytest-xdist hands out checks in order, but the
-ones before may still run in another worker: so each check leaves a mark in a folder that all workers see, and
-a last one waits for all the others.
+`@pytest.mark.last` is for a check that judges the whole run; such checks have a file of their own.
+pytest-xdist hands out files in order, but the ones before may still run in another worker: so each check
+leaves a mark in a folder that all workers see, and a last one waits for all the others.
 """
 
 import time
@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from harness.leases import Wish
 
 TIERS = ("smoke", "standard", "soak")
 STALL_S = 900.0  # nothing ended for so long: whoever should have is gone, or hangs behind its own watchdog
@@ -31,8 +33,28 @@ def is_last(item: pytest.Item) -> bool:
 
 
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Correctness, then performance, then what judges the run; files stay together within each."""
-    return sorted(items, key=lambda item: (is_last(item), _is_performance(item)))
+    """Correctness, then performance, then what judges the run; files stay together within each.
+
+    Files of many devices come first: where files run side by side, what needs one device fills the gaps.
+    """
+    items = list(items)
+    widest: dict[Path, int] = {}
+    for item in items:
+        widest[item.path] = max(widest.get(item.path, 0), devices(item))
+    return sorted(items, key=lambda item: (is_last(item), is_performance(item), -widest[item.path]))
+
+
+def devices(item: pytest.Item) -> int:
+    """How many devices a check is marked with; 0 without a mark."""
+    mark = item.get_closest_marker("gpus")
+    return int(mark.args[0]) if mark else 0
+
+
+def wish(item: pytest.Item) -> Wish:
+    """What a check leases: one device where it does not say; performance is alone on the machine."""
+    mark = item.get_closest_marker("gpus")
+    alone = bool(mark and (mark.kwargs.get("perf") or mark.kwargs.get("exclusive")))
+    return Wish(group=str(item.path), count=devices(item) or 1, alone=alone)
 
 
 class Ended:
@@ -61,6 +83,7 @@ class Ended:
         return len(list(self.folder.iterdir())) if self.folder.is_dir() else 0
 
 
-def _is_performance(item: pytest.Item) -> bool:
+def is_performance(item: pytest.Item) -> bool:
+    """Whether a check measures speed."""
     mark = item.get_closest_marker("gpus")
     return bool(mark and mark.kwargs.get("perf"))

@@ -9,6 +9,7 @@ import json
 import pickle
 import signal
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ class AcceptanceSession:
         )
         self.monitor = Monitor(self.vendor)
         self.worker = Worker(self.result_dir / "children")
-        self.lease_dir: Path = config.getoption("lease_dir") or leases.default_folder()
+        self.keeper = leases.Keeper(
+            config.getoption("lease_dir") or leases.default_folder(), self.devices, shared=self.shares_devices
+        )
         self.deselected = 0
         self.collected = 0
         self.results: resultfile.ResultFile | None = None
@@ -152,6 +155,12 @@ class AcceptanceSession:
             item.obj = reports.concluding(item.obj, item.stash[CHECK])
 
     @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        yield
+        if nextitem is None or not order.devices(nextitem) or order.wish(nextitem) != order.wish(item):
+            self.keeper.give_back()
+
+    @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         outcome = yield
         report = outcome.get_result()
@@ -184,6 +193,7 @@ class AcceptanceSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self.worker.stop()
+        self.keeper.give_back()
         self.monitor.stop()
         self.listener.stop()
         counts = {"collected": self.collected, "deselected": self.deselected}

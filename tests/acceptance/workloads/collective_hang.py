@@ -43,7 +43,9 @@ def _told(ranks: Ranks, group: dist.ProcessGroup) -> str | None:
     """What the library says to a rank that waits in vain."""
     tensor = torch.ones(1 << 10, device=ranks.device)
     try:
-        dist.all_reduce(tensor, group=group)
+        # Asked for as asynchronous: only such a call gives back what can be waited for, and NCCL's timeout
+        # raises in that wait alone.
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
         tensor.sum().item()
     except RuntimeError as error:
         return str(error)[-400:] or type(error).__name__

@@ -25,7 +25,7 @@ NVML_P2P_CAPS_INDEX_NVLINK = 2
 NVML_P2P_STATUS_OK = 0
 NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY = 0, 1
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
-NVML_ERROR_TIMEOUT = 10
+NVML_ERROR_TIMEOUT, NVML_ERROR_NO_DATA = 10, 21
 nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError = 8, 2
 
 STATE = json.loads(os.environ.get("STACKCHECK_FAKE_NVML") or "{}")
@@ -34,13 +34,14 @@ HEALTHY = {
     "memory": 143771 << 20, "used": 600 << 20, "vbios": "96.00.AA", "inforom": "G520", "gsp": "580.159.04",
     "mig": 0, "pcie_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "remapped": [0, 0, 0, 0], "reasons": 0, "cap": 700000, "default_cap": 700000, "power": 120000, "clock": 1980,
-    "temperature": 35, "processes": [], "recovery": 0, "fabric_state": 3, "fabric_status": 0, "links": 18,
+    "temperature": 35, "processes": [], "process_name": "python3", "recovery": 0, "fabric_state": 3, "fabric_status": 0, "links": 18,
     "p2p_read": 0, "p2p_nvlink": 0, "uncorrected_late": 0, "recovering": 0, "replaying": 0, "event_types": 10,
 }  # fmt: skip
 ERRORS = {
     "not_supported": NVML_ERROR_NOT_SUPPORTED,
     "no_permission": NVML_ERROR_NO_PERMISSION,
     "lost": NVML_ERROR_GPU_IS_LOST,
+    "no_data": NVML_ERROR_NO_DATA,
 }
 
 
@@ -128,7 +129,7 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
 
 
 def nvmlSystemGetProcessName(_pid):
-    return "python3"
+    return value(0, "process_name")
 
 
 def nvmlDeviceGetFieldValues(handle, _fields):

@@ -1,0 +1,54 @@
+"""The devices after every other check of the run: no error was counted and no fault reported meanwhile."""
+
+import pytest
+
+import vendors
+from harness.readings import known, of, only_with
+from harness.session import AcceptanceSession
+from vendors import Device, Host
+
+
+@pytest.mark.last
+def test_no_link_error_since_the_start(vendor: vendors.Vendor, host: Host, whole_run: Host) -> None:
+    """No link between devices had to be repaired while the suites ran."""
+    only_with(host.links, "one device has no pair")
+    early = {(link.a, link.b): link for link in host.links}
+    grown = []
+    for late in whole_run.links:
+        before = 0 if vendor.LINK_ERRORS_CLEARED else known(early[late.a, late.b].errors, "link errors")
+        after = known(late.errors, "link errors")
+        if int(after) > int(before):
+            grown.append(f"{late.a}-{late.b}: link errors grew from {before} to {after}")
+    assert not grown, "\n".join(grown)
+
+
+@pytest.mark.last
+def test_no_memory_error_since_the_start(
+    vendor: vendors.Vendor, devices: tuple[Device, ...], whole_run: Host
+) -> None:
+    """No device counted an uncorrectable error, or gained a pending or failed repair, since the run began."""
+    only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
+    grown = []
+    for device in devices:
+        early, late = device.ecc, of(whole_run, device).ecc
+        known(late.uncorrectable, "uncorrectable memory errors")
+        for name in ("uncorrectable", "pending", "failed"):
+            before, after = getattr(early, name), getattr(late, name)
+            if isinstance(before, int) and isinstance(after, int) and after > before:
+                grown.append(f"device {device.index}: {name} grew from {before} to {after}")
+    assert not grown, "\n".join(grown)
+
+
+@pytest.mark.last
+def test_no_fault_was_reported(
+    acceptance: AcceptanceSession, vendor: vendors.Vendor, devices: tuple[Device, ...], whole_run: Host
+) -> None:
+    """The driver reported no fault (Xid, page fault, reset, poison) while the suites ran."""
+    only_with(vendor.VISIBILITY, "a CPU reports no faults")
+    assert whole_run.devices
+    heard = acceptance.listener.heard()
+    only_with(heard.absence is None, f"fault reports: {heard.absence}")
+    ours = {-1, *(device.index for device in devices)}
+    faults = [fault for fault in heard.faults if fault["index"] in ours]
+    assert not faults, "\n".join(f"device {f['index']} at {f['time']}: {f['what']}" for f in faults)
+    assert heard.listening, f"nobody listened to the end: {heard.error or 'the listener is gone'}"
