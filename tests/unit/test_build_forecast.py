@@ -111,6 +111,21 @@ def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
     assert engine.builds == []
 
 
+@pytest.mark.usefixtures("made_base")
+@pytest.mark.parametrize("verb", ["build", "images"])
+def test_a_folder_of_wheels_that_is_not_there_is_exit_2_also_when_nothing_changed(
+    engine: FakeEngine, tmp_path: Path, capsys: Capsys, verb: str
+) -> None:
+    assert call(capsys, "build", CPU_STACK).code == 0
+    for options in (["--dry-run"], []):
+        done = call(capsys, verb, CPU_STACK, "--wheelhouse", tmp_path / "nowhere", *options)
+        said = done.out + done.err
+        assert done.code == 2
+        assert "there is no such folder of wheels" in said
+        assert f"where: {tmp_path / 'nowhere'}" in said
+    assert (len(engine.builds), engine.runs) == (1, [])
+
+
 def test_images_takes_the_same_options_to_the_build(
     engine: FakeEngine, tmp_path: Path, capsys: Capsys
 ) -> None:
