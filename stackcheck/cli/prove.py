@@ -38,8 +38,8 @@ def prove_checks(
     """Plant every fault and show which check catches it; exit 6 unless all are, by every check there is."""
     root = root.resolve()
     report = Progress()
-    # Before the first run: an image that is refused must not cost the minutes of the run over AMD's library.
-    run_in_torch = _on_this_host if here else _in_image(image or _cpu_image(root), report)
+    # Before the first run: what is refused must not cost the minutes of the run over AMD's library.
+    run_in_torch = _on_this_host() if here else _in_image(image or _cpu_image(root), report)
     amd = prove.here(prove.over_amd(workers), root=root, report=report)
     torch = run_in_torch(prove.in_torch(workers), root, report)
     proof = prove.join([torch, amd])
@@ -48,8 +48,9 @@ def prove_checks(
         raise typer.Exit(ChecksFailedError.exit_code)
 
 
-def _on_this_host(arguments: tuple[str, ...], root: Path, report: Progress) -> prove.Told:
-    return prove.here(arguments, root=root, report=report, python=prove.suite_python())
+def _on_this_host() -> Runner:
+    python = prove.suite_python()
+    return lambda arguments, root, report: prove.here(arguments, root=root, report=report, python=python)
 
 
 def _in_image(reference: str, report: Progress) -> Runner:
