@@ -12,6 +12,7 @@ from small_checkout import (  # noqa: F401  # fixtures among them
     FakeEngine,
     call,
     fake_engine,
+    own_home,
     small_checkout,
 )
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
 
 Capsys = pytest.CaptureFixture[str]
 UNLOCKED = "rocm7.14.1-*"
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(checkout)
 
 
 @pytest.fixture
