@@ -129,6 +129,25 @@ def test_an_unfit_machine_is_exit_9(engine: FakeEngine, checkout: Path, capsys: 
     assert not (checkout / "build" / CPU_STACK / "statements").exists()
 
 
+@pytest.mark.parametrize("verb", ["images", "test", "certify"])
+def test_a_machine_that_the_stack_does_not_name_is_exit_9_with_both_and_the_way_on(
+    engine: FakeEngine,
+    checkout: Path,
+    capsys: Capsys,
+    verb: str,
+) -> None:
+    path = checkout / "matrix.yaml"
+    path.write_text(path.read_text().replace("{device: CPU, count: 1}", "{device: CPU, count: 2}"))
+    done = call(capsys, verb, CPU_STACK)
+    said = done.out + done.err
+    assert done.code == 9
+    assert "the machine is CPU x1, and the stack names CPU x2" in said
+    assert "next: run the same command on such a machine, or name this one under tested_on" in said
+    assert "stackcheck publish" not in said
+    assert not (checkout / "build" / CPU_STACK / "statements").exists()
+    assert len(engine.runs) == 1
+
+
 def test_an_amd_stack_on_a_host_without_one_is_exit_6_and_says_so(
     engine: FakeEngine,  # noqa: ARG001
     checkout: Path,

@@ -23,6 +23,7 @@ from stackcheck import build, candidate, certificate, flow, keys, matrix, resolv
 from stackcheck.errors import CertificateError
 from stackcheck.examine import examine
 from stackcheck.layout import OciLayout
+from stackcheck.matrix import TestTarget
 from stackcheck.predicates import RUN_FIELD
 from stackcheck.revoke import revoke
 from stackcheck.statement import PROVENANCE, TEST_RESULT, VSA, facts, status
@@ -137,6 +138,20 @@ def test_an_unfit_machine_ends_with_9_and_signs_nothing(world: World) -> None:
     outcome = world.outcome()
     assert outcome.error is not None
     assert (outcome.state, outcome.error.exit_code) == ("unfit", 9)
+    assert world.tags() == {}
+    assert not (world.settings.folder(CPU_STACK) / "statements").exists()
+
+
+@pytest.mark.parametrize("experimental", [False, True])
+def test_a_machine_that_the_stack_does_not_name_certifies_nothing(world: World, experimental: bool) -> None:
+    named = (TestTarget(device="CPU", count=2),)
+    stack = dataclasses.replace(world.stack(), tested_on=named, experimental=experimental)
+    outcome = world.outcome(stack)
+    assert outcome.error is not None
+    assert (outcome.state, outcome.error.exit_code) == ("unfit", 9)
+    assert "the machine is CPU x1, and the stack names CPU x2" in str(outcome.error)
+    assert "name this one under tested_on in matrix.yaml" in str(outcome.error)
+    assert f"{CPU_STACK}: this run cannot end PASSED: the machine is CPU x1" in "\n".join(world.lines)
     assert world.tags() == {}
     assert not (world.settings.folder(CPU_STACK) / "statements").exists()
 
@@ -328,7 +343,7 @@ def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(world: World) -> 
     loaded = matrix.load(world.root / "matrix.yaml")
     image = build.adopt(FOREIGN, engine, folder=world.settings.folder("foreign"), report=world.lines.append)
     subject = candidate.foreign(image, "foreign", loaded, world.settings)
-    assert (subject.vendor, subject.required) == ("cpu", loaded.required["cpu"])
+    assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required["cpu"], None)
     result, judged, _reused = examine(subject, engine, world.settings, world.lines.append)
     assert judged.status == "PASSED"
     assert judged.required == loaded.required["cpu"]
