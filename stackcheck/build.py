@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck import archive, bakefile, buildreport, buildx, wheelsupply
+from stackcheck import archive, bakefile, buildreport, buildx, wheels, wheelsupply
 from stackcheck.buildplan import Plan, digest_of, make_plan
 from stackcheck.errors import BuildError
 from stackcheck.image import Image, StageUse, describe, load_image, save_image, size_report
@@ -70,7 +70,10 @@ def build(
 
     Raises:
         BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
+        ConfigurationError: There is no such wheelhouse.
     """
+    if options.wheelhouse:
+        wheels.only(options.wheelhouse)  # before an image is kept: what is named wrongly is never passed over
     plans = [
         make_plan(stack, engine.description, root, report, platform=options.platform) for stack in stacks
     ]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.build import Image
-    from stackcheck.matrix import Matrix
+    from stackcheck.matrix import Matrix, TestTarget
     from stackcheck.stack import Stack
     from stackcheck.suite import Tier
     from stackcheck.verdict import Waiver
@@ -59,6 +59,7 @@ class Candidate:
         image: The image, with its layout.
         vendor: Whose checks run.
         required: The checks that have to pass.
+        machines: Where they have to: one of those that the stack names. None for an image without a stack.
         provenance: How it came to be.
         experimental: Whether the matrix itself calls the combination unproven.
     """
@@ -67,6 +68,7 @@ class Candidate:
     image: Image
     vendor: vendors.Vendor
     required: tuple[str, ...]
+    machines: tuple[TestTarget, ...] | None
     provenance: Provenance
     experimental: bool = False
 
@@ -78,19 +80,21 @@ def of_stack(stack: Stack, image: Image, settings: Settings) -> Candidate:
         image=image,
         vendor=settings.vendor or stack.vendor,
         required=stack.required_checks,
+        machines=stack.tested_on,
         provenance=build.provenance(stack, image, root=settings.root),
         experimental=stack.experimental,
     )
 
 
 def foreign(image: Image, name: str, matrix: Matrix, settings: Settings) -> Candidate:
-    """An image not built here: the vendor's required checks hold, and nothing is known of its making."""
+    """An image not built here: the vendor's required checks hold, on any machine; its making is not known."""
     vendor = settings.vendor or vendors.detect()
     return Candidate(
         name=name,
         image=image,
         vendor=vendor,
         required=matrix.required[vendor],
+        machines=None,
         provenance=Provenance(
             parameters={"origin": "not built by this project", "reference": image.reference}
         ),

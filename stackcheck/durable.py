@@ -42,9 +42,8 @@ def write_atomically(
                 os.fsync(file.fileno())
                 os.fchmod(file.fileno(), 0o644)
             temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)  # gone already where all went well
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename itself has to survive a power cut

@@ -46,6 +46,8 @@ def examine(
         out=out,
         selection=selection,
     )
+    for reason in verdict.other_machine((device.model for device in plan.host.devices), subject.machines):
+        report(f"{subject.name}: this run cannot end PASSED: {reason}")
     earlier = None if settings.force else suite.earlier_result(plan, out)
     if earlier is not None:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
@@ -55,6 +57,7 @@ def examine(
         result,
         subject.required,
         image_config_digest=subject.image.config_digest,
+        machines=subject.machines,
         vendor=subject.vendor,
         waivers=settings.waivers,
     )
@@ -66,14 +69,18 @@ def examine(
 
 def refusal(judged: Verdict, folder: Path) -> StackcheckError:
     """The error that a verdict other than PASSED ends with: the first reasons, and where all of them are."""
-    kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError
     shown = "\n    ".join(judged.reasons[:8])
     more = f"\n    … and {len(judged.reasons) - 8} more" if len(judged.reasons) > 8 else ""
+    kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError
+    expected, next_step = "every required check passed", f"read {folder / 'run' / 'container.log'}"
+    if judged.status == "UNFIT" and not judged.invalid:  # no check said so: it is another machine
+        expected += ", on a machine that the stack names"
+        next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
     return kind(
         f"the verdict is {judged.status}; nothing is published",
         got=shown + more,
-        expected="every required check passed",
-        next_step=f"read {folder / 'run' / 'container.log'}",
+        expected=expected,
+        next_step=next_step,
     )
 
 

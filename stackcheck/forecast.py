@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck import archive, buildplan, buildreport, wheelsupply
+from stackcheck import archive, buildplan, buildreport, wheels, wheelsupply
 from stackcheck.errors import StackcheckError
 from stackcheck.image import load_image
 from stackcheck.wheelcache import WheelCache
@@ -51,7 +51,13 @@ class Forecast:
 
 
 def forecast(stacks: Sequence[Stack], root: Path, options: Options) -> Iterator[Forecast]:
-    """What would become of each stack."""
+    """What would become of each stack.
+
+    Raises:
+        ConfigurationError: There is no such wheelhouse.
+    """
+    if options.wheelhouse:
+        wheels.only(options.wheelhouse)
     here = buildreport.recorded(root / "build", root)
     built = {use.key: image.stack_id or "" for image in here for use in image.stages}
     first: dict[str, str] = {}

@@ -27,6 +27,7 @@ from stackcheck.oci import (
     descriptor,
     is_digest,
     json_object,
+    no_such_tag,
 )
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ class OciLayout:
             return Manifest(media_type=json_object(body, name).get("mediaType") or known, body=body)
         entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
         if entry is None:
-            known = ", ".join(self._names()[:8])
-            raise MissingError("there is no such tag", where=self.target, got=name, expected=known or "a tag")
+            raise no_such_tag(name, self.target, self._names())
         manifest = Manifest(media_type=entry.media_type, body=self._manifest_body(entry.digest))
         _agree(entry, manifest, str(self.root / "index.json"))
         return manifest

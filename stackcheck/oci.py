@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stackcheck.errors import PublishError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -27,7 +27,10 @@ MANIFEST_LIMIT_BYTES = 4 * 2**20  # what registries accept at most
 SMALL_BLOB_LIMIT_BYTES = 32 * 2**20  # configs and attestations; layers are streamed
 CHUNK_BYTES = 2**20
 
+TAGS_SHOWN = 4  # to whoever names one that is not there
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_ATTACHMENT = re.compile(r"cert-[0-9a-f]{12}-[0-9a-f]{12}|sha256-[0-9a-f]{64}(\.[a-z]+)?")
 
 
 class RegistryError(PublishError):
@@ -97,6 +100,23 @@ class Manifest:
 def is_digest(text: str) -> bool:
     """Whether a name is a digest and not a tag."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def is_attachment(tag: str) -> bool:
+    """Whether a tag is one by which attestations are found, and names no image."""
+    return _ATTACHMENT.fullmatch(tag) is not None
+
+
+def no_such_tag(name: str, where: str, tags: Sequence[str]) -> MissingError:
+    """The error of a store whose tags, oldest first, lack a name; it shows the newest images."""
+    newest = [tag for tag in reversed(tags) if not is_attachment(tag)][:TAGS_SHOWN]
+    return MissingError(
+        "there is no such tag",
+        where=where,
+        got=name,
+        expected=", ".join(newest) or "the tag of an image; there is none here",
+        next_step="name a tag that is there" if newest else "stackcheck images",
+    )
 
 
 def sha256(body: bytes) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stackcheck.errors import ChecksFailedError
+from stackcheck.errors import ChecksFailedError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,8 +107,21 @@ def over_amd(workers: int) -> tuple[str, ...]:
 
 
 def suite_python() -> str:
-    """The Python of this host that has torch and pytest; the tool's own has no torch."""
-    return os.environ.get(SUITE_PYTHON, sys.executable)
+    """The Python of this host that has torch and pytest; the tool's own has no torch.
+
+    Raises:
+        ConfigurationError: The one that the environment names cannot be run.
+    """
+    python = os.environ.get(SUITE_PYTHON, sys.executable)
+    if shutil.which(python) is None:
+        raise ConfigurationError(
+            "there is no such Python",
+            where=SUITE_PYTHON,
+            got=python or "nothing",
+            expected="a program that has torch and pytest",
+            next_step=f"{SUITE_PYTHON}=/path/to/python stackcheck prove --here",
+        )
+    return python
 
 
 def here(

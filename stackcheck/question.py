@@ -38,7 +38,10 @@ def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
         axis = axis.replace("-", "_")
         if axis not in AXES:
             raise ConfigurationError(
-                "no such axis", got=text[:80], expected="axis=value with one of " + ", ".join(sorted(AXES))
+                "no such axis" if "=" in text else "no such stack, and no such axis",
+                got=text[:80],
+                expected="axis=value with one of " + ", ".join(sorted(AXES)),
+                next_step=None if "=" in text else "stackcheck list",
             )
         if _VALUE.fullmatch(value) is None or (axis in VERSION_AXES and not is_version(value)):
             raise ConfigurationError(f"no value for {axis}", got=text[:80], expected=f"{axis}=VALUE")

@@ -6,13 +6,13 @@ first: from then on verification fails, whatever happens to the tags. The image 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck import attachments
 from stackcheck.certificate import revocation, sign
 from stackcheck.errors import CertificateError, PublishError
+from stackcheck.oci import is_attachment
 from stackcheck.publish import admit, digest_of, is_unique, unique_tags
 from stackcheck.registry import open_store, parse_reference
 from stackcheck.statement import newest
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from stackcheck.oci import Manifest
     from stackcheck.registry import Store
-
-_MACHINERY = re.compile(r"cert-[0-9a-f]{12}-|sha256-[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ def _tags_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) ->
     removed: list[str] = []
     left: list[str] = []
     for tag in store.tags():
-        if is_unique(tag) or _MACHINERY.match(tag) or digest_of(store, tag) != digest:
+        if is_unique(tag) or is_attachment(tag) or digest_of(store, tag) != digest:
             continue
         previous = _last_certified(store, tag, public_key)
         if previous is not None:

@@ -5,12 +5,14 @@ can close it but never open it (https://github.com/in-toto/attestation/blob/main
 
 FAILED beats UNFIT. UNFIT means "this run says nothing of the image; run it again elsewhere". Once a check
 failed for real the run has said something, and calling it UNFIT would hide a failure behind a machine's bad
-day. A check that can fail because the machine was throttled has to report `invalid` itself.
+day. A check that can fail because the machine was throttled has to report `invalid` itself. A machine that
+the stack does not name is unfit too: what passed on 4 devices says nothing of 8.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
@@ -18,8 +20,9 @@ from typing import TYPE_CHECKING, Literal
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from stackcheck.matrix import TestTarget
     from stackcheck.results import CheckResult, Metric, RunResult
 
 Status = Literal["PASSED", "FAILED", "UNFIT"]
@@ -83,6 +86,7 @@ def judge(
     required: Sequence[str],
     *,
     image_config_digest: str,
+    machines: Sequence[TestTarget] | None,
     vendor: str | None = None,
     waivers: Sequence[Waiver] = (),
 ) -> Verdict:
@@ -92,6 +96,8 @@ def judge(
         result: The run.
         required: Function-level names or patterns (`*`, `?`). Each demands at least one instance, all passed.
         image_config_digest: The config digest of the image that is to be certified.
+        machines: Those that the stack names (`tested_on`): a run on another one is UNFIT. None, for an image
+            without a stack: any will do.
         vendor: The vendor of the stack, when the caller knows it; a run on another vendor is FAILED.
         waivers: Named exceptions for checks that ran. A check that is missing or invalid cannot be waived:
             the first needs a change of the required set, the second another machine.
@@ -102,7 +108,10 @@ def judge(
         *_about_required(result, required, warned),
         *_about_checks(result, warned),
     )
-    unfit = tuple(_line(check) for check in result.checks if check.outcome == "invalid")
+    unfit = (
+        *other_machine((device.model for device in result.host.devices), machines),
+        *(_line(check) for check in result.checks if check.outcome == "invalid"),
+    )
     return Verdict(
         status="FAILED" if failures else "UNFIT" if unfit else "PASSED",
         reasons=(*failures, *unfit),
@@ -114,6 +123,21 @@ def judge(
         required=tuple(required),
         waivers=tuple(waivers),
     )
+
+
+def other_machine(models: Iterable[str], machines: Sequence[TestTarget] | None) -> Iterator[str]:
+    """Why a machine with devices of these models cannot certify a stack; nothing where it can.
+
+    Devices beside those that a machine names make it another one: the bounds are per model and count.
+    """
+    if machines is None:
+        return
+    found = Counter(models)
+    if any(found == Counter({machine.device: machine.count}) for machine in machines):
+        return
+    got = " and ".join(f"{model} x{count}" for model, count in sorted(found.items())) or "no device"
+    named = " or ".join(f"{machine.device} x{machine.count}" for machine in machines) or "none"
+    yield f"the machine is {got}, and the stack names {named} (tested_on in matrix.yaml)"
 
 
 def matches(check_id: str, entry: str) -> bool:

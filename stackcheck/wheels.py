@@ -75,7 +75,13 @@ def only(folder: Path) -> HostSettings:
         ConfigurationError: It is no folder.
     """
     if not folder.is_dir():
-        raise ConfigurationError("there is no such folder of wheels", where=str(folder))
+        raise ConfigurationError(
+            "there is no such folder of wheels",
+            where=str(folder),
+            got="a file" if folder.exists() else "nothing",
+            expected="a folder",
+            next_step="name one that is there, or leave --wheelhouse out",
+        )
     return HostSettings(pip={}, folders=(folder,), indexes=(), ca=None)
 
 

@@ -14,7 +14,7 @@ import yaml
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from pydantic import ValidationError
@@ -26,23 +26,7 @@ MAX_DEPTH = 20
 MAX_PROBLEMS = 50
 
 # The C parser is some ten times faster; PyYAML can be installed without it.
-_Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-
-
-class _TextLoader(_Base):  # type: ignore[misc]  # chosen at run time
-    """A loader that leaves scalars as text and refuses a key that stands twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node, its keys unique."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key.value, str) and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value[:80]!r} stands twice", key.start_mark
-                )
-            seen.add(str(key.value))
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
+_Parser: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -67,41 +51,69 @@ def parse(data: bytes, name: str) -> dict[str, Any]:
             f"{name} is too big", got=f"{len(data)} bytes", expected=f"at most {MAX_BYTES}"
         )
     try:
-        text = data.decode("utf-8")
-        _check_events(text, name)
-        value = yaml.load(text, Loader=_TextLoader)  # noqa: S506  # _TextLoader builds text, dicts and lists only
+        value = _document(yaml.parse(data.decode("utf-8"), Loader=_Parser), name)
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{name} is not UTF-8", where=f"{name}, byte {error.start}") from error
     except yaml.MarkedYAMLError as error:
         raise ConfigurationError(
-            f"{name} is not usable YAML", where=_place(error, name), got=error.problem
+            f"{name} is not usable YAML", where=_place(error.problem_mark, name), got=error.problem
         ) from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise ConfigurationError(f"{name} is not usable YAML", got=str(error).splitlines()[0]) from error
     if not isinstance(value, dict):
         raise ConfigurationError(f"{name} is not a mapping", expected="`key: value` lines at the top level")
     return value
 
 
-def _check_events(text: str, name: str) -> None:
-    """Refuse aliases and deep nesting before anything is built."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_TextLoader):
-        if isinstance(event, yaml.AliasEvent):
-            place = f"{name}, line {event.start_mark.line + 1}" if event.start_mark else name
-            raise ConfigurationError(
-                f"{name} uses a YAML alias", where=place, expected="the value written out"
-            )
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise ConfigurationError(f"{name} is nested too deeply", expected=f"at most {MAX_DEPTH} levels")
+def _document(events: Iterator[yaml.Event], name: str) -> object:
+    """What the one document of a file holds; None where it holds nothing.
+
+    Built from the parser's events in one pass: PyYAML's loaders would take three, and follow aliases.
+    """
+    value = None
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            if value is not None:
+                raise _unusable("a second document begins here", event, name)
+            value = _value(next(events), events, name, 1)
+    return value
 
 
-def _place(error: yaml.MarkedYAMLError, name: str) -> str:
-    mark = error.problem_mark
+def _value(event: yaml.Event, events: Iterator[yaml.Event], name: str, depth: int) -> object:
+    """The text, list or mapping that begins with an event."""
+    if getattr(event, "anchor", None) is not None:  # an alias names its anchor in the same place
+        raise _unusable("an anchor or an alias", event, name, expected="the value written out")
+    if isinstance(event, yaml.ScalarEvent):
+        return event.value
+    if depth > MAX_DEPTH:
+        raise _unusable("nested too deeply", event, name, expected=f"at most {MAX_DEPTH} levels")
+    if isinstance(event, yaml.SequenceStartEvent):
+        return [_value(item, events, name, depth + 1) for item in _until(yaml.SequenceEndEvent, events)]
+    mapping: dict[str, object] = {}
+    for begins in _until(yaml.MappingEndEvent, events):
+        key = _value(begins, events, name, depth + 1)
+        if not isinstance(key, str):
+            raise _unusable("a key that is no text", begins, name)
+        if key in mapping:
+            raise _unusable(f"the key {key[:80]!r} stands twice", begins, name)
+        mapping[key] = _value(next(events), events, name, depth + 1)
+    return mapping
+
+
+def _until(end: type[yaml.Event], events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
+    """The first event of each value in a collection; whoever reads a value takes the others of it."""
+    for event in events:
+        if isinstance(event, end):
+            return
+        yield event
+
+
+def _unusable(got: str, event: yaml.Event, name: str, *, expected: str | None = None) -> ConfigurationError:
+    where = _place(event.start_mark, name)
+    return ConfigurationError(f"{name} is not usable YAML", where=where, got=got, expected=expected)
+
+
+def _place(mark: Any, name: str) -> str:  # each of PyYAML's two parsers has a mark of its own
     return name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
 
 

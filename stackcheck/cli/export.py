@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from stackcheck import export
+from stackcheck.cli import named
 from stackcheck.cli.output import print_facts, print_json
-from stackcheck.image import label, load_image
 
 app = typer.Typer()
 
@@ -24,8 +24,8 @@ def export_image(
     root: Annotated[Path, typer.Option(help="The checkout.", show_default=False)] = Path(),
 ) -> None:
     """Write an image as one tar for `docker load`, `podman load` and Apptainer."""
-    image = load_image(root.resolve() / "build" / label(name) / "image.json")
-    path = output or Path(f"{label(name)}.tar")
+    image = named.image(name, root.resolve())
+    path = output or Path(f"{image.layout.parent.name}.tar")
     if dry_run:
         print(f"{image.manifest_digest}: write {path}, {export.size_bytes(image.layout) / 1e6:.1f} MB")
         return

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stackcheck import build, candidate, flow, forecast, keys, matrix, publish, resolve, signing
+from stackcheck import build, candidate, flow, forecast, keys, matrix, publish, signing
 from stackcheck.cli import build as building
-from stackcheck.cli import outcomes
+from stackcheck.cli import named, outcomes
 from stackcheck.cli.build import (
     HERE,
     AsJson,
@@ -25,7 +24,6 @@ from stackcheck.cli.build import (
     build_options,
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
-from stackcheck.errors import NothingSelectedError
 from stackcheck.examine import examine, refusal
 from stackcheck.image import label
 
@@ -95,12 +93,12 @@ def run_suites(
 ) -> None:
     """Run the acceptance suites inside an image, also when nothing changed, and judge; sign nothing."""
     if dry_run:
-        print(f"{name}: {tier} suites, judge")
+        _show_plan(name, root, f"{tier} suites, judge")
         return
     report = Progress()
     settings = _settings(root, tier=tier, vendor=vendor, force=True)
     with build.exclusive(settings.root, "stackcheck test", report):
-        engine = building.connected(report, builds=not _is_reference(name))
+        engine = building.connected(report, builds=not named.is_reference(name))
         subject = _candidate(name, engine, settings, report)
         _result, judged, _reused = examine(subject, engine, settings, report)
     facts = {
@@ -132,12 +130,12 @@ def certify_image(
 ) -> None:
     """Run the suites, judge, and sign the verdict; `publish` then promotes the image with it."""
     if dry_run:
-        print(f"{name}: {tier} suites, judge, sign")
+        _show_plan(name, root, f"{tier} suites, judge, sign")
         return
     report = Progress()
     settings = _settings(root, tier=tier, vendor=vendor, key=key, force=force)
     with build.exclusive(settings.root, "stackcheck certify", report):
-        engine = building.connected(report, builds=not _is_reference(name))
+        engine = building.connected(report, builds=not named.is_reference(name))
         subject = _candidate(name, engine, settings, report)
         result, judged, _reused = examine(subject, engine, settings, report)
         if judged.status == "UNFIT":
@@ -168,8 +166,8 @@ def publish_image(
     """Publish an image that `certify` signed as PASSED: candidate, attach, verify, tag last."""
     target = to or _target(root)
     settings = _settings(root, target=target, key=key)
-    tag = label(name)
-    image = build.load_image(settings.folder(tag) / "image.json")
+    image = named.image(name, settings.root)
+    tag = image.layout.parent.name
     envelopes = signing.signed(tag, settings)
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
@@ -219,21 +217,16 @@ def _candidate(
     name: str, engine: Engine, settings: candidate.Settings, report: Progress
 ) -> candidate.Candidate:
     """A stack of the matrix (built when it has to be), or any image reference."""
-    stacks = resolve.load_stacks(settings.root)
-    found = () if _is_reference(name) else resolve.select(stacks, (name,))
-    if len(found) > 1:
-        raise NothingSelectedError(
-            f"{name} matches {len(found)} stacks, and this verb takes one",
-            got=", ".join(stack.id for stack in found),
-        )
+    found = named.stack(name, settings.root)
     if found:
-        (image,) = build.build(found, engine, root=settings.root, report=report, options=settings.build)
-        return candidate.of_stack(found[0], image, settings)
+        (image,) = build.build((found,), engine, root=settings.root, report=report, options=settings.build)
+        return candidate.of_stack(found, image, settings)
     image = build.adopt(name, engine, folder=settings.folder(label(name)), report=report)
     loaded = matrix.load(settings.root / "matrix.yaml")
     return candidate.foreign(image, label(name), loaded, settings)
 
 
-def _is_reference(name: str) -> bool:
-    """Whether a name is an image and no stack: stack ids hold neither `/`, `:` nor `@`."""
-    return re.search(r"[/:@]", name) is not None
+def _show_plan(name: str, root: Path, steps: str) -> None:
+    """The dry run of a verb that takes STACK|IMAGE; a stack that is not there is refused as in a run."""
+    found = named.stack(name, root.resolve())
+    print(f"{found.id if found else name}: {steps}")

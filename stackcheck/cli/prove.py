@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ app = typer.Typer(rich_markup_mode=None)
 MAX_AGE = dt.timedelta(days=365)  # what runs the proof only has to be ours and whole
 COLUMNS = ("FAULT", "HAS TO BE CAUGHT BY", "ON", "")
 REASON_LINES = 3
+Runner = Callable[[tuple[str, ...], Path, Progress], prove.Told]
 
 
 @app.command("prove")
@@ -36,21 +38,23 @@ def prove_checks(
     """Plant every fault and show which check catches it; exit 6 unless all are, by every check there is."""
     root = root.resolve()
     report = Progress()
+    # Before the first run: what is refused must not cost the minutes of the run over AMD's library.
+    run_in_torch = _on_this_host() if here else _in_image(image or _cpu_image(root), report)
     amd = prove.here(prove.over_amd(workers), root=root, report=report)
-    arguments = prove.in_torch(workers)
-    torch = (
-        prove.here(arguments, root=root, report=report, python=prove.suite_python())
-        if here
-        else _in_image(image or _cpu_image(root), arguments, root, report)
-    )
+    torch = run_in_torch(prove.in_torch(workers), root, report)
     proof = prove.join([torch, amd])
     print_json(_document(proof)) if as_json else _print(proof)
     if not proof.holds:
         raise typer.Exit(ChecksFailedError.exit_code)
 
 
-def _in_image(reference: str, arguments: tuple[str, ...], root: Path, report: Progress) -> prove.Told:
-    """Run the faults that need torch in a certified image, with the checkout mounted."""
+def _on_this_host() -> Runner:
+    python = prove.suite_python()
+    return lambda arguments, root, report: prove.here(arguments, root=root, report=report, python=python)
+
+
+def _in_image(reference: str, report: Progress) -> Runner:
+    """Verify and fetch a certified image; gives what runs a proof in it, with the checkout mounted."""
     from stackcheck import keys, pull, vendors
     from stackcheck.engine import Engine
 
@@ -59,10 +63,14 @@ def _in_image(reference: str, arguments: tuple[str, ...], root: Path, report: Pr
     )
     engine = Engine.connect()
     name = pull.pull(verified, engine, report=report)
-    reader = prove.Reader(report)
-    needs = vendors.module("cpu").container_needs()
-    pull.run(name, engine, ("python", *arguments), needs=needs, folder=root, on_line=reader)
-    return reader.told(f"{name}: python {' '.join(arguments)}")
+
+    def run(arguments: tuple[str, ...], root: Path, report: Progress) -> prove.Told:
+        reader = prove.Reader(report)
+        needs = vendors.module("cpu").container_needs()
+        pull.run(name, engine, ("python", *arguments), needs=needs, folder=root, on_line=reader)
+        return reader.told(f"{name}: python {' '.join(arguments)}")
+
+    return run
 
 
 def _cpu_image(root: Path) -> str:

@@ -1,4 +1,4 @@
-"""Builds and containers against a real daemon; a host without one is set up first, as a user's would be."""
+"""Builds against a real daemon; a host without one is set up first, as a user's would be."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from small_stacks import (  # noqa: F401  # fixtures among them
     build_one,
     committed_cpu_stack,
     empty_checkout,
+    image_of_a_shell,
     real_engine,
     silent,
     small_stack,
 )
-from stackcheck import apt, archive, bootstrap, build, buildplan, export, resolve, wheels
-from stackcheck.engine import Engine, Mount, RunSpec
-from stackcheck.errors import BuildError, ChecksFailedError, EngineError
+from stackcheck import apt, archive, bootstrap, build, buildplan, resolve, wheels
+from stackcheck.engine import Engine
+from stackcheck.errors import BuildError, EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,121 +133,6 @@ def test_a_failing_step_is_named_with_its_stage_line_and_last_words(
     assert caught.value.where == "Dockerfile:6, stage wheels 1/1"
     assert "the disk of Babel" in (caught.value.got or "")
     assert not (checkout / "build" / stack.id / "image.json").exists()
-
-
-@pytest.fixture(scope="module")
-def small_image(
-    engine: Engine, cpu_stack: resolve.Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[build.Image]:
-    folder = tmp_path_factory.mktemp("small-image")
-    (folder / "build").mkdir()
-    (folder / "build" / "bases").symlink_to(small_base)
-    stack = small_stack(folder, "plain", cpu_stack)
-    image = build_one(stack, engine, folder)
-    yield image
-    engine.remove(image.reference)
-
-
-def run(engine: Engine, image: build.Image, script: str, **options: object) -> tuple[int, list[str]]:
-    lines: list[str] = []
-    spec = RunSpec(image=image.reference, command=("/bin/bash", "-c", script), on_line=lines.append)
-    code = engine.run(dataclasses.replace(spec, **options))
-    return code, lines
-
-
-def test_a_container_has_no_rights_by_default(engine: Engine, small_image: build.Image) -> None:
-    script = (
-        "id -u; grep CapEff /proc/self/status; grep NoNewPrivs /proc/self/status;"
-        "touch /written 2>&1 | grep -o 'Read-only file system'; ls /sys/class/net;"
-        "cp /bin/true /tmp/x && /tmp/x && exit 7"
-    )
-    code, lines = run(engine, small_image, script)
-    assert code == 7, lines
-    assert lines[0] == "1000"
-    assert lines[1].split() == ["CapEff:", "0000000000000000"]
-    assert lines[2].split() == ["NoNewPrivs:", "1"]
-    assert lines[3:] == ["Read-only file system", "lo"]
-
-
-def test_mounts_environment_and_user_are_what_was_asked_for(
-    engine: Engine, small_image: build.Image, tmp_path: Path
-) -> None:
-    (tmp_path / "told").write_text("words")
-    (tmp_path / "out").mkdir(mode=0o777)
-    (tmp_path / "out").chmod(0o777)
-    mounts = (
-        Mount(source=tmp_path / "told", target="/told"),
-        Mount(source=tmp_path / "out", target="/out", read_only=False),
-    )
-    script = "cat /told > /out/heard; echo $PLANET; id -u; id -G; df -B1 --output=size /dev/shm | tail -1"
-    code, lines = run(
-        engine,
-        small_image,
-        script,
-        mounts=mounts,
-        env={"PLANET": "Mars"},
-        user="1234:1234",
-        group_add=(44,),
-        shm_size_bytes=1 << 27,
-    )
-    assert code == 0
-    assert (tmp_path / "out" / "heard").read_text() == "words"
-    assert [line.strip() for line in lines] == ["Mars", "1234", "1234 44", str(1 << 27)]
-
-
-def test_output_streams_while_the_container_runs(engine: Engine, small_image: build.Image) -> None:
-    seen: list[float] = []
-    start = time.monotonic()
-    run(
-        engine,
-        small_image,
-        "echo early; sleep 2",
-        on_line=lambda _line: seen.append(time.monotonic() - start),
-    )
-    assert time.monotonic() - start - seen[0] > 1.5
-
-
-def test_a_container_over_its_time_is_killed_and_removed(engine: Engine, small_image: build.Image) -> None:
-    start = time.monotonic()
-    with pytest.raises(ChecksFailedError, match="did not end in time"):
-        run(engine, small_image, "trap '' TERM; sleep 100 & wait", timeout_s=2)
-    assert time.monotonic() - start < 20
-    assert containers_of(small_image) == []
-
-
-def test_an_interrupted_run_leaves_no_container(engine: Engine, small_image: build.Image) -> None:
-    def interrupt(_line: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(engine, small_image, "echo hello; sleep 100", on_line=interrupt)
-    assert containers_of(small_image) == []
-
-
-def containers_of(image: build.Image) -> list[str]:
-    command = ["docker", "ps", "--all", "--quiet", "--filter", f"ancestor={image.reference}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-
-def test_an_image_that_is_not_there_is_named(engine: Engine) -> None:
-    with pytest.raises(EngineError) as caught:
-        engine.run(RunSpec(image="stackcheck/none:none", command=("true",)))
-    assert caught.value.exit_code == 4
-    assert "stackcheck/none" in str(caught.value)
-
-
-def test_an_exported_image_loads_with_plain_docker(
-    engine: Engine, small_image: build.Image, tmp_path: Path
-) -> None:
-    export.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
-    with tarfile.open(tmp_path / "image.tar") as tar:
-        assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())
-    before = engine.inspect(small_image.reference).id
-    engine.remove(small_image.reference)
-    subprocess.run(
-        ["docker", "load", "--input", str(tmp_path / "image.tar")], check=True, capture_output=True
-    )
-    assert engine.inspect(small_image.reference).id == before
 
 
 def test_any_image_of_the_engine_can_be_adopted(

@@ -9,17 +9,27 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 
 import shell_image
+from small_stacks import (  # noqa: F401  # fixtures
+    base_of_a_shell,
+    committed_cpu_stack,
+    image_of_a_shell,
+    real_engine,
+)
 from stackcheck import archive, export
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from stackcheck.build import Image
+    from stackcheck.engine import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -94,3 +104,17 @@ def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]
     assert found.strip() == archive.manifest_digest(layout)
     command = ["/bin/bash", "-c", "echo it runs"]
     assert run(*podman, "run", "--rm", "--network", "none", *limits, REFERENCE, *command) == "it runs\n"
+
+
+def test_an_exported_image_loads_with_plain_docker(
+    engine: Engine, small_image: Image, tmp_path: Path
+) -> None:
+    export.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
+    with tarfile.open(tmp_path / "image.tar") as tar:
+        assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())
+    before = engine.inspect(small_image.reference).id
+    engine.remove(small_image.reference)
+    subprocess.run(
+        ["docker", "load", "--input", str(tmp_path / "image.tar")], check=True, capture_output=True
+    )
+    assert engine.inspect(small_image.reference).id == before

@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stackcheck import bootstrap, build, host_setup, resolve
 from stackcheck.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = ROOT / "tests" / "integration" / "assets"
@@ -90,3 +93,16 @@ def build_one(stack: resolve.Stack, engine: Engine, checkout: Path, **chosen: An
     options = build.Options(**chosen)
     (image,) = build.build((stack,), engine, root=checkout, report=silent, options=options)
     return image
+
+
+@pytest.fixture(scope="module", name="small_image")
+def image_of_a_shell(
+    engine: Engine, cpu_stack: resolve.Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[build.Image]:
+    folder = tmp_path_factory.mktemp("small-image")
+    (folder / "build").mkdir()
+    (folder / "build" / "bases").symlink_to(small_base)
+    stack = small_stack(folder, "plain", cpu_stack)
+    image = build_one(stack, engine, folder)
+    yield image
+    engine.remove(image.reference)

@@ -12,6 +12,7 @@ from small_checkout import (  # noqa: F401  # fixtures among them
     FakeEngine,
     call,
     fake_engine,
+    own_home,
     small_checkout,
 )
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
 
 Capsys = pytest.CaptureFixture[str]
 UNLOCKED = "rocm7.14.1-*"
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(checkout)
 
 
 @pytest.fixture
@@ -109,6 +104,21 @@ def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
         assert "torch==2.13.0+cpu" in said
         assert "on a machine with network: pip download" in said
     assert engine.builds == []
+
+
+@pytest.mark.usefixtures("made_base")
+@pytest.mark.parametrize("verb", ["build", "images"])
+def test_a_folder_of_wheels_that_is_not_there_is_exit_2_also_when_nothing_changed(
+    engine: FakeEngine, tmp_path: Path, capsys: Capsys, verb: str
+) -> None:
+    assert call(capsys, "build", CPU_STACK).code == 0
+    for options in (["--dry-run"], []):
+        done = call(capsys, verb, CPU_STACK, "--wheelhouse", tmp_path / "nowhere", *options)
+        said = done.out + done.err
+        assert done.code == 2
+        assert "there is no such folder of wheels" in said
+        assert f"where: {tmp_path / 'nowhere'}" in said
+    assert (len(engine.builds), engine.runs) == (1, [])
 
 
 def test_images_takes_the_same_options_to_the_build(

@@ -15,6 +15,7 @@ from small_checkout import (  # noqa: F401  # fixtures among them
     answer,
     call,
     fake_engine,
+    own_home,
     small_checkout,
 )
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
 
 GEMM = "test_kernels.py::test_gemm"
 Capsys = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
-    """The user's key and the current folder are the test's own."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(checkout)
 
 
 def tree(root: Path) -> dict[str, bytes | None]:
@@ -135,6 +129,25 @@ def test_an_unfit_machine_is_exit_9(engine: FakeEngine, checkout: Path, capsys: 
     assert not (checkout / "build" / CPU_STACK / "statements").exists()
 
 
+@pytest.mark.parametrize("verb", ["images", "test", "certify"])
+def test_a_machine_that_the_stack_does_not_name_is_exit_9_with_both_and_the_way_on(
+    engine: FakeEngine,
+    checkout: Path,
+    capsys: Capsys,
+    verb: str,
+) -> None:
+    path = checkout / "matrix.yaml"
+    path.write_text(path.read_text().replace("{device: CPU, count: 1}", "{device: CPU, count: 2}"))
+    done = call(capsys, verb, CPU_STACK)
+    said = done.out + done.err
+    assert done.code == 9
+    assert "the machine is CPU x1, and the stack names CPU x2" in said
+    assert "next: run the same command on such a machine, or name this one under tested_on" in said
+    assert "stackcheck publish" not in said
+    assert not (checkout / "build" / CPU_STACK / "statements").exists()
+    assert len(engine.runs) == 1
+
+
 def test_an_amd_stack_on_a_host_without_one_is_exit_6_and_says_so(
     engine: FakeEngine,  # noqa: ARG001
     checkout: Path,
@@ -230,7 +243,7 @@ def test_a_verb_for_one_stack_takes_one(engine: FakeEngine, capsys: Capsys, name
 
 def test_an_exported_image_is_one_tar(engine: FakeEngine, checkout: Path, capsys: Capsys) -> None:  # noqa: ARG001
     call(capsys, "build", CPU_STACK)
-    done = call(capsys, "export", CPU_STACK, "--output", checkout / "out" / "image.tar")
+    done = call(capsys, "export", "cpu-*", "--output", checkout / "out" / "image.tar")
     assert done.code == 0
     assert (checkout / "out" / "image.tar").stat().st_size > 0
     assert "docker load --input" in done.out

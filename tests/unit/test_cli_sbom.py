@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_checkout import CPU_STACK, FakeEngine, call, fake_engine, small_checkout  # noqa: F401  # fixtures
+from small_checkout import (  # noqa: F401  # fixtures among them
+    CPU_STACK,
+    FakeEngine,
+    call,
+    fake_engine,
+    own_home,
+    small_checkout,
+)
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
 from stackcheck import keys
 
@@ -16,13 +23,6 @@ if TYPE_CHECKING:
 
 Capsys = pytest.CaptureFixture[str]
 REFERENCE = f"oci:dist:{CPU_STACK}"
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
-    """The user's key and the current folder are the test's own."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(checkout)
 
 
 def test_the_list_of_packages_is_printed_from_what_was_published(engine: FakeEngine, capsys: Capsys) -> None:

@@ -2,68 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from small_images import STACK_ID, certify, make_image, new_key, quiet
-from stackcheck import credentials, publish
+from small_registry import Answer, repository, serving
+from stackcheck import publish
 from stackcheck.distribution import Repository
-from stackcheck.errors import ConfigurationError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import IntegrityError, MissingError, RegistryError, sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from http.server import BaseHTTPRequestHandler
     from pathlib import Path
-
-Answer = tuple[int, dict[str, str], bytes]
-
-
-@contextlib.contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tuple[str, list[str]]]:
-    """A server whose every answer is one function's; yields its host and the requests it saw."""
-    seen: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def _do(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            self.body = self.rfile.read(length)
-            seen.append(f"{self.command} {self.path}")
-            status, headers, body = answer(self)
-            with contextlib.suppress(ConnectionError):
-                self.send_response(status)
-                for name, value in ({"Content-Length": str(len(body))} | headers).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815  # the base class's names
-
-        def log_message(self, *_arguments: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", seen
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def repository(host: str, **changes: Any) -> Repository:
-    return Repository(host, "a/b", **({"timeout_s": (1.0, 0.3), "retry_delays_s": (0.01, 0.01)} | changes))
 
 
 def test_a_registry_that_fails_is_asked_three_times_and_then_named() -> None:
@@ -158,97 +112,11 @@ def test_lists_are_read_to_their_last_page() -> None:
         assert repository(host).tags() == ("a", "b")
 
 
-def login(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = {"auth": base64.b64encode(b"user:secret:with:colons").decode()}
-    (folder / "config.json").write_text(json.dumps({"auths": {host: entry}}))
-    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
-
-
-def test_basic_credentials_are_sent_only_after_they_were_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = "Basic " + base64.b64encode(b"user:secret:with:colons").decode()
-    got: list[str | None] = []
-
-    def ask(request: BaseHTTPRequestHandler) -> Answer:
-        got.append(request.headers.get("Authorization"))
-        if got[-1] == expected:
-            return 200, {}, b'{"tags": ["a"]}'
-        return 401, {"WWW-Authenticate": 'Basic realm="x"'}, b""
-
-    with serving(ask) as (host, _seen):
-        login(tmp_path, host, monkeypatch)
-        assert repository(host).tags() == ("a",)
-    assert got == [None, expected]
-
-
-def test_a_bearer_token_is_fetched_for_the_asked_scope(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scope = "repository:a/b:pull"
-
-    def ask(request: BaseHTTPRequestHandler) -> Answer:
-        if request.path.startswith("/token"):
-            basic = request.headers.get("Authorization", "").startswith("Basic ")
-            asked = f"scope={scope.replace(':', '%3A').replace('/', '%2F')}" in request.path
-            return (200, {}, b'{"token": "T"}') if basic and asked else (403, {}, b"")
-        if request.headers.get("Authorization") == "Bearer T":
-            return 200, {}, b'{"tags": ["a"]}'
-        realm = f"http://{request.headers['Host']}/token"
-        return 401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="s",scope="{scope}"'}, b""
-
-    with serving(ask) as (host, seen):
-        login(tmp_path, host, monkeypatch)
-        assert repository(host).tags() == ("a",)
-        assert len(seen) == 3
-
-
-def test_credentials_never_go_to_a_token_service_over_plain_http(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    challenge = {"WWW-Authenticate": 'Bearer realm="http://registry.example.org/token"'}
-    with serving(lambda _: (401, challenge, b"")) as (host, _seen):
-        login(tmp_path, host, monkeypatch)
-        with pytest.raises(RegistryError, match="plain http"):
-            repository(host).tags()
-
-
-def test_a_refusal_says_how_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with serving(lambda _: (401, {"WWW-Authenticate": 'Basic realm="x"'}, b"")) as (host, _seen):
-        with pytest.raises(RegistryError) as error:
-            repository(host).tags()
-        assert error.value.next_step == f"docker login {host}"
-
-
 def test_another_machine_is_spoken_to_over_https_unless_asked() -> None:
     assert Repository("registry.example.org", "a")._root == "https://registry.example.org/v2/a"
     assert Repository("registry.example.org", "a", plain_http=True)._root.startswith("http://")
     assert Repository("localhost:5000", "a")._root == "http://localhost:5000/v2/a"
     assert Repository("docker.io", "a")._root == "https://registry-1.docker.io/v2/library/a"
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"auths": {"h": 1}}', '{"auths": {"h": {"auth": "%%"}}}'])
-def test_a_broken_docker_configuration_is_a_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
-) -> None:
-    (tmp_path / "config.json").write_text(content)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with pytest.raises(ConfigurationError):
-        credentials.find("h")
-
-
-def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper = tmp_path / "docker-credential-fake"
-    helper.write_text('#!/bin/sh\nread host; echo "{\\"Username\\": \\"$host\\", \\"Secret\\": \\"s\\"}"\n')
-    helper.chmod(0o755)
-    (tmp_path / "config.json").write_text('{"credHelpers": {"h": "fake"}}')
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = credentials.find("h")
-    assert found is not None
-    assert (found.username, found.password) == ("h", "s")
-    assert "'s'" not in repr(found)
 
 
 class Memory:

@@ -170,6 +170,37 @@ def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
         yamlfile.read(Path(__file__).parent / "assets" / "yaml" / name)
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "got"),
+    [
+        ("a: 1\nb: &x 2\n", "line 2, column 4", "an anchor or an alias"),
+        ("a: 1\nb: *x\n", "line 2, column 4", "an anchor or an alias"),
+        ("a: {b: 1,\n b: 2}\n", "line 2, column 2", "the key 'b' stands twice"),
+        ("a: 1\n[b]: 2\n", "line 2, column 1", "a key that is no text"),
+        ("a: 1\n---\na: 2\n", "line 2, column 1", "a second document begins here"),
+        ("a: " + "[" * 20, "line 1, column 23", "nested too deeply"),
+    ],
+)
+def test_what_no_plain_text_file_needs_is_refused_with_its_place(text: str, place: str, got: str):
+    with pytest.raises(ConfigurationError) as caught:
+        yamlfile.parse(text.encode(), "file.yaml")
+    assert caught.value.where == f"file.yaml, {place}"
+    assert got in (caught.value.got or "")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "a", "- a", "---\n"])
+def test_what_is_no_mapping_is_refused(text: str):
+    with pytest.raises(ConfigurationError, match="is not a mapping"):
+        yamlfile.parse(text.encode(), "file.yaml")
+
+
+def test_every_scalar_stays_text():
+    text = b"a: [3.10, no, null, 0x1, !!int 7, ~, 2026-01-01]\nb: {<<: {c: d}}\n'': !x\n"
+    found = yamlfile.parse(text, "file.yaml")
+    assert found["a"] == ["3.10", "no", "null", "0x1", "7", "~", "2026-01-01"]
+    assert (found["b"], found[""]) == ({"<<": {"c": "d"}}, "")
+
+
 def test_a_product_too_large_to_finish_is_refused():
     many = [f"2.{minor}.{patch}" for minor in range(20) for patch in range(50)]
     with pytest.raises(ConfigurationError, match="more than"):

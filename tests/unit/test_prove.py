@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from small_checkout import call
 from stackcheck import prove
 from stackcheck.cli.prove import app
 from stackcheck.errors import ChecksFailedError
@@ -198,10 +199,33 @@ def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytes
         pythons.append(python)
         return told()
 
-    monkeypatch.setenv(prove.SUITE_PYTHON, "/opt/torch/bin/python")
+    monkeypatch.setenv(prove.SUITE_PYTHON, "/bin/sh")
     monkeypatch.setattr(prove, "here", recorded)
     CliRunner().invoke(app, ["--here", "--root", str(ROOT)])
-    assert pythons == [sys.executable, "/opt/torch/bin/python"]
+    assert pythons == [sys.executable, "/bin/sh"]
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", ""])
+def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], python: str
+) -> None:
+    monkeypatch.setattr(prove, "here", lambda *_, **__: pytest.fail("a proof was run"))
+    monkeypatch.setenv(prove.SUITE_PYTHON, python)
+    done = call(capsys, "prove", "--here", "--root", ROOT)
+    assert done.code == 2
+    assert f"where: {prove.SUITE_PYTHON}\n  got: {python or 'nothing'}" in done.err
+
+
+def test_an_image_that_is_refused_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prove, "here", lambda *_, **__: pytest.fail("a proof was run"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert call(capsys, "key").code == 0
+    for reference, code in ((f"oci:{tmp_path / 'dist'}:nope", 7), ("nope", 2)):
+        done = call(capsys, "prove", "--image", reference, "--root", ROOT)
+        assert (done.code, done.out) == (code, "")
+        assert done.err.startswith("error: ")
 
 
 def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:

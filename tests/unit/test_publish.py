@@ -7,70 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
-from stackcheck import attachments, publish, revoke, verify
-from stackcheck.errors import CertificateError, PublishError
+from small_images import (  # noqa: F401  # a fixture
+    NOW,
+    STACK_ID,
+    SmallImage,
+    certify,
+    new_key,
+    no_disk_flushes,
+    quiet,
+)
+from small_target import HOUR, World, refused, world_of_one_target  # noqa: F401  # a fixture
+from stackcheck import attachments, publish
 from stackcheck.layout import OciLayout
 from stackcheck.oci import RegistryError
-from stackcheck.statement import VSA, status
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-HOUR = dt.timedelta(hours=1)
-
-
-class World:
-    """A key, a target, and images to publish there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.key: EllipticCurvePrivateKey = new_key()
-        self.target = f"oci:{folder / 'dist'}"
-        self.reference = f"{self.target}:{STACK_ID}"
-
-    def image(self, content: bytes) -> SmallImage:
-        return make_image(self.folder / content.decode(), content)
-
-    def publish(self, image: SmallImage, **changes: Any) -> publish.Published:
-        envelopes = changes.pop("envelopes", None) or certify(image, self.key, **changes)
-        return publish.publish(
-            image.layout,
-            tag=STACK_ID,
-            envelopes=envelopes,
-            target=self.target,
-            public_key=self.key.public_key(),
-            report=quiet,
-        )
-
-    def revoke(self, reference: str, now: dt.datetime = NOW + HOUR) -> revoke.Revoked:
-        return revoke.revoke(reference, reason="NaN", key=self.key, now=now, report=quiet)
-
-    def verify(self, reference: str | None = None, now: dt.datetime = NOW + 3 * HOUR) -> verify.Verified:
-        return verify.verify(
-            reference or self.reference,
-            public_key=self.key.public_key(),
-            device_model="CPU",
-            driver=None,
-            now=now,
-        )
-
-    def tags(self) -> dict[str, str]:
-        """The tags that users see, without those of the attestations."""
-        store = OciLayout(self.folder / "dist")
-        names = store.tags() if (self.folder / "dist" / "index.json").exists() else ()
-        return {
-            name: store.read_manifest(name).digest
-            for name in names
-            if not name.startswith(("cert-", "sha256-"))
-        }
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 def test_what_was_tested_is_what_is_published_under_both_tags(world: World) -> None:
@@ -115,13 +67,6 @@ def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(world: World
         )
         assert entry.annotations == document["annotations"]
         assert document["subject"]["digest"] == image.manifest_digest
-
-
-def refused(world: World, image: SmallImage, **changes: Any) -> PublishError:
-    with pytest.raises(PublishError) as error:
-        world.publish(image, **changes)
-    assert error.value.exit_code == 8
-    return error.value
 
 
 def test_a_failed_image_is_refused_and_leaves_no_tag(world: World) -> None:
@@ -233,59 +178,6 @@ def test_the_floating_tag_is_the_last_thing_that_is_written(world: World) -> Non
     assert written[-1] == ("write_manifest", STACK_ID)
 
 
-def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(world: World) -> None:
-    first, second = world.image(b"first"), world.image(b"second")
-    world.publish(first)
-    two = world.publish(second)
-    done = world.revoke(world.reference)
-    assert done.moved == {STACK_ID: first.manifest_digest}
-    assert world.verify().digest == first.manifest_digest
-    with pytest.raises(CertificateError, match="FAILED"):
-        world.verify(str(two.unique))
-
-
-def test_revoking_the_only_image_takes_its_tag_away(world: World) -> None:
-    image = world.image(b"first")
-    one = world.publish(image)
-    assert world.revoke(world.reference).removed == (STACK_ID,)
-    assert STACK_ID not in world.tags()
-    with pytest.raises(CertificateError, match="FAILED"):
-        world.verify(str(one.unique))
-
-
-def test_a_tag_never_goes_back_to_an_image_that_was_revoked_before(world: World) -> None:
-    images = [world.image(name) for name in (b"first", b"second", b"third")]
-    published = [world.publish(image) for image in images]
-    world.revoke(str(published[1].unique))
-    assert world.revoke(world.reference).moved == {STACK_ID: images[0].manifest_digest}
-
-
-def test_only_the_key_that_certified_can_revoke(world: World) -> None:
-    world.publish(world.image(b"first"))
-    with pytest.raises(CertificateError):
-        revoke.revoke(world.reference, reason="x", key=new_key(), now=NOW, report=quiet)
-    assert world.verify()
-
-
-def test_signing_the_old_run_again_does_not_lift_a_revocation(world: World) -> None:
-    image = world.image(b"first")
-    world.publish(image)
-    world.revoke(world.reference, now=NOW + HOUR)
-    assert "withdrawn after the run" in refused(world, image, now=NOW + HOUR).what
-    assert world.tags().get(STACK_ID) is None
-
-
-def test_a_later_run_lifts_a_revocation_in_both_forms(world: World) -> None:
-    image = world.image(b"first")
-    world.publish(image)
-    world.revoke(world.reference, now=NOW + HOUR)
-    world.publish(image, now=NOW + 2 * HOUR)
-    assert world.verify().verified_at == NOW + 2 * HOUR
-    known = attachments.read(OciLayout(world.folder / "dist"), image.manifest_digest, world.key.public_key())
-    summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
-    assert [status(item) for item in summaries] == ["PASSED", "PASSED"]
-
-
 def test_promotion_keeps_the_digest_and_brings_both_forms(world: World) -> None:
     image = world.image(b"first")
     world.publish(image)
@@ -296,16 +188,3 @@ def test_promotion_keeps_the_digest_and_brings_both_forms(world: World) -> None:
     names = OciLayout(world.folder / "other").tags()
     assert attachments.legacy_tag(image.manifest_digest) in names
     assert sum(name.startswith("cert-") for name in names) == 4
-
-
-def test_a_revoked_image_is_not_promoted(world: World) -> None:
-    one = world.publish(world.image(b"first"))
-    world.revoke(world.reference)
-    with pytest.raises(PublishError):
-        publish.promote(
-            str(one.unique),
-            target=f"oci:{world.folder / 'other'}",
-            public_key=world.key.public_key(),
-            report=quiet,
-        )
-    assert not (world.folder / "other").exists()

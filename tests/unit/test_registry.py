@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_images import make_image, quiet
+from stackcheck.attachments import legacy_tag
+from stackcheck.bundle import bundle_tag, fallback_tag
 from stackcheck.errors import ConfigurationError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import (
@@ -189,6 +191,26 @@ def test_a_missing_layout_or_tag_is_missing(tmp_path: Path) -> None:
     make_image(tmp_path)
     with pytest.raises(MissingError, match="no such tag"):
         OciLayout(tmp_path).read_manifest("other")
+
+
+def test_a_missing_tag_shows_the_newest_images_and_none_of_what_is_attached_to_them(tmp_path: Path) -> None:
+    image = make_image(tmp_path)
+    layout = OciLayout(tmp_path)
+    manifest = layout.read_manifest(image.manifest_digest)
+    attached = (
+        legacy_tag(manifest.digest),
+        fallback_tag(manifest.digest),
+        bundle_tag(manifest.digest, DIGEST),
+    )
+    for tag in ("first", *attached, *(f"image-20260304-{n}" for n in (1, 2, 3)), "image", *attached):
+        layout.write_manifest(manifest, tag)
+    with pytest.raises(MissingError) as caught:
+        layout.read_manifest("other")
+    assert caught.value.expected == "image, image-20260304-3, image-20260304-2, image-20260304-1"
+    for tag in set(layout.tags()) - {*attached}:
+        layout.delete_tag(tag)
+    with pytest.raises(MissingError, match="next: stackcheck images"):
+        layout.read_manifest("other")
 
 
 def test_a_second_writer_waits_and_says_for_what(tmp_path: Path) -> None:

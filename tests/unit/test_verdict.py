@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from result_files import CONFIG_DIGEST, check, host, metric, result
 from stackcheck import results
 from stackcheck.errors import ConfigurationError
+from stackcheck.matrix import TestTarget
 from stackcheck.verdict import Verdict, Waiver, judge, matches
 
 REQUIRED = ("test_a.py::test_one", "test_b.py::*")
+CPU = TestTarget(device="CPU", count=1)
 HEALTHY = (check("test_a.py::test_one[1]"), check("test_a.py::test_one[2]"), check("test_b.py::test_two"))
 
 
@@ -22,10 +24,11 @@ def judged(
     *checks: dict[str, Any],
     required: tuple[str, ...] = REQUIRED,
     waivers: tuple[Waiver, ...] = (),
+    machines: tuple[TestTarget, ...] | None = (CPU,),
     **changes: Any,
 ) -> Verdict:
     run = results.parse(json.dumps(result(*checks, **changes)).encode())
-    return judge(run, required, image_config_digest=CONFIG_DIGEST, waivers=waivers)
+    return judge(run, required, image_config_digest=CONFIG_DIGEST, machines=machines, waivers=waivers)
 
 
 def waiver(name: str) -> Waiver:
@@ -84,7 +87,8 @@ def test_fewer_reports_than_selected_checks_are_failed() -> None:
 
 def test_another_image_is_failed() -> None:
     run = results.parse(json.dumps(result(*HEALTHY)).encode())
-    assert judge(run, REQUIRED, image_config_digest="sha256:" + "d" * 64).status == "FAILED"
+    other = "sha256:" + "d" * 64
+    assert judge(run, REQUIRED, image_config_digest=other, machines=(CPU,)).status == "FAILED"
     assert judged(*HEALTHY, image=None).status == "FAILED"
 
 
@@ -96,7 +100,7 @@ def test_a_vendor_without_a_device_is_failed_with_that_reason(vendor: str) -> No
 
 def test_a_run_on_another_vendor_than_the_stack_is_for_is_failed() -> None:
     run = results.parse(json.dumps(result(*HEALTHY)).encode())
-    verdict = judge(run, REQUIRED, image_config_digest=CONFIG_DIGEST, vendor="amd")
+    verdict = judge(run, REQUIRED, image_config_digest=CONFIG_DIGEST, machines=(CPU,), vendor="amd")
     assert verdict.reasons == ("the stack is for amd, the run was on vendor cpu",)
 
 
@@ -138,6 +142,54 @@ def test_an_unfit_machine_is_neither_passed_nor_failed() -> None:
 def test_a_real_failure_on_an_unfit_machine_is_failed() -> None:
     verdict = judged(*HEALTHY, check("test_c.py::x", "invalid"), check("test_c.py::y", "failed"))
     assert verdict.status == "FAILED"
+
+
+H200 = TestTarget(device="H200", count=8, driver="580.95.05")
+MIXED = (H200, TestTarget(device="MI300X", count=8), TestTarget(device="H200", count=4))
+
+
+@pytest.mark.parametrize("models", [["H200"] * 8, ["H200"] * 4, ["MI300X"] * 8])
+def test_a_run_on_one_of_the_machines_that_the_stack_names_is_passed(models: list[str]) -> None:
+    on = host(
+        "nvidia", *models, driver="999.9"
+    )  # nightly runs are there for drivers that the matrix does not know
+    assert judged(*HEALTHY, host=on, machines=MIXED).status == "PASSED"
+
+
+@pytest.mark.parametrize(
+    ("models", "machines", "reason"),
+    [
+        (["H200"] * 4, (H200,), "the machine is H200 x4, and the stack names H200 x8"),
+        (["H200"] * 16, (H200,), "the machine is H200 x16, and the stack names H200 x8"),
+        (["H100"] * 8, (H200,), "the machine is H100 x8, and the stack names H200 x8"),
+        (["MI300X"] * 4, MIXED, "MI300X x4, and the stack names H200 x8 or MI300X x8 or H200 x4"),
+        (["H200"] * 8 + ["H100"], (H200,), "the machine is H100 x1 and H200 x8, and"),
+        (["H200"] * 8, (), "the machine is H200 x8, and the stack names none (tested_on in matrix.yaml)"),
+    ],
+    ids=["fewer", "more", "another model", "none of several", "others beside them", "names none"],
+)
+def test_a_run_on_another_machine_is_unfit_and_says_where_it_was_and_where_it_has_to_be(
+    models: list[str], machines: tuple[TestTarget, ...], reason: str
+) -> None:
+    verdict = judged(*HEALTHY, host=host("nvidia", *models), machines=machines)
+    assert verdict.status == "UNFIT"
+    assert (len(verdict.reasons), verdict.invalid) == (1, ())
+    assert reason in verdict.reasons[0]
+
+
+def test_an_image_without_a_stack_may_be_judged_on_any_machine() -> None:
+    assert judged(*HEALTHY, host=host("nvidia", "H200", "H200"), machines=None).status == "PASSED"
+
+
+def test_a_failure_on_another_machine_stays_a_failure() -> None:
+    verdict = judged(*HEALTHY, check("test_c.py::y", "failed"), machines=(H200,))
+    assert verdict.status == "FAILED"
+    assert verdict.reasons == ("test_c.py::y failed: because", verdict.reasons[1])
+    assert "the machine is CPU x1" in verdict.reasons[1]
+
+
+def test_a_run_without_any_device_is_on_no_machine() -> None:
+    assert judged(*HEALTHY, host=host() | {"devices": []}).status == "UNFIT"
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])

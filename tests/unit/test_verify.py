@@ -6,16 +6,30 @@ import base64
 import datetime as dt
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
 
 import result_files
-from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
-from stackcheck import attachments, keys, publish, pull
-from stackcheck.cli import consume, operate
-from stackcheck.errors import CertificateError, ConfigurationError, EngineError, PublishError
+from small_dist import (  # noqa: F401  # fixtures among them
+    DAY,
+    KEY,
+    image_of_a_few_kilobytes,
+    layout_with_that_image,
+    release,
+    verified,
+)
+from small_images import (  # noqa: F401  # a fixture
+    NOW,
+    STACK_ID,
+    certify,
+    make_image,
+    new_key,
+    no_disk_flushes,
+    quiet,
+)
+from stackcheck import attachments, publish, pull
+from stackcheck.errors import CertificateError, PublishError
 from stackcheck.layout import OciLayout
 from stackcheck.statement import PROVENANCE, SBOM, TEST_RESULT
 
@@ -23,41 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from small_images import SmallImage
-
-KEY = new_key()
-DAY = dt.timedelta(days=1)
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> SmallImage:
-    return make_image(tmp_path / "oci")
-
-
-@pytest.fixture
-def dist(tmp_path: Path, image: SmallImage) -> Path:
-    release(image, tmp_path / "dist")
-    return tmp_path / "dist"
-
-
-def release(image: SmallImage, dist: Path, **changes: Any) -> None:
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, **changes),
-        target=f"oci:{dist}",
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
-
-
-def verified(dist: Path, **changes: Any) -> pull.Verified:
-    arguments: dict[str, Any] = {
-        "public_key": KEY.public_key(),
-        "device_model": "CPU",
-        "driver": None,
-        "now": NOW + DAY,
-    }
-    return pull.verify(f"oci:{dist}:{STACK_ID}", **(arguments | changes))
 
 
 def test_a_certified_image_is_accepted_by_digest(dist: Path, image: SmallImage) -> None:
@@ -235,103 +214,3 @@ def test_attestations_of_another_image_do_not_count(dist: Path, image: SmallImag
         store.write_manifest(store.read_manifest(name(image.manifest_digest)), name(manifest.digest))
     with pytest.raises(CertificateError, match="no certificate"):
         verified(dist)
-
-
-class FakeEngine:
-    """The three calls of the engine that a pull needs, over a set of names."""
-
-    def __init__(self, image_id: str) -> None:
-        self.image_id = image_id
-        self.loaded: list[str] = []
-        self.runs: list[Any] = []
-
-    def has(self, reference: str) -> bool:
-        return reference in self.loaded
-
-    def inspect(self, reference: str) -> Any:
-        assert reference in self.loaded
-        return type("Info", (), {"id": self.image_id})
-
-    def load(self, layout: Path, reference: str) -> None:
-        assert OciLayout(layout).only_manifest()
-        self.loaded.append(reference)
-
-    def run(self, spec: Any) -> int:
-        self.runs.append(spec)
-        return 3
-
-
-def test_a_pull_gives_the_engine_exactly_the_verified_image_and_only_once(
-    dist: Path, image: SmallImage
-) -> None:
-    engine: Any = FakeEngine(image.manifest_digest)
-    name = pull.pull(verified(dist), engine, report=quiet)
-    assert name == f"stackcheck/{STACK_ID}:{image.config_digest[7:19]}"
-    assert pull.pull(verified(dist), engine, report=quiet) == name
-    assert engine.loaded == [name]
-
-
-def test_an_engine_that_made_another_image_of_it_is_an_error(dist: Path) -> None:
-    engine: Any = FakeEngine("sha256:" + "9" * 64)
-    with pytest.raises(EngineError, match="not the one that was verified"):
-        pull.pull(verified(dist), engine, report=quiet)
-
-
-def test_a_change_after_verification_does_not_reach_the_engine(dist: Path, image: SmallImage) -> None:
-    found = verified(dist)
-    layer = OciLayout(dist).read_manifest(image.manifest_digest).descriptors("layers")[0]
-    OciLayout(dist).blob_path(layer.digest).write_bytes(b"x" * layer.size)
-    engine: Any = FakeEngine(image.manifest_digest)
-    with pytest.raises(CertificateError):
-        pull.pull(found, engine, report=quiet)
-    assert engine.loaded == []
-
-
-def test_a_run_sees_the_given_folder_and_nothing_else(tmp_path: Path) -> None:
-    from stackcheck.vendors import ContainerNeeds
-
-    engine: Any = FakeEngine("x")
-    needs = ContainerNeeds(remark="none")
-    code = pull.run("x", engine, ("a", "b"), needs=needs, folder=tmp_path, on_line=quiet)
-    spec = engine.runs[0]
-    assert code == 3
-    assert [(mount.source, mount.target) for mount in spec.mounts] == [(tmp_path, "/workspace")]
-    assert (spec.command, spec.workdir, spec.network, spec.read_only) == (
-        ("a", "b"),
-        "/workspace",
-        "none",
-        True,
-    )
-    assert spec.cap_drop == ("ALL",)
-
-
-@pytest.fixture
-def public(tmp_path: Path) -> str:
-    path = tmp_path / "publisher.pub"
-    path.write_bytes(keys.public_pem(KEY.public_key()))
-    return str(path)
-
-
-def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, public: str) -> None:
-    command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, "--max-age", "36500d", "--json"]
-    done = CliRunner().invoke(consume.app, [*command, "--device-model", "CPU", "--driver", "none"])
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
-    assert document["run"] == f"oci:{dist}@{image.manifest_digest}"
-    assert document["next"].startswith("stackcheck run ")
-    assert document["certificate"]["stackId"] == STACK_ID
-
-
-@pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "99999999999999d"])
-def test_an_age_that_is_none_is_a_usage_error(dist: Path, public: str, age: str) -> None:
-    command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, f"--max-age={age}"]
-    done = CliRunner().invoke(consume.app, [*command, "--device-model", "CPU", "--driver", "none"])
-    assert isinstance(done.exception, ConfigurationError)
-
-
-def test_a_dry_run_revokes_nothing(dist: Path, tmp_path: Path) -> None:
-    keys.load_or_create(tmp_path / "k.key")
-    command = ["revoke", f"oci:{dist}:{STACK_ID}", "--reason", "NaN", "--dry-run"]
-    done = CliRunner().invoke(operate.app, [*command, "--key", str(tmp_path / "k.key")])
-    assert done.exit_code == 0, done.output
-    assert verified(dist)

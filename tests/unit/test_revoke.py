@@ -1,0 +1,78 @@
+"""What was withdrawn stays withdrawn until a later run, and tags go back to what is still certified."""
+
+from __future__ import annotations
+
+import pytest
+
+from small_images import NOW, STACK_ID, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from small_target import HOUR, World, refused, world_of_one_target  # noqa: F401  # a fixture
+from stackcheck import attachments, publish, revoke
+from stackcheck.errors import CertificateError, PublishError
+from stackcheck.layout import OciLayout
+from stackcheck.statement import VSA, status
+
+
+def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(world: World) -> None:
+    first, second = world.image(b"first"), world.image(b"second")
+    world.publish(first)
+    two = world.publish(second)
+    done = world.revoke(world.reference)
+    assert done.moved == {STACK_ID: first.manifest_digest}
+    assert world.verify().digest == first.manifest_digest
+    with pytest.raises(CertificateError, match="FAILED"):
+        world.verify(str(two.unique))
+
+
+def test_revoking_the_only_image_takes_its_tag_away(world: World) -> None:
+    image = world.image(b"first")
+    one = world.publish(image)
+    assert world.revoke(world.reference).removed == (STACK_ID,)
+    assert STACK_ID not in world.tags()
+    with pytest.raises(CertificateError, match="FAILED"):
+        world.verify(str(one.unique))
+
+
+def test_a_tag_never_goes_back_to_an_image_that_was_revoked_before(world: World) -> None:
+    images = [world.image(name) for name in (b"first", b"second", b"third")]
+    published = [world.publish(image) for image in images]
+    world.revoke(str(published[1].unique))
+    assert world.revoke(world.reference).moved == {STACK_ID: images[0].manifest_digest}
+
+
+def test_only_the_key_that_certified_can_revoke(world: World) -> None:
+    world.publish(world.image(b"first"))
+    with pytest.raises(CertificateError):
+        revoke.revoke(world.reference, reason="x", key=new_key(), now=NOW, report=quiet)
+    assert world.verify()
+
+
+def test_signing_the_old_run_again_does_not_lift_a_revocation(world: World) -> None:
+    image = world.image(b"first")
+    world.publish(image)
+    world.revoke(world.reference, now=NOW + HOUR)
+    assert "withdrawn after the run" in refused(world, image, now=NOW + HOUR).what
+    assert world.tags().get(STACK_ID) is None
+
+
+def test_a_later_run_lifts_a_revocation_in_both_forms(world: World) -> None:
+    image = world.image(b"first")
+    world.publish(image)
+    world.revoke(world.reference, now=NOW + HOUR)
+    world.publish(image, now=NOW + 2 * HOUR)
+    assert world.verify().verified_at == NOW + 2 * HOUR
+    known = attachments.read(OciLayout(world.folder / "dist"), image.manifest_digest, world.key.public_key())
+    summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
+    assert [status(item) for item in summaries] == ["PASSED", "PASSED"]
+
+
+def test_a_revoked_image_is_not_promoted(world: World) -> None:
+    one = world.publish(world.image(b"first"))
+    world.revoke(world.reference)
+    with pytest.raises(PublishError):
+        publish.promote(
+            str(one.unique),
+            target=f"oci:{world.folder / 'other'}",
+            public_key=world.key.public_key(),
+            report=quiet,
+        )
+    assert not (world.folder / "other").exists()
