@@ -20,7 +20,7 @@ from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession
 
-RANKS = 2
+MOST_RANKS = 2
 STEPS, RESUME_AT = 60, 23
 # The job of trainers/curves/CPU/llama-tiny.json, sharded over the ranks.
 TINY = (
@@ -49,6 +49,14 @@ UNFIT_SHARE = 0.9  # of the bound that the checks of kernels and collectives hol
 Kept = dict[str, Mapping[str, Any]]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`ranks` is two, and one where there is one device: a host of one GPU trains as well."""
+    if "ranks" in metafunc.fixturenames:
+        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
+        count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, max(1, len(session.devices)))
+        metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
+
+
 @pytest.fixture(scope="module")
 def kept() -> Kept:
     """What this module's launches returned: most checks read one."""
@@ -57,7 +65,7 @@ def kept() -> Kept:
 
 @pytest.fixture
 def jobs(
-    launch: Launch, kept: Kept, device_model: str, tmp_path_factory: pytest.TempPathFactory
+    ranks: int, launch: Launch, kept: Kept, device_model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Any]:
     """One launch: preflight, the tiny job with a checkpoint in its middle, and on GPUs the proxy."""
     if "jobs" not in kept:
@@ -66,17 +74,17 @@ def jobs(
         flags: dict[str, tuple[object, ...]] = {"tiny": (*TINY, "--checkpoint", folder, *every)}
         if device_model != "CPU":
             flags = {"tiny": (*flags["tiny"], "--no-backend-check"), "proxy": PROXY}
-        kept["jobs"] = {**_launched(launch, flags, SMOKE_S), "folder": str(folder)}
+        kept["jobs"] = {**_launched(launch, flags, ranks, SMOKE_S), "folder": str(folder)}
     if kept["jobs"]["preflight"]["problems"]:
         invalid(f"preflight: {'; '.join(kept['jobs']['preflight']['problems'])}")
     return kept["jobs"]
 
 
 def _launched(
-    launch: Launch, flags: Mapping[str, tuple[object, ...]], timeout_s: float, **env: str
+    launch: Launch, flags: Mapping[str, tuple[object, ...]], ranks: int, timeout_s: float, **env: str
 ) -> dict[str, Any]:
     text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
-    return launch("training.py", text, nproc=RANKS, timeout_s=timeout_s, env=env)
+    return launch("training.py", text, nproc=ranks, timeout_s=timeout_s, env=env)
 
 
 @pytest.fixture
@@ -93,9 +101,8 @@ def proxy(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
     return record
 
 
-@pytest.mark.gpus(RANKS)
 def test_loss_falls(tiny: Mapping[str, Any], record_metric: RecordMetric) -> None:
-    """A tiny Llama sharded over two ranks (FSDP2) learns: losses are finite and the last ones lower."""
+    """A tiny Llama sharded over the ranks (FSDP2) learns: losses are finite and the last ones lower."""
     losses = tiny["losses"]
     record_metric("train_loss_first", losses[0], unit="nats")
     record_metric("train_loss_last", losses[-1], unit="nats", repeats=losses)
@@ -106,7 +113,6 @@ def test_loss_falls(tiny: Mapping[str, Any], record_metric: RecordMetric) -> Non
     assert max(losses[-3:]) < LEARNED * losses[0]
 
 
-@pytest.mark.gpus(RANKS)
 def test_loss_lies_in_the_reference_band(jobs: Mapping[str, Any], record_metric: RecordMetric) -> None:
     """The tiny job's losses lie in the widening band around the CPU's curve, and under its learning floor."""
     verdict = jobs["curves"]["tiny"]
@@ -115,17 +121,15 @@ def test_loss_lies_in_the_reference_band(jobs: Mapping[str, Any], record_metric:
     assert verdict["problems"] == []
 
 
-@pytest.mark.gpus(RANKS)
-def test_ranks_agree(tiny: Mapping[str, Any]) -> None:
-    """Both ranks hold bitwise the same losses, gradient norms and weights after the last step."""
-    assert tiny["world_size"] == RANKS
+def test_ranks_agree(tiny: Mapping[str, Any], ranks: int) -> None:
+    """All ranks hold bitwise the same losses, gradient norms and weights after the last step."""
+    assert tiny["world_size"] == ranks
     assert len(tiny["digest"]) == 64
     assert tiny["ranks_agree"] is True
 
 
-@pytest.mark.gpus(RANKS)
 def test_resume_is_bit_equal(
-    jobs: Mapping[str, Any], tiny: Mapping[str, Any], launch: Launch, tmp_path: Path
+    jobs: Mapping[str, Any], tiny: Mapping[str, Any], ranks: int, launch: Launch, tmp_path: Path
 ) -> None:
     """A run restarted from a checkpoint repeats the losses, norms and weights of the run that was not
     stopped.
@@ -134,14 +138,13 @@ def test_resume_is_bit_equal(
     assert json.loads((source / "COMPLETE").read_text())["step"] == RESUME_AT
     shutil.copytree(source, tmp_path / "again" / source.name)
     again = ("--checkpoint", tmp_path / "again", "--no-backend-check")
-    resumed = launch("train.py", *TINY, *again, nproc=RANKS, timeout_s=SMOKE_S)
+    resumed = launch("train.py", *TINY, *again, nproc=ranks, timeout_s=SMOKE_S)
     assert resumed["first_step"] == RESUME_AT
     assert resumed["losses"] == tiny["losses"][RESUME_AT:]
     assert resumed["gradient_norms"] == tiny["gradient_norms"][RESUME_AT:]
     assert resumed["digest"] == tiny["digest"]
 
 
-@pytest.mark.gpus(RANKS)
 def test_attention_that_ran_is_fused(proxy: Mapping[str, Any]) -> None:
     """The kernels that the profiler saw in a training step are a fused attention's, forward and backward."""
     seen = proxy["extra"]["attention"]
@@ -151,30 +154,30 @@ def test_attention_that_ran_is_fused(proxy: Mapping[str, Any]) -> None:
     assert any(re.search("backward|bwd|bprop|cutlassB", name) for name in names), f"forward only: {names}"
 
 
-@pytest.mark.gpus(RANKS)
 def test_throughput(
     proxy: Mapping[str, Any],
     jobs: Mapping[str, Any],
+    ranks: int,
     acceptance: AcceptanceSession,
     record_metric: RecordMetric,
 ) -> None:
     """A small job's tokens per second and GPU are told on a machine that passed its preflight; no bound."""
     told_preflight(jobs["preflight"], record_metric)
-    require_fit(jobs["preflight"], acceptance)
+    require_fit(jobs["preflight"], ranks, acceptance)
     told_speed(proxy, record_metric, gate=False)
 
 
 @pytest.mark.tier("standard")
-@pytest.mark.gpus(RANKS, perf=True)
+@pytest.mark.gpus(MOST_RANKS, perf=True)
 def test_throughput_8b(
     acceptance: AcceptanceSession, request: pytest.FixtureRequest, record_metric: RecordMetric
 ) -> None:
     """Llama 3.1 8B reaches the device's bound in tokens per second and GPU, at its power cap."""
     if acceptance.vendor == "cpu":
         pytest.skip("an 8B model needs a GPU")
-    ran = _launched(request.getfixturevalue("launch"), {"large": LARGE}, LARGE_S, **LARGE_MEMORY)
+    ran = _launched(request.getfixturevalue("launch"), {"large": LARGE}, MOST_RANKS, LARGE_S, **LARGE_MEMORY)
     told_preflight(ran["preflight"], record_metric)
-    require_fit(ran["preflight"], acceptance)
+    require_fit(ran["preflight"], MOST_RANKS, acceptance)
     record = ran["records"]["large"]
     assert record["problems"] == []
     assert record["performance"] is not None, f"no step was timed: {record['phases_s']}"
@@ -207,12 +210,12 @@ def told_preflight(found: Mapping[str, Any], record_metric: RecordMetric) -> Non
         record_metric(f"preflight_{name}", value, unit=unit, conditions=conditions)
 
 
-def require_fit(found: Mapping[str, Any], acceptance: AcceptanceSession) -> None:
+def require_fit(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSession) -> None:
     """End the check as invalid when the machine is too slow for its figures to speak of the image."""
     problems = list(found["problems"])
     entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
     for name, value, unit, conditions in ceilings(found):
-        entry = thresholds.find(entries, name, {"devices": RANKS, **conditions})
+        entry = thresholds.find(entries, name, {"devices": ranks, **conditions})
         if entry is not None and not value >= UNFIT_SHARE * entry.bound:
             problems.append(f"{name} {value:.4g} {unit} is under 90 % of {entry.bound:g} ({entry.source})")
     if problems:
