@@ -36,14 +36,14 @@ def prove_checks(
     """Plant every fault and show which check catches it; exit 6 unless all are, by every check there is."""
     root = root.resolve()
     report = Progress()
-    amd = prove.here(prove.over_amd(workers), root=root, report=report)
     arguments = prove.in_torch(workers)
-    torch = (
-        prove.here(arguments, root=root, report=report, python=prove.suite_python())
-        if here
-        else _in_image(image or _cpu_image(root), arguments, root, report)
-    )
-    proof = prove.join([torch, amd])
+    with prove.beside(prove.over_amd(workers), root=root, report=report) as amd:
+        torch = (
+            prove.here(arguments, root=root, report=report, python=prove.suite_python())
+            if here
+            else _in_image(image or _cpu_image(root), arguments, root, report)
+        )
+        proof = prove.join([torch, amd()])
     print_json(_document(proof)) if as_json else _print(proof)
     if not proof.holds:
         raise typer.Exit(ChecksFailedError.exit_code)

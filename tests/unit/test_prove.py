@@ -1,5 +1,6 @@
 """What a run of planted faults proves: recorded lines of tests/faults in, a verdict on the checks out."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -159,11 +160,11 @@ def test_each_way_of_planting_is_told(planted: Path) -> None:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch):
-    """The verb over two recorded runs."""
+    """The verb over two recorded runs, the one over AMD's library first."""
 
-    def call(*parts: prove.Told, words: tuple[str, ...] = ()):
-        runs = iter(parts)
-        monkeypatch.setattr(prove, "here", lambda *_, **__: next(runs))
+    def call(amd: prove.Told, torch: prove.Told, words: tuple[str, ...] = ()):
+        monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(lambda: amd))
+        monkeypatch.setattr(prove, "here", lambda *_, **__: torch)
         return CliRunner().invoke(app, ["--here", "--root", str(ROOT), *words])
 
     return call
@@ -194,14 +195,25 @@ def test_json_of_prove_has_the_promised_keys(shown) -> None:
 def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pythons = []
 
-    def recorded(*_: object, python: str = sys.executable, **__: object) -> prove.Told:
+    def recorded(*_: object, python: str, **__: object) -> prove.Told:
         pythons.append(python)
         return told()
 
     monkeypatch.setenv(prove.SUITE_PYTHON, "/opt/torch/bin/python")
     monkeypatch.setattr(prove, "here", recorded)
+    monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(told))
     CliRunner().invoke(app, ["--here", "--root", str(ROOT)])
-    assert pythons == [sys.executable, "/opt/torch/bin/python"]
+    assert pythons == ["/opt/torch/bin/python"]
+
+
+def test_a_run_beside_another_is_reported_whole_after_it(planted: Path) -> None:
+    lines = []
+    with prove.beside(prove.over_amd(2), root=planted, report=lines.append) as amd:
+        lines.append("the other one")
+        answer = amd()
+    assert (answer.faults, answer.failed) == ((), ())
+    assert lines[0] == "the other one"
+    assert any("2 passed" in line for line in lines)
 
 
 def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:
@@ -212,5 +224,7 @@ def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         prove.here(["sleeper.py"], root=tmp_path, report=interrupted)
+    with pytest.raises(KeyboardInterrupt), prove.beside(["sleeper.py"], root=tmp_path, report=print):
+        interrupted("")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert f"{sys.executable} sleeper.py" not in listed
