@@ -8,11 +8,13 @@ is read from that line alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,8 +22,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from typing import IO
 
 AMD_HOSTS = ("tests/faults/test_amd_hosts.py", "tests/faults/test_amd_readings.py")
 FAULTS = "tests/faults"
@@ -133,23 +136,53 @@ def here(
         ChecksFailedError: It ended without its line.
     """
     reader = Reader(report)
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    with _started([python, *arguments], root, subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            reader(line)
+    return reader.told(" ".join(arguments))
+
+
+@contextlib.contextmanager
+def beside(
+    arguments: Sequence[str], *, root: Path, report: Callable[[str], None]
+) -> Iterator[Callable[[], Told]]:
+    """Run one part on this host while the body runs; what the body gets waits for it and reports it whole.
+
+    Most of the run over AMD's library is waiting, and most of the one that needs torch is not.
+    """
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        _started([sys.executable, *arguments], root, output) as process,
+    ):
+
+        def ended() -> Told:
+            process.wait()
+            output.seek(0)
+            reader = Reader(report)
+            for line in output:
+                reader(line)
+            return reader.told(" ".join(arguments))
+
+        yield ended
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], root: Path, output: int | IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive the body when that fails."""
     with subprocess.Popen(
-        [python, *arguments],
+        command,
         cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                reader(line)
+            yield process
         except BaseException:
             process.terminate()  # its children end with it: pytest unwinds, as on Ctrl-C
             raise
-    return reader.told(" ".join(arguments))
 
 
 class Reader:

@@ -40,9 +40,8 @@ def prove_checks(
     report = Progress()
     # Before the first run: what is refused must not cost the minutes of the run over AMD's library.
     run_in_torch = _on_this_host() if here else _in_image(image or _cpu_image(root), report)
-    amd = prove.here(prove.over_amd(workers), root=root, report=report)
-    torch = run_in_torch(prove.in_torch(workers), root, report)
-    proof = prove.join([torch, amd])
+    with prove.beside(prove.over_amd(workers), root=root, report=report) as amd:
+        proof = prove.join([run_in_torch(prove.in_torch(workers), root, report), amd()])
     print_json(_document(proof)) if as_json else _print(proof)
     if not proof.holds:
         raise typer.Exit(ChecksFailedError.exit_code)

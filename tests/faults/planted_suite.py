@@ -107,7 +107,7 @@ def run_suite(
     )
     ended = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
         capture_output=True,
         text=True,
         timeout=300,

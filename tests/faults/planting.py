@@ -138,6 +138,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
         "STACKCHECK_PATCHES": json.dumps(dict(fault.patches)),
         "STACKCHECK_FAKE_NVML": json.dumps(dict(fault.nvml or {})),
         "STACKCHECK_FAKE_FOLDER": str(planted),
+        "OMP_NUM_THREADS": "1",  # suites run side by side here: waiting threads would take each other's time
         **fault.env,
     }
     out = folder / "out"

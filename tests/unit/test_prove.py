@@ -1,5 +1,6 @@
 """What a run of planted faults proves: recorded lines of tests/faults in, a verdict on the checks out."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -160,11 +161,11 @@ def test_each_way_of_planting_is_told(planted: Path) -> None:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch):
-    """The verb over two recorded runs."""
+    """The verb over two recorded runs, the one over AMD's library first."""
 
-    def call(*parts: prove.Told, words: tuple[str, ...] = ()):
-        runs = iter(parts)
-        monkeypatch.setattr(prove, "here", lambda *_, **__: next(runs))
+    def call(amd: prove.Told, torch: prove.Told, words: tuple[str, ...] = ()):
+        monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(lambda: amd))
+        monkeypatch.setattr(prove, "here", lambda *_, **__: torch)
         return CliRunner().invoke(app, ["--here", "--root", str(ROOT), *words])
 
     return call
@@ -195,21 +196,23 @@ def test_json_of_prove_has_the_promised_keys(shown) -> None:
 def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pythons = []
 
-    def recorded(*_: object, python: str = sys.executable, **__: object) -> prove.Told:
+    def recorded(*_: object, python: str, **__: object) -> prove.Told:
         pythons.append(python)
         return told()
 
     monkeypatch.setenv(prove.SUITE_PYTHON, "/bin/sh")
     monkeypatch.setattr(prove, "here", recorded)
+    monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(told))
     CliRunner().invoke(app, ["--here", "--root", str(ROOT)])
-    assert pythons == [sys.executable, "/bin/sh"]
+    assert pythons == ["/bin/sh"]
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", ""])
 def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], python: str
 ) -> None:
-    monkeypatch.setattr(prove, "here", lambda *_, **__: pytest.fail("a proof was run"))
+    for run in ("here", "beside"):
+        monkeypatch.setattr(prove, run, lambda *_, **__: pytest.fail("a proof was run"))
     monkeypatch.setenv(prove.SUITE_PYTHON, python)
     done = call(capsys, "prove", "--here", "--root", ROOT)
     assert done.code == 2
@@ -219,13 +222,24 @@ def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
 def test_an_image_that_is_refused_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prove, "here", lambda *_, **__: pytest.fail("a proof was run"))
+    for run in ("here", "beside"):
+        monkeypatch.setattr(prove, run, lambda *_, **__: pytest.fail("a proof was run"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert call(capsys, "key").code == 0
     for reference, code in ((f"oci:{tmp_path / 'dist'}:nope", 7), ("nope", 2)):
         done = call(capsys, "prove", "--image", reference, "--root", ROOT)
         assert (done.code, done.out) == (code, "")
         assert done.err.startswith("error: ")
+
+
+def test_a_run_beside_another_is_reported_whole_after_it(planted: Path) -> None:
+    lines = []
+    with prove.beside(prove.over_amd(2), root=planted, report=lines.append) as amd:
+        lines.append("the other one")
+        answer = amd()
+    assert (answer.faults, answer.failed) == ((), ())
+    assert lines[0] == "the other one"
+    assert any("2 passed" in line for line in lines)
 
 
 def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:
@@ -236,5 +250,7 @@ def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         prove.here(["sleeper.py"], root=tmp_path, report=interrupted)
+    with pytest.raises(KeyboardInterrupt), prove.beside(["sleeper.py"], root=tmp_path, report=print):
+        interrupted("")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert f"{sys.executable} sleeper.py" not in listed
