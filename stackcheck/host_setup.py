@@ -121,10 +121,16 @@ def install(recipe: Recipe, report: Callable[[str], None]) -> None:
     report(f"installing {', '.join(recipe.packages)} from this host's own package archive")
     if recipe.second_suite:
         add_pinned_source(recipe.second_suite, recipe.packages)
-    if not DAEMON_FILE.exists():  # before the packages, as they start the service where there is an init
+    ours = not DAEMON_FILE.exists()
+    if ours:  # before the packages, as they start the service where there is an init
         DAEMON_FILE.parent.mkdir(parents=True, exist_ok=True)
         DAEMON_FILE.write_text(json.dumps(DAEMON_SETTINGS) + "\n", encoding="utf-8")
-    apt_install(recipe.packages)
+    try:
+        apt_install(recipe.packages)
+    except EngineError:
+        if ours:  # it would set up an engine that somebody else puts there
+            DAEMON_FILE.unlink()
+        raise
 
 
 def install_packages(packages: Sequence[str], report: Callable[[str], None], *, why: str) -> None:

@@ -29,6 +29,20 @@ def documents(path: Path = SPEED, factors: tuple[float, ...] = FACTORS) -> list[
     return found
 
 
+def without_bounds(document: dict, name: str) -> dict:
+    """The same run as it would have ended had no bound been there for one metric."""
+    for check in document["checks"]:
+        bound = [metric for metric in check["metrics"] if metric["name"] == name]
+        for metric in bound:
+            metric |= {"bound": None, "ceiling": None, "source": None, "verdict": "no_threshold"}
+        if bound:
+            check |= {
+                "outcome": "failed",
+                "reason": "\n".join([f"{name} 1 GB/s has no bound for devices=4"] * len(bound)),
+            }
+    return document
+
+
 def metrics(document: dict) -> list[dict]:
     return [metric for check in document["checks"] for metric in check["metrics"]]
 
@@ -66,11 +80,11 @@ def test_one_wild_run_of_five_hardly_moves_the_bound() -> None:
 def test_bound_of_a_latency_lies_above_its_median() -> None:
     entry = only(propose(documents(LINKS)), "all_reduce_latency_us").entry
     assert entry.direction == "max"
-    assert entry.bound >= 15.6432 * 1.05
+    assert entry.bound >= 10.7919 * 1.05
 
 
 def test_figures_that_failed_only_for_want_of_a_bound_get_one() -> None:
-    found = propose(documents(LINKS))
+    found = propose([without_bounds(document, "all_gather_busbw") for document in documents(LINKS)])
     gathered = [p for p in found.proposals if p.entry.metric == "all_gather_busbw"]
     assert {p.entry.conditions["bytes"] for p in gathered} == {2**k for k in (16, 20, 24, 26, 28, 30)}
     assert all(p.entry.conditions["nvls"] == "off" for p in gathered)
@@ -94,7 +108,7 @@ def test_source_says_host_class_date_n_median_spread_and_stack() -> None:
 
 def test_proposal_names_the_bound_that_holds_now() -> None:
     proposal = only(propose(documents()), "copy_gb_per_s")
-    assert (proposal.now.bound, proposal.change) == (4028.0, "tighter")
+    assert (proposal.now.bound, proposal.change) == (4050.0, "tighter")
 
 
 def test_every_proposal_passes_the_suites_own_lint() -> None:
@@ -211,8 +225,8 @@ def test_figure_that_says_nothing_is_left_out_with_the_reason(change, says) -> N
 
 def test_figure_of_another_algorithm_is_left_out() -> None:
     found = documents(LINKS)
-    (check,) = [c for c in found[0]["checks"] if c["id"] == "test_collectives.py::test_all_reduce_busbw[4]"]
-    check["metrics"][-1]["conditions"]["choice"] = "TREE/LL"
+    figure = next(m for m in metrics(found[0]) if m["name"] == "all_reduce_busbw")
+    figure["conditions"]["choice"] = "TREE/LL"
     assert "measured under different conditions: choice" in "".join(propose(found).left_out)
 
 

@@ -80,6 +80,20 @@ def test_an_engine_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     host_setup.ensure_engine(print)
 
 
+def test_settings_of_an_engine_that_could_not_be_installed_are_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(packages: tuple[str, ...]) -> None:
+        assert (tmp_path / "docker/daemon.json").exists()
+        raise EngineError("apt-get failed", got=" ".join(packages))
+
+    monkeypatch.setattr(host_setup, "DAEMON_FILE", tmp_path / "docker/daemon.json")
+    monkeypatch.setattr(host_setup, "apt_install", refuse)
+    with pytest.raises(EngineError, match="apt-get failed"):
+        host_setup.install(host_setup.Recipe(packages=("docker.io",)), lambda _: None)
+    assert not (tmp_path / "docker/daemon.json").exists()
+
+
 def test_apt_says_why_in_its_own_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(
