@@ -1,5 +1,10 @@
 """Faults of a whole run: who judges it comes last, and who listens is known to listen."""
 
+import importlib.util
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 import planting
@@ -48,3 +53,60 @@ def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> No
     assert listener.heard().listening
     listener.stop()
     assert not listener.heard().listening
+
+
+def parallel(monkeypatch, *, cores: int, plugins=("xdist",), worker: bool = False, **given) -> tuple:
+    """How many workers a run gets, and how files are handed out, by what it was asked for."""
+    spec = importlib.util.spec_from_file_location("conftest_of_tests", planting.TESTS / "conftest.py")
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    asked = {"gpu_vendor": "nvidia", "keyword": "", "markexpr": "", "collectonly": False, "usepdb": False}
+    arguments = given.pop("args", [str(planting.TESTS)])
+    option = SimpleNamespace(**asked | {"numprocesses": None, "dist": "no", "loadscopereorder": True} | given)
+    config = SimpleNamespace(
+        option=option,
+        args=arguments,
+        getoption=lambda name: getattr(option, name),
+        pluginmanager=SimpleNamespace(hasplugin=plugins.__contains__),
+        invocation_params=SimpleNamespace(dir=Path("/")),
+        **({"workerinput": {}} if worker else {}),
+    )
+    conftest.pytest_cmdline_main(config)
+    return option.numprocesses, option.dist, option.loadscopereorder
+
+
+AS_ASKED = (None, "no", True)
+
+
+@pytest.mark.healthy
+def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> None:
+    assert parallel(monkeypatch, cores=64) == (4, "loadfile", False)
+    assert parallel(monkeypatch, cores=16) == (2, "loadfile", False)
+    assert parallel(monkeypatch, cores=64, numprocesses=3) == (3, "loadfile", False)
+
+
+@pytest.mark.healthy
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"cores": 8},
+        {"cores": 64, "gpu_vendor": "cpu"},
+        {"cores": 64, "gpu_vendor": None},
+        {"cores": 64, "keyword": "gemm"},
+        {"cores": 64, "usepdb": True},
+        {"cores": 64, "args": [str(planting.TESTS / "acceptance/test_kernels.py")]},
+        {"cores": 64, "plugins": ()},
+        {"cores": 64, "worker": True},
+    ],
+    ids=["few cores", "cpu", "own tests", "chosen checks", "debugger", "one file", "no xdist", "in a worker"],
+)
+def test_any_other_run_goes_one_by_one(monkeypatch, run) -> None:
+    workers, dist, reorder = parallel(monkeypatch, **run)
+    assert (workers or None, dist, reorder) == AS_ASKED
+
+
+@pytest.mark.healthy
+def test_what_the_user_says_of_workers_stands(monkeypatch) -> None:
+    assert parallel(monkeypatch, cores=64, numprocesses=0) == (0, "no", True)
+    assert parallel(monkeypatch, cores=64, numprocesses=2, dist="load") == (2, "load", True)
