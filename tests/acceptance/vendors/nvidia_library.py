@@ -45,7 +45,7 @@ def _absence(nvml: Any, error: Any) -> Absence:
         nvml.NVML_ERROR_FUNCTION_NOT_FOUND: Absence.NOT_SUPPORTED,
         nvml.NVML_ERROR_NO_PERMISSION: Absence.NO_PERMISSION,
         nvml.NVML_ERROR_NOT_FOUND: Absence.NOT_AVAILABLE,
-        nvml.NVML_ERROR_NO_DATA: Absence.NOT_AVAILABLE,  # as for the name of a process that is just ending
+        nvml.NVML_ERROR_NO_DATA: Absence.NOT_AVAILABLE,  # as seen while processes began and ended
         nvml.NVML_ERROR_INVALID_ARGUMENT: Absence.NOT_AVAILABLE,  # as for a link number that the part lacks
     }
     if error.value in known:
