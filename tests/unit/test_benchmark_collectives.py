@@ -1,6 +1,7 @@
 """The comparison with nccl-tests: its table is read right, and a difference beyond the goal is seen."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -41,6 +42,29 @@ def test_bandwidth_is_nccl_tests_definition(collectives) -> None:
 )
 def test_goal_is_two_per_cent_of_large_and_ten_of_small_sizes(collectives, size, suite, within) -> None:
     theirs = 4.57 if size == 65_536 else 251.9
-    line = collectives.Line("all_reduce", size, suite, theirs, theirs, suite)
+    line = collectives.Line("all_reduce", size, (suite,), (theirs,), (theirs,), (suite,))
     assert line.within is within
     assert ("met" if within else "missed") in collectives.table([line])
+
+
+def test_launches_take_turns_and_their_medians_are_compared(collectives, monkeypatch) -> None:
+    asked = []
+
+    def run(command: list[str], **_: str) -> str:
+        asked.append(Path(command[0]).name if "_perf" in command[0] else "suite")
+        seconds = 16_777_216 * 0.75 / 1e9 / (200.0 if len(asked) == 1 else 100.0)
+        modes = [
+            {"op": "all_to_all", "bytes": 16_777_216, "moved": 16_777_216, "mode": m}
+            for m in ("eager", "torch")
+        ]
+        figures = [mode | {"seconds": [seconds]} for mode in modes]
+        row = "16777216 2097152 bfloat16 none -1 125.8 133.4 100.0 0 0 0 0 0 0"
+        return row if "_perf" in command[0] else json.dumps({"figures": figures})
+
+    monkeypatch.setattr(collectives, "run", run)
+    rounds = [collectives.one_round(Path(), 4, "/torch/libnccl.so.2", ["all_to_all"]) for _ in range(3)]
+    assert asked == ["suite", "alltoall_perf", "alltoall_perf"] * 3
+    (line,) = collectives.compared(rounds)
+    assert line.suite == pytest.approx((200.0, 100.0, 100.0))
+    assert line.within
+    assert "100 (100 to 200)" in collectives.table([line])
