@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness import models
 from vendors import Absence, Host, VendorName, multicast
 
@@ -189,3 +191,14 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def run_file(path: Path | None) -> dict[str, Any]:
+    """What --run-file says of the image and the run; nothing where there is no file."""
+    if path is None:
+        return {}
+    try:
+        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"--run-file {path}: {error}") from error
+    return said

@@ -34,7 +34,7 @@ class AcceptanceSession:
         self.config = config
         self.vendor: VendorName = config.getoption("gpu_vendor")
         self.tier: str = config.getoption("tier")
-        self.told = _told(config.getoption("run_file"))
+        self.told = resultfile.run_file(config.getoption("run_file"))
         shared = getattr(config, "workerinput", {}).get("stackcheck")
         self.is_worker = shared is not None
         signal.signal(signal.SIGTERM, _interrupt)
@@ -242,13 +242,3 @@ def _interrupt(number: int, frame: object) -> None:
     """A run told to end (`timeout`, a scheduler) ends its children too: they have sessions of their own."""
     del number, frame
     raise KeyboardInterrupt
-
-
-def _told(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise pytest.UsageError(f"--run-file {path}: {error}") from error
-    return told
