@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import planting
+from harness import launch
 from planted_suite import only, run_suite
 
 pytestmark = pytest.mark.catches("the harness")
@@ -47,6 +48,15 @@ def test_hung_rank_leaves_every_stack_and_no_process(tmp_path) -> None:
 
 def test_dead_rank_fails_the_launch_with_its_words(tmp_path) -> None:
     assert "rank 1 gives up" in only(run_suite(tmp_path, "test_dead_rank"))["reason"]
+
+
+def test_words_of_a_dead_rank_are_not_lost_behind_what_torchrun_says(tmp_path) -> None:
+    own = "E1121 12:06:08.562000 11831 torch/distributed/elastic/multiprocessing/api.py:1002] failed"
+    stderr = tmp_path / "stderr.txt"
+    stderr.write_text("\n".join(["rank 1 gives up", own, *["a line of torchrun's"] * 60, "rank : 1"]))
+    said = launch.ranks_said(stderr)
+    assert said.startswith("rank 1 gives up\n")
+    assert said.endswith("rank : 1")
 
 
 def test_launch_without_its_json_line_fails(tmp_path) -> None:

@@ -3,6 +3,7 @@ causes.
 """
 
 import json
+import re
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from harness.worker import WorkloadError
 
 WORKLOADS = processes.ACCEPTANCE / "workloads"
 TRAINERS = processes.ACCEPTANCE.parent.parent / "trainers"
+# How torchrun begins to report a rank that died: "E1121 12:06:08.562000 11831 torch/distributed/elastic/…".
+TORCHRUN = re.compile(r"[EW]\d{4} .* torch/distributed/elastic/multiprocessing/api\.py")
 RANK = Path(__file__).with_name("rank.py")
 
 
@@ -49,7 +52,7 @@ def launch(
     finally:
         processes.kill(token, process)
     if code:
-        last = ranks_said(home / "stderr.txt") or processes.tail(home / "stderr.txt", 40)
+        last = ranks_said(home / "stderr.txt")
         raise WorkloadError(f"{program} {processes.end_of(code)}; output in {home}\n{last}")
     return last_record(home / "stdout.txt", program)
 
@@ -74,9 +77,12 @@ def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
 
 
 def ranks_said(stderr: Path, lines: int = 25) -> str:
-    """What the ranks themselves said last: torchrun fills forty lines without a reason."""
-    said = [line for line in stderr.read_text(errors="replace").splitlines() if line.startswith("[rank")]
-    return "\n".join(said[-lines:])
+    """What the ranks themselves said last, and where they did not sign it also how torchrun ends."""
+    said = stderr.read_text(errors="replace").splitlines()
+    if prefixed := [line for line in said if line.startswith("[rank")]:
+        return "\n".join(prefixed[-lines:])
+    end = next((number for number, line in enumerate(said) if TORCHRUN.match(line)), len(said))
+    return "\n".join([*said[max(0, end - lines) : end], *said[end:][-lines:]])
 
 
 def _recorder(home: Path) -> dict[str, str]:
