@@ -137,7 +137,7 @@ def other_machine(models: Iterable[str], machines: Sequence[TestTarget] | None) 
         return
     got = " and ".join(f"{model} x{count}" for model, count in sorted(found.items())) or "no device"
     named = " or ".join(f"{machine.device} x{machine.count}" for machine in machines) or "none"
-    yield f"the machine is {got}, and the stack names {named} (tested_on in matrix.yaml)"
+    yield f"the machine has {got}, and the stack names {named} (tested_on in matrix.yaml)"
 
 
 def matches(check_id: str, entry: str) -> bool:

@@ -141,7 +141,7 @@ def test_a_machine_that_the_stack_does_not_name_is_exit_9_with_both_and_the_way_
     done = call(capsys, verb, CPU_STACK)
     said = done.out + done.err
     assert done.code == 9
-    assert "the machine is CPU x1, and the stack names CPU x2" in said
+    assert "the machine has CPU x1, and the stack names CPU x2" in said
     assert "next: run the same command on such a machine, or name this one under tested_on" in said
     assert "stackcheck publish" not in said
     assert not (checkout / "build" / CPU_STACK / "statements").exists()

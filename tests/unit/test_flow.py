@@ -85,9 +85,9 @@ def test_a_machine_that_the_stack_does_not_name_certifies_nothing(world: World, 
     outcome = world.outcome(stack)
     assert outcome.error is not None
     assert (outcome.state, outcome.error.exit_code) == ("unfit", 9)
-    assert "the machine is CPU x1, and the stack names CPU x2" in str(outcome.error)
+    assert "the machine has CPU x1, and the stack names CPU x2" in str(outcome.error)
     assert "name this one under tested_on in matrix.yaml" in str(outcome.error)
-    assert f"{CPU_STACK}: this run cannot end PASSED: the machine is CPU x1" in "\n".join(world.lines)
+    assert f"{CPU_STACK}: this run cannot end PASSED: the machine has CPU x1" in "\n".join(world.lines)
     assert world.tags() == {}
     assert not (world.settings.folder(CPU_STACK) / "statements").exists()
 

@@ -159,12 +159,12 @@ def test_a_run_on_one_of_the_machines_that_the_stack_names_is_passed(models: lis
 @pytest.mark.parametrize(
     ("models", "machines", "reason"),
     [
-        (["H200"] * 4, (H200,), "the machine is H200 x4, and the stack names H200 x8"),
-        (["H200"] * 16, (H200,), "the machine is H200 x16, and the stack names H200 x8"),
-        (["H100"] * 8, (H200,), "the machine is H100 x8, and the stack names H200 x8"),
+        (["H200"] * 4, (H200,), "the machine has H200 x4, and the stack names H200 x8"),
+        (["H200"] * 16, (H200,), "the machine has H200 x16, and the stack names H200 x8"),
+        (["H100"] * 8, (H200,), "the machine has H100 x8, and the stack names H200 x8"),
         (["MI300X"] * 4, MIXED, "MI300X x4, and the stack names H200 x8 or MI300X x8 or H200 x4"),
-        (["H200"] * 8 + ["H100"], (H200,), "the machine is H100 x1 and H200 x8, and"),
-        (["H200"] * 8, (), "the machine is H200 x8, and the stack names none (tested_on in matrix.yaml)"),
+        (["H200"] * 8 + ["H100"], (H200,), "the machine has H100 x1 and H200 x8, and"),
+        (["H200"] * 8, (), "the machine has H200 x8, and the stack names none (tested_on in matrix.yaml)"),
     ],
     ids=["fewer", "more", "another model", "none of several", "others beside them", "names none"],
 )
@@ -185,7 +185,7 @@ def test_a_failure_on_another_machine_stays_a_failure() -> None:
     verdict = judged(*HEALTHY, check("test_c.py::y", "failed"), machines=(H200,))
     assert verdict.status == "FAILED"
     assert verdict.reasons == ("test_c.py::y failed: because", verdict.reasons[1])
-    assert "the machine is CPU x1" in verdict.reasons[1]
+    assert "the machine has CPU x1" in verdict.reasons[1]
 
 
 def test_a_run_without_any_device_is_on_no_machine() -> None:
