@@ -6,7 +6,7 @@ that this trainer has no flag for is in NOT_HERE with the reason, so that the ta
 
 # Eight layers of true width: a step of 0.3 s, so that a setting takes its compiler's time and little more.
 SHAPE = "--size 8b --layers 8 --seq-len 8192 --micro-batch 2 --lr 3e-5 --no-digest --no-preflight"
-TIMED = "--steps 60 --warmup 10 --warmup-s 12 --budget-s 40"
+TIMED = "--steps 60 --warmup 6 --warmup-s 12 --budget-s 32"
 
 NATIVE = f"{SHAPE} {TIMED} --precision bf16 --parallel fsdp2 --no-reshard --reduce bf16"
 FUSED = f"{SHAPE} {TIMED} --precision bf16 --parallel zero1 --implementation fused --reduce bf16"
@@ -56,15 +56,19 @@ def settings(base: str, gpus: int) -> list[str]:
 
 
 def table(base: str, results: list[dict]) -> str:
-    """Markdown: each setting's rate, memory and ratio to the base; why where there is none."""
-    by_name = {result["name"]: result for result in results}
-    first = by_name.get(base, {}).get("performance")
+    """Markdown: each setting's rate, memory and ratio to the base on its GPU; why where there is none."""
+    bases, by_name, first = {}, {}, {}
+    for result in results:  # in the order of measuring: a base holds for what came after it
+        name, gpu = result["name"], result.get("gpu")
+        if name == base:
+            bases[gpu] = result.get("performance")
+        by_name[name], first[name] = result, bases.get(gpu)
     lines = [
         "| setting | tokens/s/GPU | to base | TFLOP/s nc | GiB | attention |",
         "|---|---|---|---|---|---|",
     ]
     names = (base, *(f"{base}, {lever}" for lever in BASES[base][1]))
-    lines += [_row(name, by_name.get(name), first) for name in names]
+    lines += [_row(name, by_name.get(name), first.get(name)) for name in names]
     lines += [f"| {base}, {lever} | not measured: {reason} | | | | |" for lever, reason in NOT_HERE.items()]
     return "\n".join(lines)
 

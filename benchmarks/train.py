@@ -2,16 +2,22 @@
 
     python benchmarks/train.py --out records.jsonl 4 'bf16: --size 8b …' 1 'alone: --size 8b …'
     python benchmarks/train.py --out records.jsonl --budget-s 560 --ablate native --gpus 1
+    python benchmarks/train.py --out records.jsonl --budget-s 560 --ablate native --beside 0,1,2,3
 
 A number says on how many GPUs the settings after it run. Every result is written as it comes, also that a
 setting did not run; a setting that --out already holds is not run again: a command that ran out of time is
 typed again. Under a power cap a cold chip is a faster chip: give the first setting a minute of --warmup-s.
+--beside runs one-GPU settings on several GPUs at once. Chips of one model differ by 2 %, so each of them
+measures the base first, and a lever is compared with the base of its own GPU.
 """
 
 import argparse
 import json
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import ablation
@@ -20,12 +26,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "trainers"))
 import systems
 
 OUT_OF_MEMORY = 4
+WRITING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Flags of train.py under a name, on a number of GPUs, or on this one."""
+
+    name: str
+    gpus: int
+    flags: list[str]
+    gpu: str | None = None
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if options.beside and not options.ablate:
+        parser.error("--beside needs --ablate: other settings may take several GPUs each")
+    begin = time.monotonic()
+    if options.beside:
+        side_by_side(options, begin)
+    else:
+        in_turn(options, begin)
+    if options.ablate:
+        print(ablation.table(options.ablate, kept(options.out)))
+
+
+def in_turn(options: argparse.Namespace, begin: float) -> None:
+    """One setting after the other, each with the whole machine."""
     settings = ablation.settings(options.ablate, options.gpus) if options.ablate else options.settings
-    begin, gpus, done = time.monotonic(), 1, {result["name"] for result in kept(options.out)}
+    gpus, done = 1, {result["name"] for result in kept(options.out)}
     for setting in settings:
         name, _, flags = setting.partition(":")
         left = options.budget_s - (time.monotonic() - begin)
@@ -36,9 +67,31 @@ def main() -> None:
         elif left < options.least_s:
             print(f"{name:34} not run: {max(left, 0):.0f} s are left", flush=True)
         else:
-            print(one(name, gpus, flags.split(), min(options.limit_s, left), options.out), flush=True)
-    if options.ablate:
-        print(ablation.table(options.ablate, kept(options.out)))
+            chosen = Setting(name, gpus, flags.split())
+            print(one(chosen, min(options.limit_s, left), options.out), flush=True)
+
+
+def side_by_side(options: argparse.Namespace, begin: float) -> None:
+    """On each GPU the base, then levers from one queue until none or no time is left."""
+    done = {result["name"] for result in kept(options.out)}
+    _, base, *levers = ablation.settings(options.ablate, 1)
+    waiting = iter([lever for lever in levers if lever.partition(":")[0] not in done])
+
+    def left() -> float:
+        return options.budget_s - (time.monotonic() - begin)
+
+    def work(gpu: str) -> None:
+        setting: str | None = base
+        while setting is not None:
+            name, _, flags = setting.partition(":")
+            chosen = Setting(name, 1, flags.split(), gpu)
+            print(f"gpu {gpu} {one(chosen, min(options.limit_s, left()), options.out)}", flush=True)
+            setting = next(waiting, None) if left() >= options.least_s else None
+
+    with ThreadPoolExecutor(len(options.beside)) as pool:
+        list(pool.map(work, options.beside))
+    for lever in waiting:
+        print(f"{lever.partition(':')[0]:34} not run: no time is left", flush=True)
 
 
 def kept(out: Path) -> list[dict]:
@@ -46,20 +99,20 @@ def kept(out: Path) -> list[dict]:
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
-def one(name: str, gpus: int, flags: list[str], limit_s: float, out: Path) -> str:
+def one(setting: Setting, limit_s: float, out: Path) -> str:
     """Run one setting and keep its record, or why there is none; its line of the table."""
-    begin = time.monotonic()
+    begin, name, gpu = time.monotonic(), setting.name, setting.gpu
+    seen = () if gpu is None else ("env", f"CUDA_VISIBLE_DEVICES={gpu}")  # HIP reads this name too
     try:
-        found = systems.run(
-            systems.System(name, systems.torchrun(gpus)), [*flags, "--no-digest"], timeout_s=limit_s
-        )
-        result = {"name": name, "gpus": gpus, "flags": flags, **found}
-        text = line(name, gpus, found)
+        where = systems.System(name, (*seen, *systems.torchrun(setting.gpus)))
+        found = systems.run(where, [*setting.flags, "--no-digest"], timeout_s=limit_s)
+        result = {**asdict(setting), **found}
+        text = line(name, setting.gpus, found)
     except systems.RunError as error:
         why = "out of memory" if error.code == OUT_OF_MEMORY else str(error).splitlines()[0]
-        result = {"name": name, "gpus": gpus, "flags": flags, "outcome": why, "said": str(error)[-4000:]}
+        result = {**asdict(setting), "outcome": why, "said": str(error)[-4000:]}
         text = f"{name:34} {why if error.code == OUT_OF_MEMORY else error}"
-    with out.open("a") as file:
+    with WRITING, out.open("a") as file:
         file.write(json.dumps(result) + "\n")
     return f"{text} {time.monotonic() - begin:4.0f} s"
 
@@ -97,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
         "--ablate", choices=sorted(ablation.BASES), help="one flag at a time, instead of settings"
     )
     parser.add_argument("--gpus", type=int, default=1, help="of --ablate")
+    parser.add_argument(
+        "--beside",
+        type=lambda text: text.split(","),
+        metavar="I,J",
+        help="of --ablate: these GPUs at once, a setting each",
+    )
     parser.add_argument("settings", nargs="*", metavar="N | NAME: FLAGS")
     return parser
 

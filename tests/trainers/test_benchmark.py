@@ -71,3 +71,52 @@ def test_the_table_tells_ratios_and_what_is_missing() -> None:
     assert "| fused, bf16 moments | x |" in "\n".join(rows)
     assert "| fused, fp32 reduction | not run |" in "\n".join(rows)
     assert "CUDA graph of the step | not measured" in "\n".join(rows)
+
+
+def test_a_lever_is_compared_with_the_base_of_its_own_gpu() -> None:
+    def result(name: str, gpu: str, rate: float) -> dict:
+        speed = {"tokens_per_s_per_gpu": rate, "tflops_noncausal": 1.0}
+        return {
+            "name": name,
+            "gpu": gpu,
+            "performance": speed,
+            "memory": None,
+            "extra": {},
+            "problems": [],
+        }
+
+    first = [result("fused", "0", 100.0), result("fused", "1", 50.0)]
+    again = [result("fused", "0", 40.0)]  # another sitting: what comes after it is compared with it
+    rows = ablation.table(
+        "fused",
+        [
+            *first,
+            result("fused, batch 1", "1", 40.0),
+            *again,
+            result("fused, fp32 reduction", "0", 20.0),
+        ],
+    )
+    assert "| fused, batch 1 | 40 | 0.800 |" in rows
+    assert "| fused, fp32 reduction | 20 | 0.500 |" in rows
+
+
+def test_side_by_side_measures_the_base_on_each_gpu_and_each_lever_once(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    program = BESIDE.format(benchmarks=str(BENCHMARKS))
+    command = [sys.executable, "-c", program, "--out", out, "--ablate", "tiny", "--beside", "0,1"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(result["name"] for result in results) == ["tiny", "tiny", "tiny, one", "tiny, two"]
+    assert {result["gpu"] for result in results if result["name"] == "tiny"} == {"0", "1"}
+    assert all(result["performance"] for result in results)
+    assert "| tiny, one |" in said
+
+
+BESIDE = """
+import sys
+sys.path.insert(0, {benchmarks!r})
+import ablation, train
+flags = "--size tiny --steps 6 --no-preflight --device cpu"
+ablation.BASES["tiny"] = (flags, {{"one": "--micro-batch 1", "two": "--no-compile"}})
+train.main()
+"""
