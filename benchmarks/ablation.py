@@ -16,7 +16,6 @@ BASES = {
         NATIVE,
         {
             "attention flash": "--attention flash",
-            "attention efficient": "--attention efficient",
             "recompute every block": "--recompute full",
             "no compiler": "--no-compile",
             "compile the whole model": "--compile-scope model",
@@ -43,6 +42,7 @@ BASES = {
     ),
 }
 NOT_HERE = {
+    "attention efficient": "torch's memory-efficient backend takes no grouped queries",
     "CUDA graph of the step": "the step is not captured; the fused layer waits for collectives on the host",
     "separate projections": "the fused layer has no such flag; autograd and compiler keeps them separate",
 }

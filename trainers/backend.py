@@ -49,8 +49,18 @@ def order(options: Options, world: World) -> Iterator[None]:
         yield
         return
     order = [BACKENDS[options.attention]] if options.attention != "auto" else list(BACKENDS.values())
-    with sdpa_kernel(order, set_priority=True):
+    with _own_cache(order), sdpa_kernel(order, set_priority=True):
         yield
+
+
+def _own_cache(order: list[SDPBackend]) -> contextlib.AbstractContextManager[object]:
+    """Compiled graphs of this order alone. They hold the backend that was chosen when they were traced, and
+    torch's cache does not tell orders apart: a job with flash got the graph with cuDNN of an earlier one.
+    """
+    if not hasattr(torch.compiler.config, "cache_key_tag"):  # torch before 2.7, which has no such cache
+        return contextlib.nullcontext()
+    tag = "attention=" + ",".join(backend.name for backend in order)
+    return torch.compiler.config.patch(cache_key_tag=tag)
 
 
 def seen(microbatch: Callable[[], object], world: World) -> dict[str, Any]:

@@ -6,6 +6,7 @@ layers a rank holds, or in which order it builds them.
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -81,13 +82,20 @@ def materialise(
         setattr(module.get_submodule(owner), leaf, done[id(parameter)])
 
 
-def recompute(model: nn.Module) -> None:
-    """Drop each block's activations in forward and make them again in backward."""
+def finish(model: nn.Module, options: Options, *, compiled: bool) -> None:
+    """Compile blocks or model, and recompute activations in backward, as the options say.
 
-    def keep(block: nn.Module, *arguments: object) -> Tensor:
-        return checkpoint(block, *arguments, use_reentrant=False)
-
-    model.keep = keep
+    What recomputes goes inside the block: FSDP2 casts a block's inputs in forward and not in backward, so a
+    call through its hooks again would see other types. The compiled forward goes inside what recomputes.
+    """
+    again, whole = options.recompute == "full", options.compile_scope == "model"
+    if again:
+        for block in model.blocks.values():
+            inner = compiled and not whole
+            forward = torch.compile(block.forward, fullgraph=_one_graph(model)) if inner else block.forward
+            block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
+    if compiled and (whole or not again):
+        compile_in_place(model, options.compile_scope)
 
 
 def compile_in_place(model: nn.Module, scope: str) -> None:
@@ -99,7 +107,11 @@ def compile_in_place(model: nn.Module, scope: str) -> None:
         model.compile()
         return
     for block in model.blocks.values():
-        block.compile(fullgraph=getattr(model, "whole_graph", True))
+        block.compile(fullgraph=_one_graph(model))
+
+
+def _one_graph(model: nn.Module) -> bool:
+    return getattr(model, "whole_graph", True)
 
 
 def fp8(model: nn.Module, recipe: str) -> None:

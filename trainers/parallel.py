@@ -81,10 +81,7 @@ def prepare(model: nn.Module, options: Options, world: World, tp: DeviceMesh | N
     if tp is not None and tp.size() > 1:
         for block in model.blocks.values():
             parallelize_module(block, tp, tensor_plan(block))
-    if options.recompute == "full":
-        build.recompute(model)
-    if options.compile if options.compile is not None else world.gpu:
-        build.compile_in_place(model, options.compile_scope)
+    build.finish(model, options, compiled=options.compile if options.compile is not None else world.gpu)
 
 
 def tensor_plan(block: nn.Module) -> dict[str, Any]:

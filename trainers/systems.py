@@ -7,6 +7,7 @@ train.py there, to which the job's flags are appended (`@ssh host torchrun --npr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ from typing import Any
 
 TRAIN = Path(__file__).with_name("train.py")
 SOUND = {0, 3}  # 3: it ran, and the record says what is wrong
+TRACEBACK = "Traceback (most recent call last):"
 STACK_S = 0.3
 GRACE_S = 15.0  # torchrun gives its ranks 30 s to hear SIGTERM; nothing is to be saved after a time limit
 
@@ -132,8 +134,20 @@ def _why(where: System, code: int | None, lines: list[str], errors: str, timeout
     own = [line for line in errors.splitlines() if line.startswith(("train.py:", "rank "))]
     if code is None:
         own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's own words
-    last = "\n".join(own or errors.splitlines()[-15:])
+    last = "\n".join(own or raised(errors.splitlines()) or errors.splitlines()[-15:])
     return f"{where.name} {ended} in phase {phase}\n{last}"
+
+
+def raised(lines: list[str], keep: int = 30) -> list[str]:
+    """The end of the first traceback: what a rank died of comes before torchrun's, which says only that."""
+    first = next((i for i, line in enumerate(lines) if TRACEBACK in line), None)
+    if first is None:
+        return []
+    prefix = lines[first].partition(TRACEBACK)[0]  # torch puts [rank0]: before each line of some
+    inside = itertools.takewhile(lambda line: line.startswith(f"{prefix}  "), lines[first + 1 :])
+    end = first + 1 + len(list(inside))
+    message = itertools.takewhile(lambda line: TRACEBACK not in line, lines[end : end + 10])
+    return [*lines[max(first, end - keep) : end], *message]
 
 
 def timestamp() -> str:

@@ -41,7 +41,7 @@ class Model(nn.Module):
     def __init__(self, config: Config, loss_chunks: int) -> None:
         super().__init__()
         theirs = causal_lm(config)
-        self.config, self.keep = config, None
+        self.config = config
         self.embedding = theirs.model.embed_tokens
         self.blocks = nn.ModuleDict({str(i): Block(layer) for i, layer in enumerate(theirs.model.layers)})
         self.head = LossHead(theirs.model.norm, theirs.lm_head, loss_chunks)
@@ -54,7 +54,7 @@ class Model(nn.Module):
         place = torch.arange(tokens.shape[1], device=x.device)[None]
         rotary = self.angles(self.shape).to(x.device)(x, place)
         for block in self.blocks.values():
-            x = self.keep(block, x, rotary) if self.keep else block(x, rotary)
+            x = block(x, rotary)
         return self.head(x, labels)
 
 

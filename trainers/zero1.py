@@ -50,10 +50,9 @@ class Zero1:
             import fused
 
             self.model = fused.Model(model, peaks.find(world), fp8=options.precision == "fp8")
-        elif options.compile if options.compile is not None else world.gpu:
-            build.compile_in_place(model, options.compile_scope)
-        if options.recompute == "full" and not self.fused:
-            build.recompute(model)
+        else:
+            compiled = options.compile if options.compile is not None else world.gpu
+            build.finish(model, options, compiled=compiled)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Job; the sum over ranks is a mean because each share is divided by their number."""

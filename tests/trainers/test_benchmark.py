@@ -41,6 +41,11 @@ def test_a_failure_is_kept_beside_results_and_neither_is_run_again(tmp_path: Pat
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_rank_that_raises_says_what_it_raised(tmp_path: Path) -> None:
+    said = run(tmp_path / "out.jsonl", "1", f"bad: {TINY} --record {tmp_path}")
+    assert "IsADirectoryError" in said, said
+
+
 def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path: Path) -> None:
     said = run(tmp_path / "out.jsonl", "--limit-s", "40", "2", "slow: --size tiny --steps 100000000")
     assert "did not end in 40 s in phase" in said

@@ -65,6 +65,11 @@ def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float]
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
+def test_recomputed_activations_are_those_of_forward() -> None:
+    flags = (*BATCH, "--precision", "bf16", "--parallel", "fsdp2", "--no-reshard")
+    assert record(2, *flags, "--recompute", "full")["losses"] == record(2, *flags)["losses"]
+
+
 def test_fp8_stays_in_its_band(alone: list[float]) -> None:
     got = record(2, *BATCH, "--precision", "fp8", "--parallel", "zero1", "--implementation", "fused")
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)

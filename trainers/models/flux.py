@@ -175,7 +175,7 @@ class Model(nn.Module):
     def __init__(self, config: Config, *, loss_chunks: int = 1) -> None:
         super().__init__()
         del loss_chunks  # a mean squared error holds no logits
-        self.config, self.keep = config, None
+        self.config = config
         kinds = [Double] * config.double_blocks + [Single] * config.single_blocks
         self.blocks = nn.ModuleDict({str(i): kind(config) for i, kind in enumerate(kinds)})
         self.ends = Ends(config)
@@ -189,7 +189,7 @@ class Model(nn.Module):
         x = torch.cat((ends.text(text.to(kind)), ends.image(noisy.to(kind))), 1)
         table = rotary(self.config, x.device)
         for block in self.blocks.values():
-            x = self.keep(block, x, condition, table) if self.keep else block(x, condition, table)
+            x = block(x, condition, table)
         return ends(x[:, self.config.text_tokens :], condition)
 
     def forward(self, latents: Tensor, text: Tensor, pooled: Tensor, noise: Tensor, times: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 
@@ -129,8 +127,8 @@ class LossHead(nn.Module):
         return _ChunkedLoss.apply(rows, self.out.weight, labels, self.chunks)
 
 
-def run_blocks(blocks: nn.ModuleDict, x: Tensor, *context: object, keep: Callable | None = None) -> Tensor:
-    """Pass x through every block; `keep` wraps a call that recomputes its activations in backward."""
+def run_blocks(blocks: nn.ModuleDict, x: Tensor, *context: object) -> Tensor:
+    """Pass x through every block."""
     for block in blocks.values():
-        x = keep(block, x, *context) if keep else block(x, *context)
+        x = block(x, *context)
     return x

@@ -94,7 +94,7 @@ class Model(nn.Module):
     def __init__(self, config: Config, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
         super().__init__()
         index, stages = stage
-        self.config, self.keep = config, None
+        self.config = config
         span = range(index * config.layers // stages, (index + 1) * config.layers // stages)
         self.embedding = nn.Embedding(config.vocab, config.width) if index == 0 else None
         # Keyed by the layer of the whole model: checkpoints fit every pipeline layout.
@@ -116,7 +116,7 @@ class Model(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
         rotary = Rotary.table(x.shape[1], self.config.head_dim, self.config.theta, x.device)
-        return run_blocks(self.blocks, x, rotary, keep=self.keep)
+        return run_blocks(self.blocks, x, rotary)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, vocabulary]."""

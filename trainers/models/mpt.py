@@ -91,7 +91,7 @@ class Model(nn.Module):
     def __init__(self, config: Config, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
         super().__init__()
         (index, stages), first = stage, stage[0] == 0
-        self.config, self.keep = config, None
+        self.config = config
         span = range(index * config.layers // stages, (index + 1) * config.layers // stages)
         self.embedding = nn.Embedding(config.vocab, config.width) if first else None
         placed = first and not config.alibi
@@ -111,7 +111,7 @@ class Model(nn.Module):
             x = self.embedding(x)
         if self.position is not None:
             x = x + self.position(torch.arange(x.shape[1], device=x.device))
-        return run_blocks(self.blocks, x, self._bias(x), keep=self.keep)
+        return run_blocks(self.blocks, x, self._bias(x))
 
     def _bias(self, x: Tensor) -> Tensor | None:
         """ALiBi with the causal mask in it, [heads, sequence, sequence]; only short sequences can afford
