@@ -13,6 +13,7 @@ COLLECTIVE = (
     "a stray NCCL_* or RCCL_* variable or nccl.conf: see `environment` in result.json",
 )
 CAUSES: Mapping[str, tuple[str, ...]] = {
+    "together_": ("throttling or a lowered power cap of that device", "its cooling", "another job on it"),
     "gemm_tflops": ("throttling or a lowered power cap", "another BLAS backend than expected", "another job"),
     "copy_gb_per_s": ("throttling", "ECC repair in progress", "another job on the device"),
     "attention": ("another attention backend than expected", "throttling", "another job on the device"),
