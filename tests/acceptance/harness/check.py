@@ -64,11 +64,18 @@ class Check:
         repeats: Sequence[float] = (),
         conditions: Mapping[str, Any] | None = None,
         gate: bool = False,
+        bound_needed: bool = True,
     ) -> None:
-        """Keep a figure; with `gate` a missing, unfinished or violated bound fails the check at its end."""
+        """Keep a figure; with `gate` a missing, unfinished or violated bound fails the check at its end.
+
+        Where no `bound_needed`, a missing one is only said: in the figure's source, with how to add it.
+        """
         given = {"devices": self.count, **(conditions or {})}
         entry = self._threshold(name, unit, given)
         verdict = self._verdict(name, value, unit, given, entry, gate=gate)
+        source = self._source(entry, gate=gate)
+        if verdict == "no_threshold" and not bound_needed:
+            source = self.violations.pop()
         self.metrics.append(
             Metric(
                 name=name,
@@ -79,7 +86,7 @@ class Check:
                 direction=entry.direction if entry else None,
                 bound=entry.bound if entry else None,
                 ceiling=entry.ceiling if entry else None,
-                source=self._source(entry, gate=gate),
+                source=source,
                 verdict=verdict,
             )
         )
