@@ -151,6 +151,13 @@ def test_healthy_host_passes_every_device_check(check, plant) -> None:
     assert result["host"]["devices"][0]["model"] == "H200"
 
 
+@pytest.mark.healthy
+def test_check_of_the_soak_tier_says_how_long_it_lasts(plant, tmp_path) -> None:
+    check = device_check("test_memory_holds_patterns")
+    plant(Fault("nothing", check, "passed", vendor="nvidia", nvml={}, tier="soak", patches=SEEN))
+    assert list(tmp_path.glob("out/children/ended-*/lasts-1800"))
+
+
 def test_missing_bound_of_a_way_is_told_and_no_failure(plant) -> None:
     metrics = plant(host_copies("nothing", outcome="passed"))["checks"][0]["metrics"]
     told = {metric["name"]: metric for metric in metrics}
