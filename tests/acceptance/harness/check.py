@@ -54,6 +54,8 @@ class Check:
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    told: dict[str, Any] = field(default_factory=dict)  # evidence of other kinds, by name
+    hints: tuple[str, ...] = ()  # of the host, to be read where the check fails
 
     def record(
         self,
@@ -97,6 +99,11 @@ class Check:
             invalid("; ".join(dict.fromkeys(self.unfit)))
         if self.violations:
             pytest.fail("\n".join(self.violations), pytrace=False)
+
+    def lacks_only_bounds(self) -> bool:
+        """Whether figures wait for a bound and none misses its own: nothing is known to be slow."""
+        verdicts = {metric.verdict for metric in self.metrics}
+        return "no_threshold" in verdicts and "fail" not in verdicts
 
     def telemetry(self) -> dict[str, Any]:
         """The samples taken beside a performance check, in figures."""
