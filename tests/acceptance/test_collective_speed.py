@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from harness import causes
+from harness.check import Check, invalid
 from workloads import curves
 
 CPU_RANKS = 2
@@ -31,7 +33,7 @@ def kept() -> dict[str, Any]:
 
 
 @pytest.fixture
-def links(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int) -> dict[str, Any]:
+def links(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int, check: Check) -> dict[str, Any]:
     """What every pair carries, and what the library chose for each size: one launch with its log on."""
     if ranks == 1:
         pytest.skip("one device has no link to measure")
@@ -44,7 +46,16 @@ def links(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int) -> dic
         kept["links"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
         if kept["links"]["figures"] is not None:
             kept["timed"] = {"figures": kept["links"]["figures"]}
+    tell_of_host(kept["links"], check)
     return kept["links"]
+
+
+def tell_of_host(run: dict[str, Any], check: Check) -> None:
+    """What the library warned of becomes evidence; a file that sets it up unseen makes figures invalid."""
+    check.told["collectives"] = {name: run[name] for name in ("warnings", "files", "kernel")}
+    check.hints = causes.of_host(run["warnings"], run["kernel"])
+    if set_up := [f"{path} sets {', '.join(lines)}" for path, lines in run["files"].items() if lines]:
+        invalid(f"the figures are of a configuration file, not of the image: {'; '.join(set_up)}")
 
 
 @pytest.fixture

@@ -12,9 +12,11 @@ from harness.protocols import OnDevice, RecordMetric
 from harness.readings import is_unread, known, of, only_with, while_busy
 from harness.session import AcceptanceSession
 from vendors import Device, Host, Reading
+from workloads import curves
 
 LOAD_S = 2.0
 PEER_TIMEOUT_S = 300
+LEAST_OF_NODE = 0.7  # of the median device's host copies: a far NUMA node costs less, half a link costs more
 SYMMETRY = 0.10  # more than silicon and switches differ, less than one lane of eighteen costs twice over
 
 
@@ -117,6 +119,54 @@ def test_peer_bandwidth(
     assert not wrong, wrong
     uneven = list(_uneven(matrix))
     assert not uneven, "\n".join(uneven)
+
+
+@pytest.mark.tier("standard")
+def test_host_bandwidth(
+    ranks: int,
+    devices: tuple[Device, ...],
+    device_row: Mapping[str, Any],
+    on_device: OnDevice,
+    record_metric: RecordMetric,
+) -> None:
+    """Pinned memory is copied to and from each device at its link's rate, without an error and all alike."""
+    only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
+    found = on_device("workloads.devices:host_speeds", timeout_s=PEER_TIMEOUT_S)
+    assert len(found["devices"]) == ranks, f"{len(found['devices'])} of {ranks} devices were measured"
+    told = {device.index: one for device, one in zip(devices, found["devices"], strict=True)}
+    slow = []
+    for way in ("h2d", "d2h"):
+        repeats = {index: [found["bytes"] / s / 1e9 for s in one[way]] for index, one in told.items()}
+        rates = {index: statistics.median(figures) for index, figures in repeats.items()}
+        _record_host_copies(way, found["bytes"], repeats, record_metric)
+        slow += [f"{way}: {line}" for line in curves.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
+    wrong = [
+        f"device {index}: {one['wrong_elements']}" for index, one in told.items() if one["wrong_elements"]
+    ]
+    assert not wrong, f"wrong elements: {', '.join(wrong)}"
+    assert not slow, "\n".join(slow)
+
+
+def _record_host_copies(
+    way: str, size: int, repeats: Mapping[int, Sequence[float]], record_metric: RecordMetric
+) -> None:
+    """Each device's figure for reading, and the slowest one by the bound: it speaks for all."""
+    rates = {index: statistics.median(figures) for index, figures in repeats.items()}
+    for index, rate in rates.items():
+        conditions = {"bytes": size, "device": index}
+        record_metric(
+            f"{way}_device_gb_per_s", rate, unit="GB/s", repeats=repeats[index], conditions=conditions
+        )
+    slowest = min(rates, key=rates.__getitem__)
+    record_metric(
+        f"{way}_gb_per_s",
+        rates[slowest],
+        unit="GB/s",
+        repeats=repeats[slowest],
+        conditions={"bytes": size},
+        gate=True,
+        bound_needed=False,  # nobody publishes the way back
+    )
 
 
 def _uneven(matrix: Mapping[tuple[int, int], float]) -> Iterator[str]:

@@ -40,6 +40,7 @@ def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) 
 def test_memory_holds_patterns(ranks: int, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """Most of every device's free memory keeps its own addresses, checkerboards and walking bits."""
     seconds = CPU_SECONDS if acceptance.shares_devices else SECONDS[acceptance.tier]
+    acceptance.ended.expect(seconds)
     found = on_device(
         "workloads.memory:patterns", share=SHARE, seconds=seconds, timeout_s=4 * seconds + MARGIN_S
     )

@@ -197,6 +197,7 @@ def test_beyond_32_bits(acceptance: Any, on_device: Any) -> None:
 def test_no_silent_corruption(ranks: int, acceptance: Any, launch: Any) -> None:
     """Products at full power give the same bits on every repeat and on every device."""
     seconds = SCREEN_S[acceptance.tier] if acceptance.vendor != "cpu" else 0.5
+    acceptance.ended.expect(seconds)
     found = launch("corruption_screen.py", seconds, nproc=ranks, timeout_s=seconds + 90)["devices"]
     assert len(found) == ranks
     wrong = [f"rank {rank}: {text}" for rank, one in enumerate(found) for text in one["differences"]]

@@ -171,11 +171,16 @@ def breaks_graph(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
     return original(*args, **kwargs)
 
 
-def truncated_fp8(original: Mutate, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """A cast to fp8 that cuts instead of rounding."""
-    if torch.float8_e4m3fn in args and self.dtype == torch.float32:
-        self = (self.contiguous().view(torch.int32) & ~0xFFFFF).view(torch.float32)
-    return original(self, *args, **kwargs)
+def truncated_fp8(dtype: torch.dtype) -> Mutate:
+    """A cast to this format of 8 bits that cuts instead of rounding."""
+    lost = 0x1FFFFF if "e5m2" in str(dtype) else 0xFFFFF  # the mantissa of float32 that it has no room for
+
+    def mutant(original: Mutate, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if dtype in args and self.dtype == torch.float32:
+            self = (self.contiguous().view(torch.int32) & ~lost).view(torch.float32)
+        return original(self, *args, **kwargs)
+
+    return mutant
 
 
 def wraps(limit: int) -> Callable[[torch.Tensor], None]:

@@ -81,7 +81,10 @@ MUTANTS: dict[str, tuple[str, tuple[Any, str], Mutate]] = {
     "embedding flips one bit": ("embedding", (functional, "embedding"), changes.after(changes.flip_bit)),
     "conv2d zeroes a tile": ("convolution", (functional, "conv2d"), changes.after(changes.zero_tile)),
     "AdamW forgets its decay": ("adamw", (torch.optim.AdamW, "__init__"), changes.no_decay),
-    "a cast to fp8 cuts": ("fp8", (torch.Tensor, "to"), changes.truncated_fp8),
+    **{
+        f"a cast to {dtype} cuts": ("fp8", (torch.Tensor, "to"), changes.truncated_fp8(dtype))
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+    },
     "mm is corrupted now and then": ("screen", (torch, "mm"), changes.restless()),
     "attention is plain by default": ("attention default", SDPA, changes.plain_attention),
     "a group's result is corrupted": ("grouped", (torch, "_grouped_mm"), changes.after(changes.flip_bit)),

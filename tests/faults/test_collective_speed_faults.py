@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 
 import planting
+from harness import causes
 
 torch = pytest.importorskip("torch", reason="the suites need torch")
 
 from workloads import collective_library as library  # noqa: E402
 from workloads import collective_timing as timing  # noqa: E402
-from workloads import curves  # noqa: E402
+from workloads import curves, nccl_log  # noqa: E402
 
 MIB = 1 << 20
+
+
+def said(**facts: object) -> dict[str, str]:
+    """The library's log, its files and the kernel, as they would speak of another host."""
+    return {"workloads.nccl_log:facts": f"lambda: {{**original(), **{facts!r}}}"}
+
+
 FAULTS = (
     planting.Fault(
         "a pair's data arrive spoilt",
@@ -42,7 +50,48 @@ FAULTS = (
             "t.view(-1)[-1:].add_(1) if t.numel() > 4096 else 0)[0]"
         },
     ),
+    planting.Fault(
+        "a hidden file sets the library up",
+        "test_collective_speed.py::test_all_reduce_busbw",
+        "invalid",
+        says="/etc/nccl.conf sets NCCL_ALGO=Tree",
+        patches=said(files={"/etc/nccl.conf": ["NCCL_ALGO=Tree"]}),
+    ),
+    planting.Fault(
+        "a host without iommu=pt spoils the sum",
+        "test_collective_speed.py::test_all_reduce_busbw",
+        says="look at: an IOMMU translates between the devices",
+        patches={
+            **said(warnings=['Missing "iommu=pt" from kernel command line which can lead to a hang!']),
+            "torch.distributed:all_reduce": "lambda t, *a, **k: "
+            "(original(t, *a, **k), t.view(-1)[-1:].add_(1))[0]",
+        },
+    ),
 )
+
+
+def test_empty_file_is_evidence_and_no_obstacle(plant) -> None:
+    check = "test_collective_speed.py::test_send_receive_bandwidth"
+    facts = {"files": {"~/.nccl.conf": []}, "warnings": ["one of four"], "kernel": {"numa_balancing": "1"}}
+    (found,) = plant(planting.Fault("nothing", check, "passed", patches=said(**facts)))["checks"]
+    assert found["evidence"]["after"]["collectives"] == facts
+    assert found["reason"] is None
+
+
+@pytest.mark.healthy
+def test_lines_that_set_something_are_read_from_hidden_files(tmp_path) -> None:
+    quiet, loud = tmp_path / "quiet.conf", tmp_path / "loud.conf"
+    quiet.write_text("# NCCL_ALGO=Tree\n\n")
+    loud.write_text("NCCL_DEBUG=WARN\n  NCCL_ALGO = Ring \n")
+    found = nccl_log.configuration([str(quiet), str(loud), str(tmp_path / "none.conf")])
+    assert found == {str(quiet): [], str(loud): ["NCCL_DEBUG=WARN", "NCCL_ALGO = Ring"]}
+
+
+@pytest.mark.healthy
+def test_kernel_that_moves_pages_is_a_named_cause() -> None:
+    assert causes.of_host((), {"numa_balancing": "1"}) == (causes.NUMA_BALANCING,)
+    assert not causes.of_host(("something else",), {"numa_balancing": "0"})
+    assert not causes.of_host((), nccl_log.kernel() | {"numa_balancing": None})
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)

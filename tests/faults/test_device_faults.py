@@ -4,6 +4,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,12 @@ def speeds(seconds: str, where: str = "a != b", *, wrong: int = 0) -> str:
     return f"lambda: {{'bytes': 400_000_000, 'pairs': {pairs}}}"
 
 
+def host_speeds(h2d: str = "5e-3", d2h: str = "5e-3", *, devices: int = 4, wrong: str = "0") -> str:
+    """What copies of 256 MB between the host and four devices would say."""
+    one = f"{{'h2d': [{h2d}] * 5, 'd2h': [{d2h}] * 5, 'wrong_elements': {wrong}}}"
+    return f"lambda: {{'bytes': 256_000_000, 'devices': [{one} for i in range({devices})]}}"
+
+
 # torch as a healthy host of the stub would show it.
 SEEN = {
     "workloads.devices:seen": (
@@ -31,6 +38,7 @@ SEEN = {
         " for a in range(4) for b in range(4) if a != b]"
     ),
     "workloads.devices:peer_speeds": speeds("1e-3"),
+    "workloads.devices:host_speeds": host_speeds(),
     "workloads.memory:patterns": (
         "lambda share, seconds: [{'device': i, 'bytes': 95 << 30, 'free_bytes': 100 << 30, 'errors': 0,"
         " 'passes': ['own address', 'own address, complement'], 'first': [], 'seconds': 1.0} for i in range(4)]"
@@ -44,6 +52,13 @@ def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **sta
     return Fault(
         name, device_check(check), vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN
     )
+
+
+def host_copies(name: str, says: str = "", outcome: str = "failed", **copies: Any) -> Fault:
+    return Fault(
+        name, device_check("test_host_bandwidth"), outcome, says, vendor="nvidia", nvml={},
+        patches=SEEN | {"workloads.devices:host_speeds": host_speeds(**copies)},
+    )  # fmt: skip
 
 
 FAULTS = (
@@ -94,6 +109,13 @@ FAULTS = (
           patches=SEEN | {"workloads.devices:peer_speeds": speeds("1e-3", "a < b")}),
     Fault("a fast copy of wrong data", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="wrong_elements",
           patches=SEEN | {"workloads.devices:peer_speeds": speeds("1e-3", wrong=7)}),
+    host_copies("every device is fed at half rate", "h2d_gb_per_s 25.6 GB/s < 48", h2d="1e-2"),
+    host_copies("one device is fed slowly", "h2d_gb_per_s 20.48", h2d="1.25e-2 if i == 2 else 5e-3"),
+    host_copies("one device answers slowly", "d2h: device 2 reaches 30.1 GB/s, the median of its node is 51.2",
+                d2h="8.5e-3 if i == 2 else 5e-3"),
+    host_copies("a copy to a device is wrong", "device 3: 9", wrong="9 * (i == 3)"),
+    host_copies("a device was not fed", "3 of 4 devices", devices=3),
+    host_copies("host copies in no time", "not a number", h2d="float('nan')"),
     Fault("a bit that sticks", device_check("test_memory_holds_patterns"), says="0x0000000000000020",
           patches={"workloads.memory:write": "lambda blocks, p: (original(blocks, p), blocks[-1][-1:].bitwise_or_(32))[0]"}),
     Fault("an address line is shorted", device_check("test_memory_holds_patterns"), says="own address",
@@ -127,6 +149,35 @@ def test_healthy_host_passes_every_device_check(check, plant) -> None:
     result = plant(Fault(**{**vars(fault), "patches": with_numa}))
     assert len(result["host"]["devices"]) == 4
     assert result["host"]["devices"][0]["model"] == "H200"
+
+
+@pytest.mark.healthy
+def test_check_of_the_soak_tier_says_how_long_it_lasts(plant, tmp_path) -> None:
+    check = device_check("test_memory_holds_patterns")
+    plant(Fault("nothing", check, "passed", vendor="nvidia", nvml={}, tier="soak", patches=SEEN))
+    assert list(tmp_path.glob("out/children/ended-*/lasts-1800"))
+
+
+def test_missing_bound_of_a_way_is_told_and_no_failure(plant) -> None:
+    metrics = plant(host_copies("nothing", outcome="passed"))["checks"][0]["metrics"]
+    told = {metric["name"]: metric for metric in metrics}
+    assert told["h2d_gb_per_s"]["verdict"] == "pass"
+    assert told["d2h_gb_per_s"]["verdict"] == "no_threshold"
+    assert "add an entry to thresholds/nvidia/H200.json" in told["d2h_gb_per_s"]["source"]
+    assert [m["conditions"]["device"] for m in metrics if m["name"] == "d2h_device_gb_per_s"] == [0, 1, 2, 3]
+
+
+@pytest.mark.healthy
+def test_cores_beside_a_device_are_read_as_the_kernel_writes_them(tmp_path, monkeypatch) -> None:
+    torch = pytest.importorskip("torch", reason="the suites need torch")
+    from workloads import devices
+
+    assert torch
+    monkeypatch.setattr(devices, "BUS", tmp_path)
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text("0-3,8,10-11\n")
+    assert devices.local_cores("0000:1b:00.0") == {0, 1, 2, 3, 8, 10, 11}
+    assert devices.local_cores("0000:2b:00.0") == devices.local_cores(None) == set()
 
 
 def test_healthy_memory_passes_however_little_time_there_is(plant) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +36,20 @@ def test_check_that_never_ends_is_not_waited_for_without_end(tmp_path) -> None:
     ended.add(0)
     assert ended.wait_for(1, stall_s=0.1)
     assert not ended.wait_for(2, stall_s=0.3)
+
+
+@pytest.mark.healthy
+def test_check_that_said_how_long_it_lasts_is_waited_for(tmp_path) -> None:
+    ended = order.Ended(tmp_path / "ended")
+    ended.expect(30.0)
+    threading.Timer(0.5, ended.add, (0,)).start()
+    assert ended.wait_for(1, stall_s=0.1)
+
+
+def test_check_that_hangs_beyond_what_it_said_is_not_waited_for(tmp_path) -> None:
+    ended = order.Ended(tmp_path / "ended")
+    ended.expect(0.2)
+    assert not ended.wait_for(1, stall_s=0.1)
 
 
 def test_listener_that_cannot_start_is_known_as_gone(tmp_path) -> None:

@@ -12,6 +12,12 @@ from typing import Any
 
 from harness import models, thresholds
 
+PCIE_GB_PER_S_A_LANE = {
+    3: 0.985,
+    4: 1.969,
+    5: 3.938,
+}  # one way, by generation: PCI Express base specification
+
 
 def main() -> None:
     asked = json.load(sys.stdin)
@@ -36,6 +42,8 @@ def ceiling(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) 
         return row["memory_gb_per_s"]
     if metric.endswith("_busbw") and conditions.get("nvls") != "on":  # multicast can exceed the wire
         return _wire(row)
+    if metric in {"h2d_gb_per_s", "d2h_gb_per_s"} and row["pcie"]:
+        return PCIE_GB_PER_S_A_LANE[row["pcie"]["generation"]] * row["pcie"]["width"]
     return _wire(row) if metric == "p2p_gb_per_s" else None
 
 

@@ -3,7 +3,8 @@
 The pictures of faults are those of nccl-tests' issues and of both vendors' acceptance guides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 COLLECTIVE = (
     "peer access off, falling back to host memory (NCCL_DEBUG=INFO says SHM instead of P2P)",
@@ -13,6 +14,7 @@ COLLECTIVE = (
     "a stray NCCL_* or RCCL_* variable or nccl.conf: see `environment` in result.json",
 )
 CAUSES: Mapping[str, tuple[str, ...]] = {
+    "together_": ("throttling or a lowered power cap of that device", "its cooling", "another job on it"),
     "gemm_tflops": ("throttling or a lowered power cap", "another BLAS backend than expected", "another job"),
     "copy_gb_per_s": ("throttling", "ECC repair in progress", "another job on the device"),
     "attention": ("another attention backend than expected", "throttling", "another job on the device"),
@@ -31,6 +33,24 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
         "throttling",
     ),
 }
+
+
+# What a library's log or the kernel's files say of a host, by its words: RCCL's src/init.cc, ROCm/rccl#1562.
+NUMA_BALANCING = "NUMA balancing moves pages while they are copied: sysctl kernel.numa_balancing=0"
+OF_WARNINGS: Mapping[str, str] = {
+    "NUMA auto balancing": NUMA_BALANCING,
+    "iommu=pt": "an IOMMU translates between the devices: boot with iommu=pt",
+    "HSA_FORCE_FINE_GRAIN_PCIE": "PCIe peers need HSA_FORCE_FINE_GRAIN_PCIE=1 in the environment",
+}
+
+
+def of_host(warnings: Iterable[str], kernel: Mapping[str, Any]) -> tuple[str, ...]:
+    """The named causes among what the collective library and the kernel said."""
+    told = "\n".join(warnings)
+    found = [cause for words, cause in OF_WARNINGS.items() if words in told]
+    if kernel.get("numa_balancing") not in (None, "0"):
+        found.append(NUMA_BALANCING)
+    return tuple(dict.fromkeys(found))
 
 
 def likely(metric: str) -> tuple[str, ...]:

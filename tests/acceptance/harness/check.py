@@ -54,6 +54,8 @@ class Check:
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    told: dict[str, Any] = field(default_factory=dict)  # evidence of other kinds, by name
+    hints: tuple[str, ...] = ()  # of the host, to be read where the check fails
 
     def record(
         self,
@@ -64,11 +66,18 @@ class Check:
         repeats: Sequence[float] = (),
         conditions: Mapping[str, Any] | None = None,
         gate: bool = False,
+        bound_needed: bool = True,
     ) -> None:
-        """Keep a figure; with `gate` a missing, unfinished or violated bound fails the check at its end."""
+        """Keep a figure; with `gate` a missing, unfinished or violated bound fails the check at its end.
+
+        Where no `bound_needed`, a missing one is only said: in the figure's source, with how to add it.
+        """
         given = {"devices": self.count, **(conditions or {})}
         entry = self._threshold(name, unit, given)
         verdict = self._verdict(name, value, unit, given, entry, gate=gate)
+        source = self._source(entry, gate=gate)
+        if verdict == "no_threshold" and not bound_needed:
+            source = self.violations.pop()
         self.metrics.append(
             Metric(
                 name=name,
@@ -79,7 +88,7 @@ class Check:
                 direction=entry.direction if entry else None,
                 bound=entry.bound if entry else None,
                 ceiling=entry.ceiling if entry else None,
-                source=self._source(entry, gate=gate),
+                source=source,
                 verdict=verdict,
             )
         )
@@ -90,6 +99,11 @@ class Check:
             invalid("; ".join(dict.fromkeys(self.unfit)))
         if self.violations:
             pytest.fail("\n".join(self.violations), pytrace=False)
+
+    def lacks_only_bounds(self) -> bool:
+        """Whether figures wait for a bound and none misses its own: nothing is known to be slow."""
+        verdicts = {metric.verdict for metric in self.metrics}
+        return "no_threshold" in verdicts and "fail" not in verdicts
 
     def telemetry(self) -> dict[str, Any]:
         """The samples taken beside a performance check, in figures."""

@@ -2,7 +2,8 @@
 
 `@pytest.mark.last` is for a check that judges the whole run; such checks have a file of their own.
 pytest-xdist hands out files in order, but the ones before may still run in another worker: so each check
-leaves a mark in a folder that all workers see, and a last one waits for all the others.
+leaves a mark in a folder that all workers see, and a last one waits for all the others. A check that goes on
+for long, as its tier asks, says so there before it begins.
 """
 
 import time
@@ -14,7 +15,10 @@ import pytest
 from harness.leases import Wish
 
 TIERS = ("smoke", "standard", "soak")
-STALL_S = 900.0  # nothing ended for so long: whoever should have is gone, or hangs behind its own watchdog
+# Nothing ended for so long beyond what a check said: whoever should have is gone, or hangs behind its own
+# watchdog.
+STALL_S = 900.0
+LASTS = "lasts-"
 POLL_S = 0.1
 
 
@@ -68,19 +72,31 @@ class Ended:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / str(number)).touch()
 
+    def expect(self, seconds: float) -> None:
+        """Say that the check which begins now goes on for so long: until then, silence is no stall."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"{LASTS}{seconds:g}").touch()
+
     def wait_for(self, count: int, *, stall_s: float = STALL_S) -> bool:
-        """Wait until so many have ended; False when none has for too long."""
+        """Wait until so many have ended; False when none has for too long, whatever any of them lasts."""
         seen, since = -1, time.monotonic()
         while (now := self._count()) < count:
             if now != seen:
                 seen, since = now, time.monotonic()
-            if time.monotonic() - since > stall_s:
+            if time.monotonic() - since > stall_s + self._longest():
                 return False
             time.sleep(POLL_S)
         return True
 
     def _count(self) -> int:
-        return len(list(self.folder.iterdir())) if self.folder.is_dir() else 0
+        return sum(not name.startswith(LASTS) for name in self._marks())
+
+    def _longest(self) -> float:
+        said = (name.removeprefix(LASTS) for name in self._marks() if name.startswith(LASTS))
+        return max(map(float, said), default=0.0)
+
+    def _marks(self) -> list[str]:
+        return [mark.name for mark in self.folder.iterdir()] if self.folder.is_dir() else []
 
 
 def is_performance(item: pytest.Item) -> bool:

@@ -17,6 +17,7 @@ class RecordMetric(Protocol):
         repeats: Sequence[float] = (),
         conditions: Mapping[str, Any] | None = None,
         gate: bool = False,
+        bound_needed: bool = True,
     ) -> None: ...
 
 

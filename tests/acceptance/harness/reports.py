@@ -81,8 +81,9 @@ def measured(item: pytest.Item, check: Check) -> dict[str, Any]:
         "doc": _doc(item),
         "devices": list(check.devices),
         "metrics": [asdict(metric) for metric in check.metrics],
-        "evidence": {"before": check.before, "after": after},
+        "evidence": {"before": check.before, "after": {**after, **check.told}},
         "violations": check.violations,
+        "hints": () if check.lacks_only_bounds() else check.hints,
     }
 
 
@@ -109,6 +110,9 @@ def merge(record: dict[str, Any], report: pytest.TestReport) -> None:
         record["reason"] = _reason(report)
     found = json.loads(getattr(report, RECORD, "{}"))
     extra = [line for line in found.pop("violations", []) if line not in (record["reason"] or "")]
+    hints = [f"look at: {hint}" for hint in found.pop("hints", ())]
+    if record["outcome"] == "failed":
+        extra += hints
     if extra:
         record["reason"] = "\n".join(filter(None, (record["reason"], *extra)))
     record.update(found)

@@ -48,7 +48,7 @@ METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
     "train_tokens_per_s_per_gpu": (
         "tokens/s",
         "min",
-        frozenset({"model", "size", "precision", "seq", "devices", "batch"}),
+        frozenset({"model", "size", "precision", "seq", "devices", "batch", "micro_batch"}),
     ),
 }
 

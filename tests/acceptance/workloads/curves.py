@@ -1,4 +1,4 @@
-"""Bus bandwidth from time, and the shape of its curve over sizes. Pure.
+"""Bus bandwidth from time, the shape of its curve over sizes, and who falls behind the others. Pure.
 
 The definitions are those of nccl-tests' doc/PERFORMANCE.md.
 """
@@ -40,3 +40,13 @@ def odd_pairs(rates: Mapping[tuple[int, int], float]) -> list[str]:
         elif not rate >= LEAST_OF_MEDIAN * middle:
             found.append(f"{sender} to {receiver} {rate:.1f} GB/s, the median of all pairs {middle:.1f} GB/s")
     return found
+
+
+def slow_devices(rates: Mapping[int, float], least: float, unit: str) -> list[str]:
+    """Each device under that share of what the devices of its node have in the middle."""
+    middle = statistics.median(rates.values()) if rates else 0.0
+    return [
+        f"device {device} reaches {rate:.1f} {unit}, the median of its node is {middle:.1f} {unit}"
+        for device, rate in rates.items()
+        if not rate >= least * middle
+    ]

@@ -2,7 +2,11 @@
 figures.
 """
 
+import contextlib
+import os
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +14,9 @@ import torch
 COPY_BYTES = 64 << 20
 PATTERN_ELEMENTS = (1 << 20) + 1
 PEER_BYTES = 256 << 20
-PEER_COPIES, PEER_REPEATS = 20, 5
+HOST_BYTES = 256 << 20
+COPIES, REPEATS = 20, 5
+BUS = Path("/sys/bus/pci/devices")
 
 
 def seen() -> list[dict[str, Any]]:
@@ -64,21 +70,72 @@ def peer_speeds() -> dict[str, Any]:
 def _peer_speed(a: int, b: int) -> dict[str, Any]:
     values = torch.arange(PEER_BYTES // 8, dtype=torch.int64, device=f"cuda:{a}") * 2654435761 + (a << 40)
     target = torch.full_like(values, -1, device=f"cuda:{b}")
-    seconds = []
+    torch.cuda.synchronize(b)
     with torch.cuda.device(a):
-        target.copy_(values, non_blocking=True)  # the first copy opens the path
-        for _ in range(PEER_REPEATS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize(a)
-            torch.cuda.synchronize(b)
-            start.record()
-            for _ in range(PEER_COPIES):
-                target.copy_(values, non_blocking=True)
-            end.record()
-            end.synchronize()
-            seconds.append(start.elapsed_time(end) / 1e3 / PEER_COPIES)
+        seconds = _seconds_a_copy(target, values)
     wrong = int((target.cpu() != values.cpu()).sum())
     return {"from": a, "to": b, "seconds": seconds, "wrong_elements": wrong}
+
+
+def _seconds_a_copy(target: torch.Tensor, source: torch.Tensor) -> list[float]:
+    """On the current device's stream, one figure a repeat."""
+    target.copy_(source, non_blocking=True)  # the first copy opens the path
+    return [_repeat(lambda: target.copy_(source, non_blocking=True)) for _ in range(REPEATS)]
+
+
+def _repeat(copy: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(COPIES):
+        copy()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / COPIES
+
+
+def host_speeds() -> dict[str, Any]:
+    """Seconds of one copy between pinned memory and each device, and how much of its data was wrong.
+
+    {"bytes", "devices": [{"h2d": seconds, one per repeat, "d2h": the same, "wrong_elements"}]}, one device
+    after the other. Pinned memory lies beside its device, where a job's launcher would put it.
+    """
+    pinned: list[torch.Tensor] = []  # kept until all are measured: torch would hand a freed one to the next
+    found = [_host_speed(index, pinned) for index in range(torch.cuda.device_count())]
+    return {"bytes": HOST_BYTES, "devices": found}
+
+
+def _host_speed(index: int, pinned: list[torch.Tensor]) -> dict[str, Any]:
+    values = torch.arange(HOST_BYTES // 8, dtype=torch.int64) * 2654435761 + (index << 40)
+    with torch.cuda.device(index), _beside(_properties(index)["bdf"]):
+        host = values.pin_memory()
+        pinned.append(host)
+        device = torch.full_like(host, -1, device=f"cuda:{index}")
+        down = _seconds_a_copy(device, host)
+        wrong = int((device.cpu() != values).sum())
+        host.fill_(-1)
+        up = _seconds_a_copy(host, device)
+        wrong += int((host != values).sum())
+    return {"h2d": down, "d2h": up, "wrong_elements": wrong}
+
+
+@contextlib.contextmanager
+def _beside(bdf: str | None) -> Iterator[None]:
+    """This thread on cores of a device's NUMA node; on any that it may use, where none of them is there."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, allowed & local_cores(bdf) or allowed)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def local_cores(bdf: str | None) -> set[int]:
+    """The cores on a device's NUMA node, as in "0-31,64-95"; none where the kernel does not say."""
+    path = BUS / str(bdf) / "local_cpulist"
+    parts = path.read_text().strip().split(",") if path.is_file() else []
+    bounds = [part.partition("-") for part in parts if part]
+    return {core for first, _, last in bounds for core in range(int(first), int(last or first) + 1)}
 
 
 def _properties(index: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ In: the environment, and the file that NCCL_DEBUG_FILE names. Out: JSON facts. B
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from workloads import backend
 
 PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "HSA_", "GPU_MAX_HW_QUEUES", "HIP_FORCE_DEV_KERNARG", "UCX_")
 HIDDEN = ("~/.nccl.conf", "/etc/nccl.conf", "~/.rccl.conf", "/etc/rccl.conf")
+HIDDEN_BY = "NCCL_CONF_FILE"  # names one more
+BALANCING, COMMAND_LINE = Path("/proc/sys/kernel/numa_balancing"), Path("/proc/cmdline")
 # "AllReduce: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..15}"; older releases print numbers.
 CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+)")
 # What the tests set themselves to learn the choices; it changes no result.
@@ -25,15 +28,17 @@ PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def facts() -> dict[str, Any]:
-    """`environment`, `files`, `choices` per operation and size, `nvls`, `library`."""
+    """`environment`, `files`, `kernel`, `choices` per operation and size, `nvls`, `warnings`, `library`."""
     text = debug_text()
+    named = [os.environ[HIDDEN_BY]] if os.environ.get(HIDDEN_BY) else []
     return {
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
             if name.startswith(PREFIXES) and name not in OURS
         },
-        "files": [path for path in HIDDEN if Path(path).expanduser().exists()],
+        "files": configuration([*HIDDEN, *named]) if backend() == "nccl" else {},  # gloo reads none
+        "kernel": kernel(),
         "choices": choices(text),
         "nvls": multicast.state("nvidia" if torch.version.cuda else "", dist.get_world_size(), text),
         "warnings": sorted(
@@ -41,6 +46,24 @@ def facts() -> dict[str, Any]:
         ),
         "library": ".".join(map(str, torch.cuda.nccl.version())) if backend() == "nccl" else "gloo",
     }
+
+
+def configuration(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Each configuration file that is there, and the lines of it that set something."""
+    found = {path: Path(path).expanduser() for path in paths}
+    return {path: _settings(file) for path, file in found.items() if file.is_file()}
+
+
+def _settings(file: Path) -> list[str]:
+    lines = (line.strip() for line in file.read_text(errors="replace").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def kernel() -> dict[str, Any]:
+    """What the host's kernel does beside the library: moving pages between nodes, translating addresses."""
+    balancing = BALANCING.read_text().strip() if BALANCING.is_file() else None
+    words = COMMAND_LINE.read_text().split() if COMMAND_LINE.is_file() else []
+    return {"numa_balancing": balancing, "iommu": [word for word in words if "iommu" in word]}
 
 
 def debug_text() -> str:

@@ -56,11 +56,23 @@ def _product(dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
 
 def copy() -> list[dict[str, Any]]:
     """GB/s of a copy inside the device's memory, reads and writes counted."""
+    return [_copy(timing.repeats)]
+
+
+def _copy(timed: Timed) -> dict[str, Any]:
     size = COPY_BYTES[device().type]
     source = operands.normal(size // 2, dtype=torch.bfloat16, seed=3)
     target = torch.empty_like(source)
-    rates = [2 * size / seconds / 1e9 for seconds in timing.repeats(lambda: target.copy_(source))]
-    return [figure(rates, bytes=size, kind="device")]
+    rates = [2 * size / seconds / 1e9 for seconds in timed(lambda: target.copy_(source))]
+    return figure(rates, bytes=size, kind="device")
+
+
+def beside_others(meet: Callable[[], object]) -> dict[str, dict[str, Any]]:
+    """The first shape's product and the copy, each repeat begun together with all who come to `meet`."""
+    timed = functools.partial(timing.repeats, meet=meet)
+    with precision("bf16"):
+        product = _gemm("bf16", *GEMM[device().type][0], timed=timed)
+    return {"gemm_tflops": product, "copy_gb_per_s": _copy(timed)}
 
 
 def attention_forward(backend: str) -> list[dict[str, Any]]:

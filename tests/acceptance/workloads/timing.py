@@ -20,8 +20,16 @@ WARM_WIPES, WARM_CALLS = 60, 3
 SOAK_S = 1.0
 
 
-def repeats(function: Callable[[], object], *, count: int = 5, calls: int = 20) -> list[float]:
+def repeats(
+    function: Callable[[], object],
+    *,
+    count: int = 5,
+    calls: int = 20,
+    meet: Callable[[], object] = lambda: None,
+) -> list[float]:
     """Median seconds of up to `calls` cold calls, `count` times over, each after a rest.
+
+    Each repeat begins with `meet`: a barrier puts those of several devices at the same time.
 
     A full-power kernel on a full-power part meets the power cap within a fraction of a second, and then the
     figure is the regulator's: seen on an H200 at 700 W, bf16 products fell from 800 to 620 TFLOP/s and
@@ -29,9 +37,9 @@ def repeats(function: Callable[[], object], *, count: int = 5, calls: int = 20) 
     """
     if device().type == "cpu":
         function()
-        return [_on_host(function) for _ in range(count)]
+        return [(meet(), _on_host(function))[1] for _ in range(count)]
     wipe = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device())
-    return [_rested(function, calls, wipe) for _ in range(count)]
+    return [(meet(), _rested(function, calls, wipe))[1] for _ in range(count)]
 
 
 def _rested(function: Callable[[], object], calls: int, wipe: torch.Tensor) -> float:

@@ -1,0 +1,21 @@
+"""A torchrun program: products and copies on every device at the same time. One JSON line.
+
+The line is `{"ranks": [{"gemm_tflops": figure, "copy_gb_per_s": figure}]}`, a figure as in `performance`.
+"""
+
+import json
+
+from workloads import performance
+from workloads.collective_timing import HostBarrier
+from workloads.ranks import joined
+
+
+def main() -> None:
+    with joined() as ranks:
+        everyone = ranks.collect(performance.beside_others(HostBarrier(ranks)))
+        if everyone is not None:
+            print(json.dumps({"ranks": everyone}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
