@@ -113,7 +113,7 @@ def _figures(bench: Bench, op: str, size: int) -> Iterator[dict[str, Any]]:
         yield {**figure, "mode": "torch", "seconds": _eagerly(bench, through_torch)}
         if size <= PROVEN:
             yield {**figure, "mode": "values", "failures": proven(bench, op, planned)}
-        if size <= GRAPHED and op == "all_reduce":
+        if size <= GRAPHED:
             seconds = timing.in_graph(lambda: through_torch(0), timing.Spin())
             yield {**figure, "mode": "graph", "seconds": seconds}
     if size < PLATEAU:  # the exact reference of 2^31 elements is in collective_values.py
