@@ -94,6 +94,29 @@ def test_kernel_that_moves_pages_is_a_named_cause() -> None:
     assert not causes.of_host((), nccl_log.kernel() | {"numa_balancing": None})
 
 
+@pytest.mark.healthy
+def test_small_size_is_gated_inside_a_graph_and_a_large_one_as_it_runs() -> None:
+    from test_collective_speed import record_curve
+
+    def figure(size: int, mode: str) -> dict[str, Any]:
+        return {"op": "all_gather", "bytes": size, "moved": size, "mode": mode, "seconds": [size * 1e-11]}
+
+    figures = [figure(MIB, "eager"), figure(MIB, "graph"), figure(64 * MIB, "eager")]
+    run = {"figures": figures, "nvls": "off", "choices": {}, "library": "", "environment": {}, "files": {}}
+    gates = {}
+    record_curve(
+        run,
+        "all_gather",
+        4,
+        lambda name, *_, conditions, gate, **__: gates.update({(name, conditions["bytes"]): gate}),
+    )
+    assert gates == {
+        ("all_gather_busbw", MIB): False,
+        ("all_gather_latency_us", MIB): True,
+        ("all_gather_busbw", 64 * MIB): True,
+    }
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
     plant(fault)
