@@ -9,6 +9,7 @@ import pytest
 import curves
 import presets
 from errors import RefusedError
+from record import unsound
 
 FOLDER = Path(curves.__file__).with_name("curves")
 FILES = sorted(FOLDER.rglob("*.json"))
@@ -126,3 +127,18 @@ def test_a_damaged_reference_is_refused(change: dict, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(json.dumps(facts))
     with pytest.raises(RefusedError):
         curves.load(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "says"),
+    [
+        ([], [], "no step"),
+        ([math.nan], [1.0], "loss is not finite"),
+        ([1.0], [math.inf], "gradient norm is not finite"),
+        ([12.58, 12.57], [9.2, 0.0], "a gradient is zero"),
+    ],
+)
+def test_record_of_an_unsound_run_says_why(losses: list[float], norms: list[float], says: str) -> None:
+    (problem,) = unsound(losses, norms, None)
+    assert says in problem
+    assert unsound([12.58, 12.57], [9.2, 9.1], None) == []
