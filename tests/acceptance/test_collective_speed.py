@@ -8,7 +8,7 @@ import pytest
 
 from harness import causes
 from harness.check import Check, invalid
-from workloads import curves
+from workloads import curves, measured
 
 CPU_RANKS = 2
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NVLS"}
@@ -66,7 +66,7 @@ def timed(
     if "timed" not in kept:
         assert "no figures" not in kept, "the run that these checks share has failed; see the first"
         kept["no figures"] = True
-        largest = ("--largest", str(4 << 30)) if acceptance.tier == "soak" else ()
+        largest = ("--largest", str(measured.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
         arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
         kept["timed"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S)
     return {**links, **kept["timed"]}

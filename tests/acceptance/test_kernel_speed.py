@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from workloads import arch, performance
+from workloads import arch, measured, performance
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def kept_of(figure: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, perf=True)
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32", "fp8"])
+@pytest.mark.parametrize("dtype", measured.GEMM_DTYPES)
 def test_gemm_speed(dtype: str, on_device: Any, measure: Callable[..., None], record_metric: Any) -> None:
     """Matrix products on normal data reach the speed of this device model."""
     if dtype not in on_device(performance.dtypes):
@@ -48,7 +48,7 @@ def test_copy_speed(measure: Callable[..., None]) -> None:
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, perf=True)
-@pytest.mark.parametrize("backend", ["default", "flash", "cudnn"])
+@pytest.mark.parametrize("backend", measured.ATTENTION_BACKENDS)
 def test_attention_speed(backend: str, on_device: Any, measure: Callable[..., None]) -> None:
     """Attention, forward and backward, reaches the speed of this device model in every fast backend."""
     if backend != "default" and backend not in on_device(arch.attention_backends):

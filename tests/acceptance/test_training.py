@@ -19,9 +19,10 @@ from harness import thresholds
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession
+from workloads import measured
 
 GIB = 2**30
-MOST_RANKS, MOST_LARGE_RANKS = 2, 8
+MOST_RANKS = 2
 STEPS, RESUME_AT = 60, 23
 # The job of trainers/curves/CPU/llama-tiny.json, sharded over the ranks.
 TINY = (
@@ -64,8 +65,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, max(1, len(session.devices)))
         metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
     if "large_ranks" in metafunc.fixturenames:
-        devices = min(MOST_LARGE_RANKS, len(session.devices))
-        count = max(MOST_RANKS, 2 ** (devices.bit_length() - 1))
+        fitting = (ranks for ranks in measured.LARGE_RANKS if ranks <= len(session.devices))
+        count = max(fitting, default=min(measured.LARGE_RANKS))
         mark = pytest.mark.gpus(count, perf=True)
         metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
@@ -192,7 +193,8 @@ def test_throughput_8b(
     if acceptance.vendor == "cpu":
         pytest.skip("an 8B model needs a GPU")
     present = device_row["memory_bytes"] / GIB
-    micro_batch = 2 if present >= TWO_SAMPLES_FROM_GIB else 1
+    one, two = measured.LARGE_SAMPLES
+    micro_batch = two if present >= TWO_SAMPLES_FROM_GIB else one
     needed = large_gib(large_ranks, micro_batch)
     if needed > present:
         pytest.skip(f"needs {needed:.1f} GiB of each of {large_ranks} devices, {present:.1f} GiB are there")

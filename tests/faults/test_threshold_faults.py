@@ -2,11 +2,13 @@
 reference.
 """
 
+import json
 import math
 
 import pytest
 
 from harness import models, thresholds
+from workloads import measured
 
 GOOD = {
     "metric": "copy_gb_per_s",
@@ -19,6 +21,7 @@ GOOD = {
     "tolerance": "median minus 5 %",
 }
 pytestmark = pytest.mark.catches("the lint of thresholds")
+PUBLISHED = thresholds.FOLDER.with_name("published")
 FILES = sorted(thresholds.FOLDER.rglob("*.json"))
 
 
@@ -42,6 +45,7 @@ def test_good_entry_has_no_problem() -> None:
         ({"direction": "max"}, "wrong direction"),
         ({"metric": "copy_bandwidth"}, "unreachable"),
         ({"conditions": {"colour": "red"}}, "unreachable"),
+        ({"conditions": {"bytes": 8 << 30}}, "no check measures it"),
         ({"source": "TODO: measure it"}, "placeholder"),
         ({"tolerance": "tbd by somebody"}, "placeholder"),
         ({"slack": 0.1}, "unknown ['slack']"),
@@ -69,6 +73,41 @@ def test_file_with_a_problem_is_not_loaded(tmp_path) -> None:
 def test_committed_file_is_clean_and_of_a_known_device(path) -> None:
     assert thresholds.load(path)
     assert models.row(path.stem)["vendor"] == path.parent.name
+
+
+@pytest.mark.parametrize(
+    ("metric", "conditions", "reached"),
+    [
+        ("gemm_tflops", {"dtype": "fp8", "m": 16384, "n": 8192, "k": 4096}, True),
+        ("gemm_tflops", {"m": 16384, "n": 16384, "k": 16384}, False),
+        ("attention_forward_tflops", {"backend": "cudnn"}, True),
+        ("attention_forward_tflops", {"backend": "fa3"}, False),
+        ("all_reduce_busbw", {"devices": 8, "bytes": 4 << 30, "nvls": "on"}, True),
+        ("all_reduce_busbw", {"devices": 8, "bytes": 16 << 30}, False),
+        ("train_tokens_per_s_per_gpu", {"model": "llama", "devices": 8, "micro_batch": 1}, True),
+        ("train_tokens_per_s_per_gpu", {"devices": 8, "batch": 4}, False),
+        ("train_tokens_per_s_per_gpu", {"model": "llama", "precision": "fp8"}, False),
+    ],
+    ids=str,
+)
+def test_entry_that_no_check_measures_is_unreachable(metric, conditions, reached) -> None:
+    assert measured.reaches(metric, conditions) is reached
+
+
+@pytest.mark.healthy
+def test_every_metric_of_the_rules_says_what_is_measured() -> None:
+    assert set(measured.CONDITIONS) == set(thresholds.METRICS)
+    for metric, (_, _, keys) in thresholds.METRICS.items():
+        assert all(set(known) <= keys for known in measured.CONDITIONS[metric])
+
+
+@pytest.mark.healthy
+@pytest.mark.parametrize("path", sorted(PUBLISHED.rglob("*.json")), ids=lambda path: path.stem)
+def test_published_figures_are_those_that_no_check_measures(path) -> None:
+    entries = json.loads(path.read_text(encoding="utf-8"))["published"]
+    assert entries
+    assert all("unreachable: no check measures" in problem for problem in thresholds.lint(entries))
+    assert len(list(thresholds.lint(entries))) == len(entries)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

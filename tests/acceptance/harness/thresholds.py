@@ -3,7 +3,7 @@ what is wrong.
 
 An entry: metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source, tolerance. It holds
 when each of its conditions equals the metric's; the entry with the most conditions wins. No default, no
-slack, no expression.
+slack, no expression. What others publish and no check here measures is kept in published/, and never read.
 """
 
 import functools
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vendors import VendorName
+from workloads import measured
 
 FOLDER = Path(__file__).resolve().parent.parent / "thresholds"
 KEYS = {"metric", "conditions", "bound", "unit", "direction", "ceiling", "source", "tolerance"}
@@ -145,6 +146,8 @@ def _key_problems(entry: Mapping[str, Any]) -> Iterator[str]:
     unknown = sorted(set(entry["conditions"]) - conditions)
     if unknown:
         yield f"unreachable: the metric has no condition {unknown}"
+    elif not measured.reaches(entry["metric"], entry["conditions"]):
+        yield f"unreachable: no check measures it with {entry['conditions']}; keep it in published/"
 
 
 def _number_problems(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -21,16 +21,16 @@ from workloads import collective_cases as collectives
 from workloads import collective_data as data
 from workloads import collective_library as library
 from workloads import collective_timing as timing
+from workloads import measured
 from workloads.collective_data import Payload
 from workloads.gates import exact
 from workloads.ranks import Ranks, joined
 
 SIZES = {
-    "cuda": (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30),
+    "cuda": measured.COLLECTIVE_BYTES,
     "cpu": (64 << 10, 1 << 20),
 }
-PLATEAU = 4 << 30  # soak tier
-GRAPHED = 1 << 20  # up to here the launch is a share of the time, and a graph shows the wire alone
+PLATEAU, GRAPHED = measured.PLATEAU_BYTES, measured.GRAPHED_BYTES
 LATE_S = 0.3
 PROVEN = 64 << 20  # up to here also what the library itself was called for is checked
 CHECKED = {

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from workloads.measured import LINK_BYTES
+
 COPY_BYTES = 64 << 20
 PATTERN_ELEMENTS = (1 << 20) + 1
-PEER_BYTES = 256 << 20
-HOST_BYTES = 256 << 20
 COPIES, REPEATS = 20, 5
 BUS = Path("/sys/bus/pci/devices")
 
@@ -64,11 +64,11 @@ def peer_speeds() -> dict[str, Any]:
     """
     count = torch.cuda.device_count()
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-    return {"bytes": PEER_BYTES, "pairs": [_peer_speed(a, b) for a, b in pairs]}
+    return {"bytes": LINK_BYTES, "pairs": [_peer_speed(a, b) for a, b in pairs]}
 
 
 def _peer_speed(a: int, b: int) -> dict[str, Any]:
-    values = torch.arange(PEER_BYTES // 8, dtype=torch.int64, device=f"cuda:{a}") * 2654435761 + (a << 40)
+    values = torch.arange(LINK_BYTES // 8, dtype=torch.int64, device=f"cuda:{a}") * 2654435761 + (a << 40)
     target = torch.full_like(values, -1, device=f"cuda:{b}")
     torch.cuda.synchronize(b)
     with torch.cuda.device(a):
@@ -102,11 +102,11 @@ def host_speeds() -> dict[str, Any]:
     """
     pinned: list[torch.Tensor] = []  # kept until all are measured: torch would hand a freed one to the next
     found = [_host_speed(index, pinned) for index in range(torch.cuda.device_count())]
-    return {"bytes": HOST_BYTES, "devices": found}
+    return {"bytes": LINK_BYTES, "devices": found}
 
 
 def _host_speed(index: int, pinned: list[torch.Tensor]) -> dict[str, Any]:
-    values = torch.arange(HOST_BYTES // 8, dtype=torch.int64) * 2654435761 + (index << 40)
+    values = torch.arange(LINK_BYTES // 8, dtype=torch.int64) * 2654435761 + (index << 40)
     with torch.cuda.device(index), _beside(_properties(index)["bdf"]):
         host = values.pin_memory()
         pinned.append(host)

@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 
-from workloads import arch, attention, device, fp8, operands, timing
+from workloads import arch, attention, device, fp8, measured, operands, timing
 from workloads.reference import precision
 
-# m, n, k: a cube as the yardstick of others, and the projections of an 8B Llama at 8192 tokens.
-GEMM = {
-    "cuda": ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 28672, 4096), (4096, 4096, 4096)),
-    "cpu": ((256, 256, 256),),
-}
-COPY_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
+GEMM = {"cuda": measured.GEMM, "cpu": ((256, 256, 256),)}
+COPY_BYTES = {"cuda": measured.COPY_BYTES, "cpu": 16 << 20}
+_LONG = measured.ATTENTION_SEQUENCE
 ATTENTION = {
-    "cuda": attention.Shape(b=2, hq=32, hkv=8, sq=8192, sk=8192, d=128, causal=True),
+    "cuda": attention.Shape(b=2, hq=32, hkv=8, sq=_LONG, sk=_LONG, d=128, causal=True),
     "cpu": attention.Shape(b=1, hq=2, hkv=1, sq=128, sk=128, d=64, causal=True),
 }
 Timed = Callable[[Callable[[], object]], list[float]]
