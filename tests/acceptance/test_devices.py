@@ -119,7 +119,7 @@ def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device,
     """Nobody lowered a power cap: a silent cut of every figure."""
     only_with(vendor.VISIBILITY, "a CPU has no power cap")
     # The second die of an MI250 has no cap of its own: the first one's is the module's.
-    own = [device for device in devices if device.power.cap_w is not Absence.NOT_AVAILABLE]
+    own = [device for device in devices if device.power.cap_w != Absence.NOT_AVAILABLE]
     only_with(own, "power cap: N/A")
     for device in own:
         cap, default = (

@@ -68,6 +68,7 @@ FAULTS = (
     nvidia("remapping failed", "test_memory_is_healthy", "failed", one={"remapped": [0, 1, 0, 1]}),
     nvidia("thermal slowdown", "test_nothing_throttles", "hardware thermal", one={"reasons": 0x40}),
     nvidia("power cap lowered", "test_power_cap_is_the_default", "400", one={"cap": 400000}),
+    nvidia("one figure is an error", "test_power_cap_is_the_default", "answered NVML_ERROR_UNKNOWN", one={"cap": "unknown"}),
     nvidia("MIG on", "test_partition_is_the_reference", "enabled", one={"mig": 1}),
     nvidia("another job", "test_devices_are_ours_alone", "shared with", "invalid", one={"processes": [4321]}),
     nvidia("another job that is just ending", "test_devices_are_ours_alone", "4321 N/A", "invalid",

@@ -21,10 +21,7 @@ def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
 
 def link_counts(host: Host) -> dict[str, Any]:
     """What the links of a host counted, by pair; replays cost time and no data, so nobody judges them."""
-    return {
-        f"{link.a}-{link.b}": {"errors": _plain(link.errors), "replays": _plain(link.replays)}
-        for link in host.links
-    }
+    return {f"{link.a}-{link.b}": {"errors": link.errors, "replays": link.replays} for link in host.links}
 
 
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -48,21 +45,17 @@ def _state(device: Device) -> dict[str, Any]:
     return {
         "unfit": list(device.throttle.unfit),
         "normal": list(device.throttle.normal),
-        "throttle_reading": _plain(device.throttle.reading),
-        "accumulators": {name: _plain(value) for name, value in device.throttle.accumulators.items()},
-        **{name: _plain(value) for name, value in asdict(device.ecc).items()},
-        "temperature_c": _plain(device.temperature_c),
-        "clock_mhz": _plain(device.clock_mhz),
-        "power_w": _plain(device.power.draw_w),
-        "memory_used_bytes": _plain(device.memory_used_bytes),
+        "throttle_reading": device.throttle.reading,
+        "accumulators": dict(device.throttle.accumulators),
+        **asdict(device.ecc),
+        "temperature_c": device.temperature_c,
+        "clock_mhz": device.clock_mhz,
+        "power_w": device.power.draw_w,
+        "memory_used_bytes": device.memory_used_bytes,
         "processes": str(processes)
         if isinstance(processes, Absence)
         else [process.pid for process in processes],
     }
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Absence) else value
 
 
 def _grew(early: object, late: object) -> bool:

@@ -17,26 +17,32 @@ def only_with(condition: object, reason: str) -> None:
 
 def known(reading: Reading, what: str) -> int | float | str | bool:
     """The value, or the outcome that its absence means here."""
-    if reading is Absence.ALL_ONES:
-        pytest.fail(f"{what}: all ones, so the device did not answer", pytrace=False)
     if isinstance(reading, Absence):
-        pytest.skip(f"{what}: {reading.value}")
+        if reading.is_failure:
+            pytest.fail(_unanswered(reading, what), pytrace=False)
+        pytest.skip(f"{what}: {reading}")
     return reading
 
 
 def is_unread(reading: Reading) -> bool:
-    """Nothing was told, which is no fault by itself; all-ones is one."""
-    return isinstance(reading, Absence) and reading is not Absence.ALL_ONES
+    """Nothing was told, which is no fault by itself; all-ones is one, and an error of the library's."""
+    return isinstance(reading, Absence) and not reading.is_failure
 
 
 def differs(reading: Reading, expected: object) -> bool:
-    """Whether a value was told, and another one."""
-    return not isinstance(reading, Absence) and reading != expected
+    """Whether a value was told, and another one, or an error in its place."""
+    return not is_unread(reading) and reading != expected
 
 
 def of(host: Host, device: Device) -> Device:
     """The same device in another reading of the machine."""
     return next(candidate for candidate in host.devices if candidate.uuid == device.uuid)
+
+
+def _unanswered(absence: Absence, what: str) -> str:
+    return f"{what}: {absence}, so " + (
+        "the device did not answer" if absence == Absence.ALL_ONES else "nothing is known of it"
+    )
 
 
 def while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:

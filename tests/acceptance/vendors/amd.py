@@ -26,7 +26,7 @@ from vendors import (
     amd_links,
     is_known,
 )
-from vendors.amd_library import ask, open_library, reading, version
+from vendors.amd_library import ask, demand, open_library, reading, version
 from vendors.container import device_node, locked_memory, shared_memory
 
 NAME: VendorName = "amd"
@@ -34,7 +34,6 @@ VISIBILITY = "ROCR_VISIBLE_DEVICES"  # the first filter; HIP_ and CUDA_VISIBLE_D
 PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
-LINK_ERRORS_CLEARED = True  # the kernel clears its error status on every reading
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
 
@@ -58,7 +57,8 @@ _last: dict[int, amd_device.Metrics] = {}  # metrics of the sample before, in th
 def read() -> Host:
     """Everything amdsmi tells of the visible devices. Raises `VendorAbsentError`."""
     host, smi = read_devices(), open_library()
-    ends = [amd_links.end(smi, handle) for handle in ask(smi, "amdsmi_get_processor_handles")]
+    handles = demand(smi, "amdsmi_get_processor_handles")
+    ends = {device.index: amd_links.end(smi, handles[device.index], device) for device in host.devices}
     pairs = [(a, b) for number, a in enumerate(host.devices) for b in host.devices[number + 1 :]]
     return replace(host, links=tuple(amd_links.link(smi, ends, a, b) for a, b in pairs))
 
@@ -67,7 +67,7 @@ def read_devices() -> Host:
     """The same without links, whose error counts a reading would clear before anybody judges them."""
     _require_nodes()
     smi = open_library()
-    handles = ask(smi, "amdsmi_get_processor_handles")
+    handles = demand(smi, "amdsmi_get_processor_handles")
     earlier = [amd_device.metrics_of(smi, handle) for handle in handles]
     time.sleep(METRICS_PERIOD_S)
     every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
@@ -83,7 +83,7 @@ def read_devices() -> Host:
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
     """Clock, power, temperature, and what grew since the sample before."""
     smi = open_library()
-    handles = ask(smi, "amdsmi_get_processor_handles")
+    handles = demand(smi, "amdsmi_get_processor_handles")
     samples = []
     for index in indices:
         metrics = amd_device.metrics_of(smi, handles[index])
@@ -96,7 +96,7 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
 def listen() -> Iterator[Event | None] | Absence:
     """Page faults, resets and hangs of the visible devices, as the KFD reports them."""
     smi = open_library()
-    handles = ask(smi, "amdsmi_get_processor_handles")
+    handles = demand(smi, "amdsmi_get_processor_handles")
     return amd_events.listen(smi, {device.index: handles[device.index] for device in read_devices().devices})
 
 

@@ -25,7 +25,6 @@ FOREIGN_RUNTIMES = (
     "libhsa-runtime64",
 )
 REFERENCE_PARTITION: Mapping[str, str] = {}
-LINK_ERRORS_CLEARED = False
 SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little
 
 

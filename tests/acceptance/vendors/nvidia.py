@@ -29,7 +29,6 @@ VISIBILITY = "CUDA_VISIBLE_DEVICES"
 PEER_LINK = "nvlink"
 FOREIGN_RUNTIMES = ("libamdhip64", "librccl", "libhsa-runtime64")
 REFERENCE_PARTITION: Mapping[str, str] = {"mig": "disabled"}
-LINK_ERRORS_CLEARED = False  # they count from the driver's start
 
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # the defaults of AMD's preflight serve both vendors
 
