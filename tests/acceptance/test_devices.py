@@ -77,12 +77,12 @@ def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) ->
 
 
 def test_torch_and_the_library_mean_the_same_devices(
-    devices: tuple[Device, ...], seen: Sequence[Mapping[str, Any]]
+    vendor: vendors.Vendor, devices: tuple[Device, ...], seen: Sequence[Mapping[str, Any]]
 ) -> None:
     """Each device of torch joins one of the library by address or UUID, with equal architecture and size."""
     only_with(seen, "torch sees no GPU")
     for one in seen:
-        (match,) = [device for device in devices if _same(device, one)] or [None]
+        (match,) = [device for device in devices if _same(vendor, device, one)] or [None]
         assert match is not None, f"torch's device {one} is none of {[(d.bdf, d.uuid) for d in devices]}"
         assert match.arch == one["arch"]
         assert abs(match.memory_bytes - one["memory_bytes"]) <= 0.03 * match.memory_bytes
@@ -168,9 +168,11 @@ def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
         assert cpus & os.sched_getaffinity(0), f"no CPU of node {node} is in this process's CPU set"
 
 
-def _same(device: Device, one: Mapping[str, Any]) -> bool:
-    uuid = str(one["uuid"] or "").removeprefix("GPU-").lower()
-    return device.bdf == one["bdf"] or (bool(uuid) and device.uuid.removeprefix("GPU-").lower() == uuid)
+def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> bool:
+    """By address; torch 2.6 on ROCm tells none."""
+    if one["bdf"] is not None:
+        return device.bdf == one["bdf"]
+    return one["uuid"] is not None and device.uuid.lower() == vendor.torch_uuid(one["uuid"]).lower()
 
 
 def _status(field: str) -> str:

@@ -80,6 +80,11 @@ def test_a_library_that_is_gone_is_raised_and_so_is_a_device_without_its_address
         amd_library.demand(failing(78), "amdsmi_get")
 
 
+def test_what_torch_prints_of_a_device_is_its_unique_id() -> None:
+    """As torch 2.6 printed it on an MI300X (ROCm/ROCm#4203)."""
+    assert amd.torch_uuid("66333330-6463-3464-3030-646565323262") == "GPU-f330dc4d00dee22b"
+
+
 @pytest.mark.parametrize(
     ("number", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (0, "")]
 )

@@ -40,6 +40,15 @@ SEEN = {
 }
 
 
+def by_uuid(first: int) -> dict[str, str]:
+    """torch as it tells no address of a device and only its UUID."""
+    named = (
+        "lambda: [{**device, 'bdf': None, 'uuid': f'00000000-0000-0000-0000-{number:012d}'}"
+        f" for number, device in enumerate(({SEEN['workloads.devices:seen']})(), {first})]"
+    )
+    return SEEN | {"workloads.devices:seen": named}
+
+
 def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
     return Fault(
         name, device_check(check), vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN
@@ -53,6 +62,8 @@ FAULTS = (
     nvidia("half of the multiprocessors", "test_device_identity", "compute units", one={"cores": 8448}),
     nvidia("memory is short", "test_device_identity", "less than", one={"memory": 136000 << 20}),
     nvidia("library lists another GPU", "test_torch_and_the_library_mean_the_same_devices", "is none of", devices=2),
+    Fault("torch names another GPU", device_check("test_torch_and_the_library_mean_the_same_devices"), vendor="nvidia", nvml={},
+          says="is none of", patches=by_uuid(1)),
     nvidia("torch sees another arch", "test_torch_and_the_library_mean_the_same_devices", capability=[8, 0]),
     nvidia("driver too old", "test_driver_serves_the_runtime", "older than 580", driver="570.26"),
     nvidia("mixed firmware", "test_firmware_is_equal", "vbios", one={"vbios": "95.00"}),
@@ -128,6 +139,11 @@ def test_healthy_host_passes_every_device_check(check, plant) -> None:
     result = plant(Fault(**{**vars(fault), "patches": with_numa}))
     assert len(result["host"]["devices"]) == 4
     assert result["host"]["devices"][0]["model"] == "H200"
+
+
+def test_devices_join_by_uuid_where_torch_tells_no_address(plant) -> None:
+    check = device_check("test_torch_and_the_library_mean_the_same_devices")
+    plant(Fault("nothing", check, vendor="nvidia", nvml={}, outcome="passed", patches=by_uuid(0)))
 
 
 def test_healthy_memory_passes_however_little_time_there_is(plant) -> None:

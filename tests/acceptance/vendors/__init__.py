@@ -244,6 +244,10 @@ class Vendor(Protocol):
         """`torch.version.hip` or `.cuda`: which vendor this torch was built for; None when another's."""
 
     @staticmethod
+    def torch_uuid(told: str) -> str:
+        """The library's id of a device in what torch prints as its UUID."""
+
+    @staticmethod
     def driver_problem(host: Host, runtime_version: str) -> str | None:
         """Why this driver is outside the runtime's support window (with the rule's source), or None."""
 

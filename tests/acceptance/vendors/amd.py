@@ -128,6 +128,11 @@ def torch_runtime() -> str | None:
     return torch.version.hip
 
 
+def torch_uuid(told: str) -> str:
+    """HIP's is the unique id in 16 letters, whose bytes torch prints as those of a UUID (ROCm/ROCm#4203)."""
+    return f"GPU-{bytes.fromhex(told.replace('-', '')).decode('ascii', 'replace')}"
+
+
 def driver_problem(host: Host, runtime_version: str) -> str | None:
     """AMD's table of driver and user-space releases; a driver that it does not list is a problem."""
     if not is_known(host.driver):

@@ -82,6 +82,11 @@ def torch_runtime() -> str | None:
     return None
 
 
+def torch_uuid(told: str) -> str:
+    """torch has no name for a CPU."""
+    return told
+
+
 def driver_problem(host: Host, runtime_version: str) -> str | None:
     """There is no driver to disagree with."""
     del host, runtime_version

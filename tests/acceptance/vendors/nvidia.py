@@ -100,6 +100,11 @@ def torch_runtime() -> str | None:
     return torch.version.cuda
 
 
+def torch_uuid(told: str) -> str:
+    """torch leaves out the prefix."""
+    return f"GPU-{told.removeprefix('GPU-')}"
+
+
 def driver_problem(host: Host, runtime_version: str) -> str | None:
     """CUDA's minor-version compatibility: a driver branch serves every later minor of its major."""
     major = int(runtime_version.split(".", maxsplit=1)[0])
