@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - a table of faults reads in rows
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,11 @@ def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **sta
 FAULTS = (
     nvidia("one GPU is missing", "test_device_count", devices=3),
     nvidia("unknown product", "test_device_identity", "add a row", pci_device_id=0x999910DE, capability=[9, 9]),
+    nvidia("an H800 is no H100", "test_device_identity", "10de:2324", pci_device_id=0x232410DE, memory=81559 << 20),
+    nvidia("a GH200 is no H200", "test_device_identity", "10de:2348", pci_device_id=0x234810DE, memory=147456 << 20),
+    nvidia("one card without its bridge", "test_every_pair_is_linked", "device 0: joined with 0, others with 2",
+           pci_device_id=0x233B10DE, one={"p2p_nvlink": 1}),
+    nvidia("a bridge with lanes down", "test_every_pair_is_linked", "12 active", pci_device_id=0x233B10DE, links=12),
     nvidia("mixed products", "test_device_identity", one={"pci_device_id": 0x233010DE, "memory": 81559 << 20}),
     nvidia("half of the multiprocessors", "test_device_identity", "compute units", one={"cores": 8448}),
     nvidia("memory is short", "test_device_identity", "less than", one={"memory": 136000 << 20}),
@@ -139,6 +145,35 @@ def test_healthy_host_passes_every_device_check(check, plant) -> None:
     result = plant(Fault(**{**vars(fault), "patches": with_numa}))
     assert len(result["host"]["devices"]) == 4
     assert result["host"]["devices"][0]["model"] == "H200"
+
+
+CARDS = {
+    "A100-PCIe": {"pci_device_id": 0x20B510DE, "memory": 81920 << 20, "capability": [8, 0], "cores": 6912},
+    "A100-PCIe-40GB": {
+        "pci_device_id": 0x20F110DE,
+        "memory": 40960 << 20,
+        "capability": [8, 0],
+        "cores": 6912,
+    },
+    "H100-PCIe": {"pci_device_id": 0x233110DE, "memory": 81559 << 20, "cores": 14592},
+    "H100-NVL": {"pci_device_id": 0x232110DE, "memory": 95830 << 20},
+    "H200-NVL": {"pci_device_id": 0x233B10DE},
+}
+
+
+@pytest.mark.parametrize("model", CARDS)
+def test_cards_without_bridges_are_products_of_their_own(model, plant) -> None:
+    checks = ("identity", "is_linked", "peer_access", "peer_copies")
+    chosen = ("-k", " or ".join(checks))
+    nvml = {**CARDS[model], "p2p_nvlink": 1, "p2p_read": 1}
+    copies = SEEN["workloads.devices:peer_copies"].replace("'access': True", "'access': False")
+    patches = SEEN | {"workloads.devices:peer_copies": copies}
+    fault = Fault(
+        "nothing", "test_devices_links.py", vendor="nvidia", nvml=nvml, outcome="passed", patches=patches
+    )
+    result = plant(replace(fault, arguments=(str(ACCEPTANCE / "test_devices.py"), *chosen)))
+    assert {device["model"] for device in result["host"]["devices"]} == {model}
+    assert [check["outcome"] for check in result["checks"]] == ["passed"] * len(checks)
 
 
 def test_devices_join_by_uuid_where_torch_tells_no_address(plant) -> None:
