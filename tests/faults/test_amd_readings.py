@@ -16,7 +16,7 @@ from fakeamd.rootfs import FakeAmdError  # noqa: E402
 from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
 from harness import readings  # noqa: E402
 from stackcheck.vendors import amd as host_side  # noqa: E402
-from vendors import Absence, Host, amd, amd_kernel, amd_library  # noqa: E402
+from vendors import Absence, Device, Host, amd, amd_kernel, amd_library  # noqa: E402
 
 
 class LibraryError(Exception):
@@ -83,6 +83,44 @@ def test_a_library_that_is_gone_is_raised_and_so_is_a_device_without_its_address
 def test_what_torch_prints_of_a_device_is_its_unique_id() -> None:
     """As torch 2.6 printed it on an MI300X (ROCm/ROCm#4203)."""
     assert amd.torch_uuid("66333330-6463-3464-3030-646565323262") == "GPU-f330dc4d00dee22b"
+
+
+def gpu(index: int) -> Device:
+    return Device(
+        index=index,
+        uuid=f"GPU-{index:016x}",
+        bdf=f"0000:0{index}:00.0",
+        name="",
+        arch="gfx942",
+        compute_units=304,
+        memory_bytes=1,
+    )
+
+
+FOUR = tuple(gpu(index) for index in range(4))
+
+
+@pytest.mark.parametrize(
+    ("environment", "left"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "0,1"}, [2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": f"{FOUR[1].uuid},{FOUR[3].uuid}", "HIP_VISIBLE_DEVICES": "0"}, [1]),
+        ({"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0"}, [0]),
+        ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, [3]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_devices_are_chosen_by_the_kfds_numbers(
+    environment: dict[str, str], left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the KFD counts against the library's order."""
+    monkeypatch.setattr(amd_kernel, "topology", lambda: {device.bdf: {} for device in reversed(FOUR)})
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert [device.index for device in amd._visible(FOUR)] == left
 
 
 @pytest.mark.parametrize(

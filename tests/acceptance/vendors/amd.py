@@ -3,6 +3,7 @@
 Proven over AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, never yet on AMD hardware: docs/amd.md.
 """
 
+import itertools
 import os
 import re
 import time
@@ -103,8 +104,9 @@ def listen() -> Iterator[Event | None] | Absence:
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
     """By unique id, which no renumbering can mistake; HIP then numbers what ROCr left."""
     numbered = ",".join(str(number) for number in range(len(devices)))
+    order = list(amd_kernel.topology())
     shown = ",".join(
-        device.uuid if device.uuid.startswith("GPU-") else str(device.index) for device in devices
+        device.uuid if device.uuid.startswith("GPU-") else str(order.index(device.bdf)) for device in devices
     )
     return {VISIBILITY: shown, "HIP_VISIBLE_DEVICES": numbered, "CUDA_VISIBLE_DEVICES": numbered}
 
@@ -186,9 +188,27 @@ def _rocm(smi: Any) -> Reading:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """What the user restricted this process to: the library itself does not look at the variable."""
-    chosen = os.environ.get(VISIBILITY)
-    if chosen is None:
-        return list(devices)
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return [device for device in devices if str(device.index) in names or device.uuid in names]
+    """What the user restricted this process to: the library itself looks at no variable.
+
+    ROCr numbers by the KFD's order, and HIP what ROCr left.
+    """
+    order = list(amd_kernel.topology())
+    shown = sorted(devices, key=lambda device: order.index(device.bdf) if device.bdf in order else len(order))
+    for chosen in (os.environ.get(VISIBILITY), _chosen_of_hip()):
+        if chosen is not None:
+            shown = _named(shown, [name.strip() for name in chosen.split(",")])
+    return [device for device in devices if device in shown]
+
+
+def _chosen_of_hip() -> str | None:
+    """HIP looks at CUDA's variable where its own is not set."""
+    return os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _named(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
+    """By number or unique id, up to the first name of no device, where both runtimes stop."""
+    known = {
+        **{str(number): device for number, device in enumerate(devices)},
+        **{device.uuid: device for device in devices},
+    }
+    return [known[name] for name in itertools.takewhile(known.__contains__, names)]
