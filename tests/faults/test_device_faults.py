@@ -50,6 +50,10 @@ def by_uuid(first: int) -> dict[str, str]:
     return SEEN | {"workloads.devices:seen": named}
 
 
+READ, SAMPLE = "harness.monitor:Monitor.read_devices", "harness.monitor:Monitor.sample"
+STUMBLES = "(_ for _ in ()).throw(__import__('harness.monitor').monitor.MonitorError('a stumble'))"
+
+
 def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
     return Fault(
         name, device_check(check), vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN
@@ -126,6 +130,16 @@ FAULTS = (
           patches=SEEN | {"workloads.devices:peer_copies":
                           "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': int(a == 2)}"
                           " for a in range(4) for b in range(4) if a != b]"}),
+    Fault("throttling that only the samples see", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
+          says="hardware thermal", patches=SEEN | {"vendors.nvidia_device:sample":
+          "lambda *a: __import__('dataclasses').replace(original(*a), unfit=('hardware thermal',))"}),
+    Fault("the library fails beside a check", device_check("test_peer_copies_arrive"), vendor="nvidia", nvml={}, outcome="invalid",
+          says="the library does not tell", patches=SEEN | {READ: f"lambda self: {STUMBLES}"}),
+    Fault("the library fails after every check", device_check("test_no_link_error_since_the_start"), vendor="nvidia", nvml={},
+          outcome="invalid", says="the library does not tell",
+          patches=SEEN | {"harness.monitor:Monitor.read": f"lambda self, first=[1]: (first.pop(), original(self))[1] if first else {STUMBLES}"}),
+    Fault("the library gives no sample", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
+          says="the library told nothing", patches=SEEN | {SAMPLE: f"lambda self, indices: {STUMBLES}"}),
     Fault("no permission on a node", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={}, says="--gpus all"),
     Fault("tiny shared memory", device_check("test_the_host_offers_what_devices_need"), says="--shm-size",
           patches={"vendors.cpu:SHARED_MEMORY_BYTES": "original << 20"}),
@@ -145,6 +159,16 @@ def test_healthy_host_passes_every_device_check(check, plant) -> None:
     result = plant(Fault(**{**vars(fault), "patches": with_numa}))
     assert len(result["host"]["devices"]) == 4
     assert result["host"]["devices"][0]["model"] == "H200"
+
+
+@pytest.mark.parametrize(
+    ("check", "call", "arguments"),
+    [("test_peer_copies_arrive", READ, "self"), ("test_peer_bandwidth", SAMPLE, "self, indices")],
+)
+def test_a_library_that_stumbles_once_costs_nothing(check, call, arguments, plant) -> None:
+    once = f"lambda {arguments}, left=[1]: (left.pop(), {STUMBLES}) if left else original({arguments})"
+    patches = SEEN | {call: once}
+    plant(Fault("nothing", device_check(check), vendor="nvidia", nvml={}, outcome="passed", patches=patches))
 
 
 CARDS = {

@@ -11,10 +11,11 @@ import pytest
 import vendors
 from harness import launch as launcher
 from harness import leases, models, order
-from harness.check import Check
+from harness.check import Check, InvalidRun
 from harness.evidence import device_names, evidence, link_counts, newly_unfit
 from harness.monitor import Sampler
 from harness.protocols import Launch, OnDevice, RecordMetric
+from harness.readings import machine
 from harness.session import CHECK, AcceptanceSession
 from harness.worker import WorkloadError
 from vendors import Device, Host
@@ -87,13 +88,12 @@ def lease(
         pytest.skip(f"needs {wish.count} devices, {len(acceptance.devices)} visible")
     held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
-    check.before = evidence(acceptance.monitor.read_devices(), held.devices)
+    check.before = evidence(machine(acceptance.monitor.read_devices), held.devices)
     with _sampled(acceptance, held, check, perf=order.is_performance(request.node)):
         yield held
-    check.after = evidence(acceptance.monitor.read_devices(), held.devices)
-    problems = newly_unfit(check.before, check.after)
-    if problems:
-        check.unfit.extend(problems)
+    check.after = evidence(machine(acceptance.monitor.read_devices), held.devices)
+    check.unfit += newly_unfit(check.before, check.after)
+    if check.unfit:
         check.conclude()
 
 
@@ -105,7 +105,7 @@ def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
             "other checks of this run have not ended, so nothing can be said of the whole", pytrace=False
         )
     assert acceptance.host is not None
-    late = acceptance.monitor.read()
+    late = machine(acceptance.monitor.read)
     check.devices = device_names(acceptance.devices)
     for kept, seen in ((check.before, acceptance.host), (check.after, late)):
         kept.update(evidence(seen, acceptance.devices) | {"links": link_counts(seen)})
@@ -174,6 +174,8 @@ def _sampled(
         yield
     finally:
         check.samples = list(sampler.finish())
+        if not check.samples:
+            check.unfit.append(f"the library told nothing while the check ran: {sampler.problem}")
         check.unfit += sorted(
             {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.unfit}
         )
@@ -197,10 +199,13 @@ def _left_behind(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
     assert acceptance.host is not None
     start = {device.index: device.memory_used_bytes for device in acceptance.host.devices}
     deadline = time.monotonic() + CLEAN_WAIT_S
-    while dirty := _dirty(acceptance.monitor.read_devices(), lease, start):
-        if time.monotonic() > deadline:
-            return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
-        time.sleep(1)
+    try:
+        while dirty := _dirty(machine(acceptance.monitor.read_devices), lease, start):
+            if time.monotonic() > deadline:
+                return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
+            time.sleep(1)
+    except InvalidRun as unread:
+        return str(unread)
     return ""
 
 

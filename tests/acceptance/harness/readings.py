@@ -1,12 +1,14 @@
 """What a reading means for a check. In: a `Reading`. Out: its value, a skip with its reason, or a failure."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from harness.monitor import Monitor
-from vendors import Absence, Device, Host, Reading
+from harness.check import InvalidRun
+from harness.monitor import Monitor, MonitorError
+from vendors import Absence, Device, Host, Reading, VendorAbsentError
 
 
 def only_with(condition: object, reason: str) -> None:
@@ -45,6 +47,18 @@ def _unanswered(absence: Absence, what: str) -> str:
     )
 
 
+def machine(reading: Callable[[], Host]) -> Host:
+    """A reading of the machine during the run. A library that stumbles is asked again, and then it is the
+    machine that is unfit: nothing was found out about the image.
+    """
+    with contextlib.suppress(MonitorError, VendorAbsentError):
+        return reading()
+    try:
+        return reading()
+    except (MonitorError, VendorAbsentError) as error:
+        raise InvalidRun(f"the library does not tell the machine's state: {error}", pytrace=False) from None
+
+
 def while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
     """Readings taken while the work ran; at least one."""
     readings: list[Host] = []
@@ -58,9 +72,12 @@ def while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    while thread.is_alive() or not readings:
-        readings.append(monitor.read_devices())
-        thread.join(0.1)
+    try:
+        while thread.is_alive() or not readings:
+            readings.append(machine(monitor.read_devices))
+            thread.join(0.1)
+    finally:
+        thread.join()
     if failure:
         raise failure[0]
     return readings
