@@ -14,7 +14,7 @@ import pytest
 import vendors
 from harness import models
 from harness.check import invalid
-from harness.readings import differs, known, only_with
+from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
 from harness.worker import Worker
 from vendors import Absence, Device, Host
@@ -38,13 +38,17 @@ def seen(
     return found
 
 
-def test_the_host_offers_what_devices_need(vendor: vendors.Vendor) -> None:
-    """Device nodes can be opened, and shared and locked memory are large enough."""
-    missing = [requirement for requirement in vendor.requirements() if not requirement.ok]
-    assert not missing, "\n".join(
+def test_the_host_offers_what_devices_need(vendor: vendors.Vendor, host: Host) -> None:
+    """Device nodes can be opened, no device is missing, and shared and locked memory are large enough."""
+    missing = [
         f"{requirement.name}: {requirement.got}, expected {requirement.expected}; {requirement.next_step}"
-        for requirement in missing
-    )
+        for requirement in vendor.requirements()
+        if not requirement.ok
+    ]
+    lost = [
+        f"{bdf}: held by the driver, and the library does not list it; see dmesg" for bdf in host.unlisted
+    ]
+    assert not missing + lost, "\n".join(missing + lost)
 
 
 def test_device_count(
@@ -110,9 +114,11 @@ def test_firmware_is_equal(devices: tuple[Device, ...]) -> None:
 def test_nothing_throttles(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """No device is slowed by heat, its regulators or the power brake before any work begins."""
     only_with(vendor.VISIBILITY, "a CPU's throttling is not read")
+    findings = Findings()
     for device in devices:
-        known(device.throttle.reading, "throttle reasons")
-        assert not device.throttle.unfit, f"device {device.index}: {', '.join(device.throttle.unfit)}"
+        if findings.knows(device.throttle.reading, "throttle reasons") and device.throttle.unfit:
+            findings.wrong.append(f"device {device.index}: {', '.join(device.throttle.unfit)}")
+    findings.conclude()
 
 
 def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
@@ -121,20 +127,25 @@ def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device,
     # The second die of an MI250 has no cap of its own: the first one's is the module's.
     own = [device for device in devices if device.power.cap_w != Absence.NOT_AVAILABLE]
     only_with(own, "power cap: N/A")
+    findings = Findings()
     for device in own:
-        cap, default = (
-            known(value, "power cap") for value in (device.power.cap_w, device.power.default_cap_w)
-        )
-        assert float(cap) >= float(default), f"device {device.index}: {cap} W, default {default} W"
+        cap, default = device.power.cap_w, device.power.default_cap_w
+        told = findings.knows(cap, "power cap") and findings.knows(default, "power cap")
+        if told and not float(cap) >= float(default):
+            findings.wrong.append(f"device {device.index}: {cap} W, default {default} W")
+    findings.conclude()
 
 
 def test_partition_is_the_reference(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Every device is whole (SPX/NPS1, MIG off), as the thresholds assume."""
     only_with(vendor.REFERENCE_PARTITION, "a CPU has no partitions")
+    findings = Findings()
     for device in devices:
         for name, expected in vendor.REFERENCE_PARTITION.items():
-            got = known(device.partition.get(name, Absence.NOT_AVAILABLE), f"{name} partition")
-            assert got == expected, f"device {device.index}: {name} {got}, expected {expected}"
+            got = device.partition.get(name, Absence.NOT_AVAILABLE)
+            if findings.knows(got, f"{name} partition") and got != expected:
+                findings.wrong.append(f"device {device.index}: {name} {got}, expected {expected}")
+    findings.conclude()
 
 
 def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
@@ -151,21 +162,33 @@ def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, .
 
 def test_no_device_asks_for_recovery(devices: tuple[Device, ...]) -> None:
     """The driver asks for no reset, reboot or drain."""
+    findings = Findings()
     for device in devices:
-        action = known(device.recovery_action, "recovery action")
-        assert action == "none", f"device {device.index}: {action}"
+        action = device.recovery_action
+        if findings.knows(action, "recovery action") and action != "none":
+            findings.wrong.append(f"device {device.index}: {action}")
+    findings.conclude()
 
 
 def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
     """This process may use the memory and some CPU of each device's NUMA node."""
-    memory = _ranges(_status("Mems_allowed_list"))
+    memory, findings = _ranges(_status("Mems_allowed_list")), Findings()
     for device in devices:
-        node = int(known(device.numa_node, "NUMA node"))
-        assert node in memory, (
-            f"device {device.index} is on node {node}, this process may use {sorted(memory)}"
+        if not findings.knows(device.numa_node, "NUMA node"):
+            continue
+        node = int(device.numa_node)
+        cpus = (
+            _ranges(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text())
+            if node in memory
+            else set()
         )
-        cpus = _ranges(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text())
-        assert cpus & os.sched_getaffinity(0), f"no CPU of node {node} is in this process's CPU set"
+        if node not in memory:
+            findings.wrong.append(
+                f"device {device.index} is on node {node}, this process may use {sorted(memory)}"
+            )
+        elif not cpus & os.sched_getaffinity(0):
+            findings.wrong.append(f"no CPU of node {node} is in this process's CPU set")
+    findings.conclude()
 
 
 def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> bool:

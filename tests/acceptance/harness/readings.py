@@ -3,12 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import TypeGuard
 
 import pytest
 
 from harness.check import InvalidRun
 from harness.monitor import Monitor, MonitorError
-from vendors import Absence, Device, Host, Reading, VendorAbsentError
+from vendors import Absence, Device, Host, Reading, VendorAbsentError, is_known
 
 
 def only_with(condition: object, reason: str) -> None:
@@ -24,6 +25,28 @@ def known(reading: Reading, what: str) -> int | float | str | bool:
             pytest.fail(_unanswered(reading, what), pytrace=False)
         pytest.skip(f"{what}: {reading}")
     return reading
+
+
+class Findings:
+    """What is wrong with any device, said before what cannot be read of another: no skip hides a failure."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self.unread: list[str] = []
+
+    def knows(self, reading: Reading, what: str) -> TypeGuard[int | float | str | bool]:
+        """Whether there is a value to judge; what its absence means is kept."""
+        if isinstance(reading, Absence):
+            place = self.wrong if reading.is_failure else self.unread
+            place.append(_unanswered(reading, what) if reading.is_failure else f"{what}: {reading}")
+        return is_known(reading)
+
+    def conclude(self) -> None:
+        """Fail, skip, or return."""
+        if self.wrong:
+            pytest.fail("\n".join(self.wrong), pytrace=False)
+        if self.unread:
+            pytest.skip(self.unread[0])
 
 
 def is_unread(reading: Reading) -> bool:

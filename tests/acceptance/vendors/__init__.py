@@ -167,6 +167,8 @@ class Host:
     driver_runtime: Reading = Absence.NOT_SUPPORTED
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
+    # addresses of devices that were given to us and held by the driver, and that the library does not list
+    unlisted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from vendors import (
     is_known,
 )
 from vendors.amd_library import ask, demand, open_library, reading, version
-from vendors.container import device_node, locked_memory, shared_memory
+from vendors.container import device_node, held_by_none, locked_memory, shared_memory
 
 NAME: VendorName = "amd"
 VISIBILITY = "ROCR_VISIBLE_DEVICES"  # the first filter; HIP_ and CUDA_VISIBLE_DEVICES number what it leaves
@@ -117,7 +117,7 @@ def requirements() -> tuple[Requirement, ...]:
     nodes = (amd_kernel.DEV / "kfd", *(amd_kernel.render_nodes() or (amd_kernel.DEV / "dri/renderD128",)))
     return (
         *(device_node(node, start) for node in nodes),
-        *(_unheld(bdf) for bdf in amd_kernel.unheld()),
+        *(held_by_none(bdf, "amdgpu") for bdf in amd_kernel.unheld()),
         shared_memory(SHM_BYTES),
         locked_memory(MEMLOCK_BYTES),
     )
@@ -160,16 +160,6 @@ def _require_nodes() -> None:
     if closed and len(closed) == len([node for node in nodes if node.got != "missing"]):
         told = "; ".join(f"{node.name}: {node.got}" for node in closed[:2])
         raise VendorAbsentError(f"{told}; expected {closed[0].expected}: {closed[0].next_step}")
-
-
-def _unheld(bdf: str) -> Requirement:
-    return Requirement(
-        name=f"driver of {bdf}",
-        ok=False,
-        got="on the PCI bus, held by no driver: this GPU is missing from every list",
-        expected="held by amdgpu",
-        next_step=f"look for {bdf} in dmesg; a reset or a cold boot brings it back, or it is broken",
-    )
 
 
 def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
