@@ -14,6 +14,7 @@ import pytest
 import vendors
 from harness import models
 from harness.check import invalid
+from harness.evidence import occupants
 from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
 from harness.worker import Worker
@@ -152,9 +153,8 @@ def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, .
     """Before the first check no other process holds memory on a device."""
     only_with(vendor.VISIBILITY, "a CPU is always shared")
     for device in devices:
-        if not isinstance(device.processes, Absence) and device.processes:
-            names = ", ".join(f"{process.pid} {process.name}" for process in device.processes)
-            invalid(f"device {device.index} is shared with {names}")
+        if others := occupants(device):
+            invalid(f"device {device.index} is shared with {', '.join(others.values())}")
         used = known(device.memory_used_bytes, "memory in use")
         if int(used) > TOUCHED_BYTES:
             invalid(f"device {device.index} has {int(used) / 2**30:.1f} GiB in use before the first check")

@@ -95,6 +95,10 @@ FAULTS = (
     nvidia("another job that is just ending", "test_devices_are_ours_alone", "4321 N/A", "invalid",
            one={"processes": [4321], "process_name": "no_data"}),
     nvidia("touched memory", "test_devices_are_ours_alone", "in use", "invalid", one={"used": 9 << 30}),
+    nvidia("another job begins during the run", "test_peer_bandwidth", "device 0 is shared with 4321 python3", "invalid",
+           one={"processes_late": [4321]}),
+    nvidia("another job's memory during the run", "test_peer_bandwidth", "device 0 has 7.4 GiB more in use", "invalid",
+           one={"used_late": 8 << 30}),
     nvidia("the driver asks for a reset", "test_no_device_asks_for_recovery", "reset", one={"recovery": 1}),
     nvidia("fabric manager not up", "test_switch_fabric_is_up", "in progress", fabric_state=2),
     nvidia("a fabric of less bandwidth", "test_switch_fabric_is_up", "device 0: completed, degraded bandwidth", one={"fabric_health": 0x1A9}),
@@ -163,6 +167,13 @@ FAULTS = (
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
     plant(fault)
+
+
+def test_a_process_without_memory_on_a_device_does_not_share_it(plant) -> None:
+    """As amdsmi before 10.0 lists every process on every GPU."""
+    idle = {"one": {"processes": [4321], "process_memory": 0}}
+    check = device_check("test_devices_are_ours_alone")
+    plant(Fault("nothing", check, vendor="nvidia", nvml=idle, outcome="passed", patches=SEEN))
 
 
 @pytest.mark.parametrize("check", sorted(path.name for path in ACCEPTANCE.glob("test_devices*.py")))

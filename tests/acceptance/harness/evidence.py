@@ -5,7 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from harness import resultfile
-from vendors import Absence, Device, Host
+from vendors import Absence, Device, Host, is_known
+
+SLACK_BYTES = 2 << 30  # Primus draws the same line
 
 
 def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
@@ -37,6 +39,36 @@ def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
         ]
         if _grew(early["uncorrectable"], late["uncorrectable"]):
             found.append(f"device {index} counted uncorrectable memory errors during the check")
+    return found
+
+
+def occupants(device: Device) -> dict[int, str]:
+    """Processes that hold memory of a device: pid -> words. One with none of it is on another device: amdsmi
+    before 10.0 lists every process on every GPU.
+    """
+    if isinstance(device.processes, Absence):
+        return {}
+    return {
+        process.pid: f"{process.pid} {process.name}"
+        for process in device.processes
+        if not is_known(process.memory_bytes) or process.memory_bytes
+    }
+
+
+def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]:
+    """Who came to some devices since the run began, in words; asked while no process of ours is on them."""
+    before = {device.index: device for device in start.devices}
+    leased = {device.index for device in devices}
+    found = []
+    for device in (device for device in now.devices if device.index in leased):
+        early = before[device.index]
+        new = [words for pid, words in occupants(device).items() if pid not in occupants(early)]
+        if new:
+            found.append(f"device {device.index} is shared with {', '.join(new)}")
+        used, first = device.memory_used_bytes, early.memory_used_bytes
+        if is_known(used) and is_known(first) and int(used) > int(first) + SLACK_BYTES:
+            more = (int(used) - int(first)) / 2**30
+            found.append(f"device {device.index} has {more:.1f} GiB more in use than at the start of the run")
     return found
 
 

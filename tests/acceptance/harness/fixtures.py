@@ -12,7 +12,7 @@ import vendors
 from harness import launch as launcher
 from harness import leases, models, order
 from harness.check import Check, InvalidRun
-from harness.evidence import device_names, evidence, link_counts, newly_unfit
+from harness.evidence import SLACK_BYTES, device_names, evidence, link_counts, newly_shared, newly_unfit
 from harness.monitor import Sampler
 from harness.protocols import Launch, OnDevice, RecordMetric
 from harness.readings import machine
@@ -20,8 +20,8 @@ from harness.session import CHECK, AcceptanceSession
 from harness.worker import WorkloadError
 from vendors import Device, Host
 
-CLEAN_SLACK_BYTES = 2 << 30  # a context of another rank of ours; Primus draws the same line
 CLEAN_WAIT_S = 30.0
+GONE_WAIT_S = 10.0  # a process that ended is in the readings for a moment longer
 
 
 @pytest.fixture(scope="session")
@@ -88,10 +88,13 @@ def lease(
         pytest.skip(f"needs {wish.count} devices, {len(acceptance.devices)} visible")
     held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
-    check.before = evidence(machine(acceptance.monitor.read_devices), held.devices)
-    with _sampled(acceptance, held, check, perf=order.is_performance(request.node)):
+    perf = order.is_performance(request.node)
+    check.before = evidence(_state(acceptance, held, check, perf=perf), held.devices)
+    if check.unfit:
+        check.conclude()
+    with _sampled(acceptance, held, check, perf=perf):
         yield held
-    check.after = evidence(machine(acceptance.monitor.read_devices), held.devices)
+    check.after = evidence(_state(acceptance, held, check, perf=perf), held.devices)
     check.unfit += newly_unfit(check.before, check.after)
     if check.unfit:
         check.conclude()
@@ -162,6 +165,22 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
     return run
 
 
+def _state(acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool) -> Host:
+    """The machine around a check. A figure needs devices of its own: ours are stopped, others are unfit."""
+    if not perf or acceptance.shares_devices:
+        return machine(acceptance.monitor.read_devices)
+    acceptance.worker.stop()
+    assert acceptance.host is not None
+    deadline = time.monotonic() + GONE_WAIT_S
+    while True:
+        seen = machine(acceptance.monitor.read_devices)
+        others = newly_shared(acceptance.host, seen, held.devices)
+        if not others or time.monotonic() > deadline:
+            check.unfit += others
+            return seen
+        time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def _sampled(
     acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool
@@ -217,5 +236,5 @@ def _dirty(host: Host, lease: leases.Lease, start: Mapping[int, Any]) -> list[in
         if device.index in leased
         and isinstance(device.memory_used_bytes, int)
         and isinstance(start.get(device.index), int)
-        and device.memory_used_bytes > start[device.index] + CLEAN_SLACK_BYTES
+        and device.memory_used_bytes > start[device.index] + SLACK_BYTES
     ]

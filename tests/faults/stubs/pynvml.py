@@ -39,7 +39,7 @@ HEALTHY = {
     "memory": 143771 << 20, "used": 600 << 20, "vbios": "96.00.AA", "inforom": "G520", "gsp": "580.159.04",
     "mig": 0, "pcie_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "remapped": [0, 0, 0, 0], "reasons": 0, "cap": 700000, "default_cap": 700000, "power": 120000, "clock": 1980,
-    "temperature": 35, "processes": [], "process_name": "python3", "recovery": 0, "fabric_state": 3, "fabric_status": 0, "fabric_health": 0x1AA, "links": 18,
+    "temperature": 35, "processes": [], "process_name": "python3", "process_memory": 1 << 30, "processes_late": [], "used_late": 0, "recovery": 0, "fabric_state": 3, "fabric_status": 0, "fabric_health": 0x1AA, "links": 18,
     "p2p_read": 0, "p2p_nvlink": 0, "uncorrected_late": 0, "recovering": 0, "replaying": 0, "event_types": 10,
 }  # fmt: skip
 ERRORS = {
@@ -96,7 +96,8 @@ def nvmlSystemGetCudaDriverVersion_v2():
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=value(handle, "memory"), used=value(handle, "used"), free=0)
+    used = "used_late" if value(handle, "used_late") and is_late() else "used"
+    return SimpleNamespace(total=value(handle, "memory"), used=value(handle, used), free=0)
 
 
 def nvmlDeviceGetPciInfo(handle):
@@ -124,18 +125,22 @@ def nvmlDeviceGetTotalEccErrors(handle, kind, _counter):
 
 
 def late(handle):
-    """Nothing in the first process that asks, which reads the host before the run; then the count."""
     count = value(handle, "uncorrected_late")
-    if not count:
-        return 0
+    return count if count and is_late() else 0
+
+
+def is_late():
+    """Not in the first process that asks, which reads the host before the run."""
     first = Path(os.environ["STACKCHECK_FAKE_FOLDER"]) / "first-reader"
     if not first.exists():
         first.write_text(str(os.getpid()))
-    return 0 if first.read_text() == str(os.getpid()) else count
+    return first.read_text() != str(os.getpid())
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
-    return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in value(handle, "processes")]
+    late = value(handle, "processes_late")
+    pids = value(handle, "processes") + (late if late and is_late() else [])
+    return [SimpleNamespace(pid=pid, usedGpuMemory=value(handle, "process_memory")) for pid in pids]
 
 
 def nvmlSystemGetProcessName(_pid):
