@@ -14,7 +14,8 @@ import pytest
 import vendors
 from harness import models
 from harness.check import invalid
-from harness.readings import differs, known, only_with
+from harness.evidence import occupants
+from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
 from harness.worker import Worker
 from vendors import Absence, Device, Host
@@ -38,13 +39,17 @@ def seen(
     return found
 
 
-def test_the_host_offers_what_devices_need(vendor: vendors.Vendor) -> None:
-    """Device nodes can be opened, and shared and locked memory are large enough."""
-    missing = [requirement for requirement in vendor.requirements() if not requirement.ok]
-    assert not missing, "\n".join(
+def test_the_host_offers_what_devices_need(vendor: vendors.Vendor, host: Host) -> None:
+    """Device nodes can be opened, no device is missing, and shared and locked memory are large enough."""
+    missing = [
         f"{requirement.name}: {requirement.got}, expected {requirement.expected}; {requirement.next_step}"
-        for requirement in missing
-    )
+        for requirement in vendor.requirements()
+        if not requirement.ok
+    ]
+    lost = [
+        f"{bdf}: held by the driver, and the library does not list it; see dmesg" for bdf in host.unlisted
+    ]
+    assert not missing + lost, "\n".join(missing + lost)
 
 
 def test_device_count(
@@ -77,12 +82,12 @@ def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) ->
 
 
 def test_torch_and_the_library_mean_the_same_devices(
-    devices: tuple[Device, ...], seen: Sequence[Mapping[str, Any]]
+    vendor: vendors.Vendor, devices: tuple[Device, ...], seen: Sequence[Mapping[str, Any]]
 ) -> None:
     """Each device of torch joins one of the library by address or UUID, with equal architecture and size."""
     only_with(seen, "torch sees no GPU")
     for one in seen:
-        (match,) = [device for device in devices if _same(device, one)] or [None]
+        (match,) = [device for device in devices if _same(vendor, device, one)] or [None]
         assert match is not None, f"torch's device {one} is none of {[(d.bdf, d.uuid) for d in devices]}"
         assert match.arch == one["arch"]
         assert abs(match.memory_bytes - one["memory_bytes"]) <= 0.03 * match.memory_bytes
@@ -110,40 +115,46 @@ def test_firmware_is_equal(devices: tuple[Device, ...]) -> None:
 def test_nothing_throttles(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """No device is slowed by heat, its regulators or the power brake before any work begins."""
     only_with(vendor.VISIBILITY, "a CPU's throttling is not read")
+    findings = Findings()
     for device in devices:
-        known(device.throttle.reading, "throttle reasons")
-        assert not device.throttle.unfit, f"device {device.index}: {', '.join(device.throttle.unfit)}"
+        if findings.knows(device.throttle.reading, "throttle reasons") and device.throttle.unfit:
+            findings.wrong.append(f"device {device.index}: {', '.join(device.throttle.unfit)}")
+    findings.conclude()
 
 
 def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Nobody lowered a power cap: a silent cut of every figure."""
     only_with(vendor.VISIBILITY, "a CPU has no power cap")
     # The second die of an MI250 has no cap of its own: the first one's is the module's.
-    own = [device for device in devices if device.power.cap_w is not Absence.NOT_AVAILABLE]
+    own = [device for device in devices if device.power.cap_w != Absence.NOT_AVAILABLE]
     only_with(own, "power cap: N/A")
+    findings = Findings()
     for device in own:
-        cap, default = (
-            known(value, "power cap") for value in (device.power.cap_w, device.power.default_cap_w)
-        )
-        assert float(cap) >= float(default), f"device {device.index}: {cap} W, default {default} W"
+        cap, default = device.power.cap_w, device.power.default_cap_w
+        told = findings.knows(cap, "power cap") and findings.knows(default, "power cap")
+        if told and not float(cap) >= float(default):
+            findings.wrong.append(f"device {device.index}: {cap} W, default {default} W")
+    findings.conclude()
 
 
 def test_partition_is_the_reference(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Every device is whole (SPX/NPS1, MIG off), as the thresholds assume."""
     only_with(vendor.REFERENCE_PARTITION, "a CPU has no partitions")
+    findings = Findings()
     for device in devices:
         for name, expected in vendor.REFERENCE_PARTITION.items():
-            got = known(device.partition.get(name, Absence.NOT_AVAILABLE), f"{name} partition")
-            assert got == expected, f"device {device.index}: {name} {got}, expected {expected}"
+            got = device.partition.get(name, Absence.NOT_AVAILABLE)
+            if findings.knows(got, f"{name} partition") and got != expected:
+                findings.wrong.append(f"device {device.index}: {name} {got}, expected {expected}")
+    findings.conclude()
 
 
 def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Before the first check no other process holds memory on a device."""
     only_with(vendor.VISIBILITY, "a CPU is always shared")
     for device in devices:
-        if not isinstance(device.processes, Absence) and device.processes:
-            names = ", ".join(f"{process.pid} {process.name}" for process in device.processes)
-            invalid(f"device {device.index} is shared with {names}")
+        if others := occupants(device):
+            invalid(f"device {device.index} is shared with {', '.join(others.values())}")
         used = known(device.memory_used_bytes, "memory in use")
         if int(used) > TOUCHED_BYTES:
             invalid(f"device {device.index} has {int(used) / 2**30:.1f} GiB in use before the first check")
@@ -151,26 +162,40 @@ def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, .
 
 def test_no_device_asks_for_recovery(devices: tuple[Device, ...]) -> None:
     """The driver asks for no reset, reboot or drain."""
+    findings = Findings()
     for device in devices:
-        action = known(device.recovery_action, "recovery action")
-        assert action == "none", f"device {device.index}: {action}"
+        action = device.recovery_action
+        if findings.knows(action, "recovery action") and action != "none":
+            findings.wrong.append(f"device {device.index}: {action}")
+    findings.conclude()
 
 
 def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
     """This process may use the memory and some CPU of each device's NUMA node."""
-    memory = _ranges(_status("Mems_allowed_list"))
+    memory, findings = _ranges(_status("Mems_allowed_list")), Findings()
     for device in devices:
-        node = int(known(device.numa_node, "NUMA node"))
-        assert node in memory, (
-            f"device {device.index} is on node {node}, this process may use {sorted(memory)}"
+        if not findings.knows(device.numa_node, "NUMA node"):
+            continue
+        node = int(device.numa_node)
+        cpus = (
+            _ranges(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text())
+            if node in memory
+            else set()
         )
-        cpus = _ranges(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text())
-        assert cpus & os.sched_getaffinity(0), f"no CPU of node {node} is in this process's CPU set"
+        if node not in memory:
+            findings.wrong.append(
+                f"device {device.index} is on node {node}, this process may use {sorted(memory)}"
+            )
+        elif not cpus & os.sched_getaffinity(0):
+            findings.wrong.append(f"no CPU of node {node} is in this process's CPU set")
+    findings.conclude()
 
 
-def _same(device: Device, one: Mapping[str, Any]) -> bool:
-    uuid = str(one["uuid"] or "").removeprefix("GPU-").lower()
-    return device.bdf == one["bdf"] or (bool(uuid) and device.uuid.removeprefix("GPU-").lower() == uuid)
+def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> bool:
+    """By address; torch 2.6 on ROCm tells none."""
+    if one["bdf"] is not None:
+        return device.bdf == one["bdf"]
+    return one["uuid"] is not None and device.uuid.lower() == vendor.torch_uuid(one["uuid"]).lower()
 
 
 def _status(field: str) -> str:

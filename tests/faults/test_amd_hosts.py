@@ -19,9 +19,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import planting  # noqa: E402
-from fakeamd import host  # noqa: E402
+from fakeamd import host, kfd  # noqa: E402
 from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
 from fakeamd.states import FAULTS, HEALTHY, STATES  # noqa: E402
+from harness.resultfile import anonymous  # noqa: E402
 
 TESTS = HERE.parent
 OLD, NEW = LIBRARIES
@@ -64,7 +65,8 @@ NAMED = (
     Named("bad-pages", "test_memory_is_healthy", "device 3: 1 pending"),
     Named("pcie-x8", "test_pcie_link_is_full", "device 3: {'generation': 5, 'width': 8}"),
     Named("xgmi-link-down", "test_every_pair_is_linked", "2-3: xgmi, down", (NEW,)),
-    Named("xgmi-error", "test_no_link_error_since_the_start", "1-3: link errors grew from 0 to 1"),
+    Named("xgmi-error", "test_no_link_error_since_the_start", "1-3: link errors grew from 0 to 2"),
+    Named("xgmi-error-mi250", "test_no_link_error_since_the_start", "1-3: link errors grew from 0 to 1"),
     Named("page-fault", "test_no_fault_was_reported", "device 3"),
     Named("reset", "test_no_fault_was_reported", "device 5"),
     Named("pcie-pair", "test_every_pair_is_linked", "2-5: pcie"),
@@ -90,7 +92,9 @@ UNSEEN = (
 )
 
 
-def run(state: str, used: Library, out: Path) -> Mapping[str, Any]:
+def run(
+    state: str, used: Library, out: Path, environment: Mapping[str, str] | None = None
+) -> Mapping[str, Any]:
     """The device suite inside a fabricated host: its result.json, with the output beside it."""
     out.chmod(0o777)  # a state may run the suite as somebody else
     command = (
@@ -106,6 +110,7 @@ def run(state: str, used: Library, out: Path) -> Mapping[str, Any]:
             "PYTHONPATH": f"/stackcheck/inside:/stackcheck/tests/acceptance:{used.python_path}",
             "FAKEAMD_HIP": HIP,
             **({"FAKEAMD_SMI_TIMEOUT_S": "3"} if state == "init-hangs" else {}),
+            **(environment or {}),
         },
     )
     assert (out / "result.json").exists(), done.stdout
@@ -133,6 +138,24 @@ def test_healthy_host_has_no_failure(state: str, used: Library, tmp_path: Path) 
     assert result["exit"] == 0
     assert [device["model"] for device in result["host"]["devices"]] == [STATES[state].product.name] * 8
     assert outcomes["test_device_identity"] == "passed"
+
+
+HALVES = (
+    ({"HIP_VISIBLE_DEVICES": "0,1,2,3"}, [0, 1, 2, 3]),
+    ({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, [4, 5, 6, 7]),
+    ({"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "1,3"}, [5, 7]),
+)
+
+
+@pytest.mark.healthy(check="test_devices.py", vendor="amd")
+@pytest.mark.parametrize(("environment", "gpus"), HALVES, ids=lambda value: "-".join(map(str, value)))
+def test_a_part_of_a_node_that_a_user_chose_stays_that_part(
+    environment: Mapping[str, str], gpus: list[int], tmp_path: Path
+) -> None:
+    result = run("mi300x", NEW, tmp_path, environment)
+    ours = [anonymous(f"GPU-{kfd.UNIQUE_ID + gpu:016x}") for gpu in gpus]
+    assert [device["id"] for device in result["host"]["devices"]] == ours
+    assert result["exit"] == 0, result["output"]
 
 
 @pytest.mark.parametrize(("fault", "used"), _cases(NAMED))

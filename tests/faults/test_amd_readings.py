@@ -1,5 +1,6 @@
 """What AMD's library leaves unsaid, told apart; and the host's side over the same fabricated kernel files."""
 
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from fakeamd import host, sysfs, tree  # noqa: E402
 from fakeamd.gpu_metrics import encode, layout, offset  # noqa: E402
 from fakeamd.rootfs import FakeAmdError  # noqa: E402
 from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
+from harness import readings  # noqa: E402
 from stackcheck.vendors import amd as host_side  # noqa: E402
-from vendors import Absence, Host, amd, amd_kernel, amd_library  # noqa: E402
+from vendors import Absence, Device, Host, amd, amd_kernel, amd_library  # noqa: E402
 
 
 class LibraryError(Exception):
@@ -28,8 +30,8 @@ def failing(code: int) -> SimpleNamespace:
     def call() -> None:
         raise LibraryError(code)
 
-    names = {"AMDSMI_STATUS_NOT_SUPPORTED": 77, "AMDSMI_STATUS_NO_PERM": 78, "AMDSMI_STATUS_BUSY": 79}
-    wrapper = SimpleNamespace(**names)
+    names = ("NOT_SUPPORTED", "NO_PERM", "INVAL", "TIMEOUT")
+    wrapper = SimpleNamespace(**{f"AMDSMI_STATUS_{name}": 77 + place for place, name in enumerate(names)})
     return SimpleNamespace(AmdSmiLibraryException=LibraryError, amdsmi_wrapper=wrapper, amdsmi_get=call)
 
 
@@ -47,21 +49,78 @@ def failing(code: int) -> SimpleNamespace:
     ],
 )
 def test_an_absence_is_never_a_value(answer: object, meaning: object) -> None:
-    assert amd_library.reading(answer) is meaning or amd_library.reading(answer) == meaning
+    found = amd_library.reading(answer)
+    assert (type(found), found) == (type(meaning), meaning)
 
 
 @pytest.mark.parametrize(("code", "meaning"), [(77, Absence.NOT_SUPPORTED), (78, Absence.NO_PERMISSION)])
 def test_a_status_is_known_by_the_modules_own_name(code: int, meaning: Absence) -> None:
-    assert amd_library.ask(failing(code), "amdsmi_get") is meaning
+    assert amd_library.ask(failing(code), "amdsmi_get") == meaning
+    assert not meaning.is_failure
 
 
 def test_a_call_that_the_release_lacks_is_not_supported() -> None:
-    assert amd_library.ask(failing(77), "amdsmi_get_of_the_future") is Absence.NOT_SUPPORTED
+    assert amd_library.ask(failing(77), "amdsmi_get_of_the_future") == Absence.NOT_SUPPORTED
 
 
-def test_a_status_that_is_no_absence_is_raised() -> None:
+@pytest.mark.parametrize(("code", "name"), [(79, "AMDSMI_STATUS_INVAL"), (4242, "status 4242")])
+def test_any_other_error_is_an_absence_of_its_own_that_keeps_its_name(code: int, name: str) -> None:
+    found = pickle.loads(pickle.dumps(amd_library.ask(failing(code), "amdsmi_get")))
+    assert isinstance(found, Absence)
+    assert found.is_failure
+    assert name in found
+    with pytest.raises(pytest.fail.Exception, match=f"link errors: the library answered {name}"):
+        readings.known(found, "link errors")
+
+
+def test_a_library_that_is_gone_is_raised_and_so_is_a_device_without_its_address() -> None:
     with pytest.raises(LibraryError):
-        amd_library.ask(failing(79), "amdsmi_get")
+        amd_library.ask(failing(80), "amdsmi_get")
+    with pytest.raises(LookupError, match="amdsmi_get: no permission"):
+        amd_library.demand(failing(78), "amdsmi_get")
+
+
+def test_what_torch_prints_of_a_device_is_its_unique_id() -> None:
+    """As torch 2.6 printed it on an MI300X (ROCm/ROCm#4203)."""
+    assert amd.torch_uuid("66333330-6463-3464-3030-646565323262") == "GPU-f330dc4d00dee22b"
+
+
+def gpu(index: int) -> Device:
+    return Device(
+        index=index,
+        uuid=f"GPU-{index:016x}",
+        bdf=f"0000:0{index}:00.0",
+        name="",
+        arch="gfx942",
+        compute_units=304,
+        memory_bytes=1,
+    )
+
+
+FOUR = tuple(gpu(index) for index in range(4))
+
+
+@pytest.mark.parametrize(
+    ("environment", "left"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "0,1"}, [2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": f"{FOUR[1].uuid},{FOUR[3].uuid}", "HIP_VISIBLE_DEVICES": "0"}, [1]),
+        ({"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0"}, [0]),
+        ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, [3]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_devices_are_chosen_by_the_kfds_numbers(
+    environment: dict[str, str], left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the KFD counts against the library's order."""
+    monkeypatch.setattr(amd_kernel, "topology", lambda: {device.bdf: {} for device in reversed(FOUR)})
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert [device.index for device in amd._visible(FOUR)] == left
 
 
 @pytest.mark.parametrize(

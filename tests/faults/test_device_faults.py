@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - a table of faults reads in rows
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,19 @@ SEEN = {
 }
 
 
+def by_uuid(first: int) -> dict[str, str]:
+    """torch as it tells no address of a device and only its UUID."""
+    named = (
+        "lambda: [{**device, 'bdf': None, 'uuid': f'00000000-0000-0000-0000-{number:012d}'}"
+        f" for number, device in enumerate(({SEEN['workloads.devices:seen']})(), {first})]"
+    )
+    return SEEN | {"workloads.devices:seen": named}
+
+
+READ, SAMPLE = "harness.monitor:Monitor.read_devices", "harness.monitor:Monitor.sample"
+STUMBLES = "(_ for _ in ()).throw(__import__('harness.monitor').monitor.MonitorError('a stumble'))"
+
+
 def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
     return Fault(
         name, device_check(check), vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN
@@ -64,10 +78,17 @@ def host_copies(name: str, says: str = "", outcome: str = "failed", **copies: An
 FAULTS = (
     nvidia("one GPU is missing", "test_device_count", devices=3),
     nvidia("unknown product", "test_device_identity", "add a row", pci_device_id=0x999910DE, capability=[9, 9]),
+    nvidia("an H800 is no H100", "test_device_identity", "10de:2324", pci_device_id=0x232410DE, memory=81559 << 20),
+    nvidia("a GH200 is no H200", "test_device_identity", "10de:2348", pci_device_id=0x234810DE, memory=147456 << 20),
+    nvidia("one card without its bridge", "test_every_pair_is_linked", "device 0: joined with 0, others with 2",
+           pci_device_id=0x233B10DE, one={"p2p_nvlink": 1}),
+    nvidia("a bridge with lanes down", "test_every_pair_is_linked", "12 active", pci_device_id=0x233B10DE, links=12),
     nvidia("mixed products", "test_device_identity", one={"pci_device_id": 0x233010DE, "memory": 81559 << 20}),
     nvidia("half of the multiprocessors", "test_device_identity", "compute units", one={"cores": 8448}),
     nvidia("memory is short", "test_device_identity", "less than", one={"memory": 136000 << 20}),
     nvidia("library lists another GPU", "test_torch_and_the_library_mean_the_same_devices", "is none of", devices=2),
+    Fault("torch names another GPU", device_check("test_torch_and_the_library_mean_the_same_devices"), vendor="nvidia", nvml={},
+          says="is none of", patches=by_uuid(1)),
     nvidia("torch sees another arch", "test_torch_and_the_library_mean_the_same_devices", capability=[8, 0]),
     nvidia("driver too old", "test_driver_serves_the_runtime", "older than 580", driver="570.26"),
     nvidia("mixed firmware", "test_firmware_is_equal", "vbios", one={"vbios": "95.00"}),
@@ -83,13 +104,31 @@ FAULTS = (
     nvidia("remapping failed", "test_memory_is_healthy", "failed", one={"remapped": [0, 1, 0, 1]}),
     nvidia("thermal slowdown", "test_nothing_throttles", "hardware thermal", one={"reasons": 0x40}),
     nvidia("power cap lowered", "test_power_cap_is_the_default", "400", one={"cap": 400000}),
+    nvidia("one figure is an error", "test_power_cap_is_the_default", "answered NVML_ERROR_UNKNOWN", one={"cap": "unknown"}),
     nvidia("MIG on", "test_partition_is_the_reference", "enabled", one={"mig": 1}),
     nvidia("another job", "test_devices_are_ours_alone", "shared with", "invalid", one={"processes": [4321]}),
     nvidia("another job that is just ending", "test_devices_are_ours_alone", "4321 N/A", "invalid",
            one={"processes": [4321], "process_name": "no_data"}),
     nvidia("touched memory", "test_devices_are_ours_alone", "in use", "invalid", one={"used": 9 << 30}),
+    nvidia("another job begins during the run", "test_peer_bandwidth", "device 0 is shared with 4321 python3", "invalid",
+           one={"processes_late": [4321]}),
+    nvidia("another job's memory during the run", "test_peer_bandwidth", "device 0 has 7.4 GiB more in use", "invalid",
+           one={"used_late": 8 << 30}),
     nvidia("the driver asks for a reset", "test_no_device_asks_for_recovery", "reset", one={"recovery": 1}),
     nvidia("fabric manager not up", "test_switch_fabric_is_up", "in progress", fabric_state=2),
+    nvidia("a fabric of less bandwidth", "test_switch_fabric_is_up", "device 0: completed, degraded bandwidth", one={"fabric_health": 0x1A9}),
+    nvidia("a route of the fabric is broken", "test_switch_fabric_is_up", "route unhealthy", one={"fabric_health": 0x19A}),
+    nvidia("a fabric in a wrong configuration", "test_switch_fabric_is_up", "incorrect configuration 5", one={"fabric_health": 0x5AA}),
+    nvidia("a skip of device 0 hides no fabric", "test_switch_fabric_is_up", "device 1: in progress", fabric_state=2, one={"fabric_state": 0}),
+    nvidia("a skip of device 0 hides no heat", "test_nothing_throttles", "device 3: hardware thermal", reasons=0x40, one={"reasons": "no_permission"}),
+    nvidia("a skip of device 0 hides no MIG", "test_partition_is_the_reference", "device 1: mig enabled", mig=1, one={"mig": "not_supported"}),
+    nvidia("a skip of device 0 hides no reset", "test_no_device_asks_for_recovery", "device 1: reset", recovery=1, one={"recovery": "not_supported"}),
+    nvidia("a skip of ECC hides no error", "test_memory_is_healthy", "device 1: 2 uncorrectable", ecc="no_permission", uncorrected=2),
+    Fault("a GPU that the library does not list", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={},
+          env={"NVIDIA_VISIBLE_DEVICES": "all"}, says="0000:1f:00.0: held by the driver",
+          patches=SEEN | {"vendors.nvidia_bus:gpus": "lambda: {'0000:1b:00.0': 'nvidia', '0000:1f:00.0': 'nvidia'}"}),
+    Fault("a GPU that no driver holds", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={},
+          says="driver of 0000:1f:00.0: on the PCI bus", patches={"vendors.nvidia_bus:gpus": "lambda: {'0000:1f:00.0': ''}"}),
     nvidia("driver not loaded", "test_device_count", "no NVIDIA device is visible", init="driver_not_loaded"),
     nvidia("no device", "test_device_count", "no NVIDIA device is visible", devices=0),
     nvidia("no permission is a skip", "test_memory_is_healthy", "no permission", "skipped", ecc="no_permission"),
@@ -130,6 +169,16 @@ FAULTS = (
           patches=SEEN | {"workloads.devices:peer_copies":
                           "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': int(a == 2)}"
                           " for a in range(4) for b in range(4) if a != b]"}),
+    Fault("throttling that only the samples see", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
+          says="hardware thermal", patches=SEEN | {"vendors.nvidia_device:sample":
+          "lambda *a: __import__('dataclasses').replace(original(*a), unfit=('hardware thermal',))"}),
+    Fault("the library fails beside a check", device_check("test_peer_copies_arrive"), vendor="nvidia", nvml={}, outcome="invalid",
+          says="the library does not tell", patches=SEEN | {READ: f"lambda self: {STUMBLES}"}),
+    Fault("the library fails after every check", device_check("test_no_link_error_since_the_start"), vendor="nvidia", nvml={},
+          outcome="invalid", says="the library does not tell",
+          patches=SEEN | {"harness.monitor:Monitor.read": f"lambda self, first=[1]: (first.pop(), original(self))[1] if first else {STUMBLES}"}),
+    Fault("the library gives no sample", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
+          says="the library told nothing", patches=SEEN | {SAMPLE: f"lambda self, indices: {STUMBLES}"}),
     Fault("no permission on a node", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={}, says="--gpus all"),
     Fault("tiny shared memory", device_check("test_the_host_offers_what_devices_need"), says="--shm-size",
           patches={"vendors.cpu:SHARED_MEMORY_BYTES": "original << 20"}),
@@ -140,6 +189,13 @@ FAULTS = (
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
     plant(fault)
+
+
+def test_a_process_without_memory_on_a_device_does_not_share_it(plant) -> None:
+    """As amdsmi before 10.0 lists every process on every GPU."""
+    idle = {"one": {"processes": [4321], "process_memory": 0}}
+    check = device_check("test_devices_are_ours_alone")
+    plant(Fault("nothing", check, vendor="nvidia", nvml=idle, outcome="passed", patches=SEEN))
 
 
 @pytest.mark.parametrize("check", sorted(path.name for path in ACCEPTANCE.glob("test_devices*.py")))
@@ -178,6 +234,50 @@ def test_cores_beside_a_device_are_read_as_the_kernel_writes_them(tmp_path, monk
     (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text("0-3,8,10-11\n")
     assert devices.local_cores("0000:1b:00.0") == {0, 1, 2, 3, 8, 10, 11}
     assert devices.local_cores("0000:2b:00.0") == devices.local_cores(None) == set()
+
+
+@pytest.mark.parametrize(
+    ("check", "call", "arguments"),
+    [("test_peer_copies_arrive", READ, "self"), ("test_peer_bandwidth", SAMPLE, "self, indices")],
+)
+def test_a_library_that_stumbles_once_costs_nothing(check, call, arguments, plant) -> None:
+    once = f"lambda {arguments}, left=[1]: (left.pop(), {STUMBLES}) if left else original({arguments})"
+    patches = SEEN | {call: once}
+    plant(Fault("nothing", device_check(check), vendor="nvidia", nvml={}, outcome="passed", patches=patches))
+
+
+CARDS = {
+    "A100-PCIe": {"pci_device_id": 0x20B510DE, "memory": 81920 << 20, "capability": [8, 0], "cores": 6912},
+    "A100-PCIe-40GB": {
+        "pci_device_id": 0x20F110DE,
+        "memory": 40960 << 20,
+        "capability": [8, 0],
+        "cores": 6912,
+    },
+    "H100-PCIe": {"pci_device_id": 0x233110DE, "memory": 81559 << 20, "cores": 14592},
+    "H100-NVL": {"pci_device_id": 0x232110DE, "memory": 95830 << 20},
+    "H200-NVL": {"pci_device_id": 0x233B10DE},
+}
+
+
+@pytest.mark.parametrize("model", CARDS)
+def test_cards_without_bridges_are_products_of_their_own(model, plant) -> None:
+    checks = ("identity", "is_linked", "peer_access", "peer_copies")
+    chosen = ("-k", " or ".join(checks))
+    nvml = {**CARDS[model], "p2p_nvlink": 1, "p2p_read": 1}
+    copies = SEEN["workloads.devices:peer_copies"].replace("'access': True", "'access': False")
+    patches = SEEN | {"workloads.devices:peer_copies": copies}
+    fault = Fault(
+        "nothing", "test_devices_links.py", vendor="nvidia", nvml=nvml, outcome="passed", patches=patches
+    )
+    result = plant(replace(fault, arguments=(str(ACCEPTANCE / "test_devices.py"), *chosen)))
+    assert {device["model"] for device in result["host"]["devices"]} == {model}
+    assert [check["outcome"] for check in result["checks"]] == ["passed"] * len(checks)
+
+
+def test_devices_join_by_uuid_where_torch_tells_no_address(plant) -> None:
+    check = device_check("test_torch_and_the_library_mean_the_same_devices")
+    plant(Fault("nothing", check, vendor="nvidia", nvml={}, outcome="passed", patches=by_uuid(0)))
 
 
 def test_healthy_memory_passes_however_little_time_there_is(plant) -> None:

@@ -5,7 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from harness import resultfile
-from vendors import Absence, Device, Host
+from vendors import Absence, Device, Host, is_known
+
+SLACK_BYTES = 2 << 30  # Primus draws the same line
 
 
 def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
@@ -21,10 +23,7 @@ def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
 
 def link_counts(host: Host) -> dict[str, Any]:
     """What the links of a host counted, by pair; replays cost time and no data, so nobody judges them."""
-    return {
-        f"{link.a}-{link.b}": {"errors": _plain(link.errors), "replays": _plain(link.replays)}
-        for link in host.links
-    }
+    return {f"{link.a}-{link.b}": {"errors": link.errors, "replays": link.replays} for link in host.links}
 
 
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -43,26 +42,52 @@ def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     return found
 
 
+def occupants(device: Device) -> dict[int, str]:
+    """Processes that hold memory of a device: pid -> words. One with none of it is on another device: amdsmi
+    before 10.0 lists every process on every GPU.
+    """
+    if isinstance(device.processes, Absence):
+        return {}
+    return {
+        process.pid: f"{process.pid} {process.name}"
+        for process in device.processes
+        if not is_known(process.memory_bytes) or process.memory_bytes
+    }
+
+
+def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]:
+    """Who came to some devices since the run began, in words; asked while no process of ours is on them."""
+    before = {device.index: device for device in start.devices}
+    leased = {device.index for device in devices}
+    found = []
+    for device in (device for device in now.devices if device.index in leased):
+        early = before[device.index]
+        new = [words for pid, words in occupants(device).items() if pid not in occupants(early)]
+        if new:
+            found.append(f"device {device.index} is shared with {', '.join(new)}")
+        used, first = device.memory_used_bytes, early.memory_used_bytes
+        if is_known(used) and is_known(first) and int(used) > int(first) + SLACK_BYTES:
+            more = (int(used) - int(first)) / 2**30
+            found.append(f"device {device.index} has {more:.1f} GiB more in use than at the start of the run")
+    return found
+
+
 def _state(device: Device) -> dict[str, Any]:
     processes = device.processes
     return {
         "unfit": list(device.throttle.unfit),
         "normal": list(device.throttle.normal),
-        "throttle_reading": _plain(device.throttle.reading),
-        "accumulators": {name: _plain(value) for name, value in device.throttle.accumulators.items()},
-        **{name: _plain(value) for name, value in asdict(device.ecc).items()},
-        "temperature_c": _plain(device.temperature_c),
-        "clock_mhz": _plain(device.clock_mhz),
-        "power_w": _plain(device.power.draw_w),
-        "memory_used_bytes": _plain(device.memory_used_bytes),
+        "throttle_reading": device.throttle.reading,
+        "accumulators": dict(device.throttle.accumulators),
+        **asdict(device.ecc),
+        "temperature_c": device.temperature_c,
+        "clock_mhz": device.clock_mhz,
+        "power_w": device.power.draw_w,
+        "memory_used_bytes": device.memory_used_bytes,
         "processes": str(processes)
         if isinstance(processes, Absence)
         else [process.pid for process in processes],
     }
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Absence) else value
 
 
 def _grew(early: object, late: object) -> bool:

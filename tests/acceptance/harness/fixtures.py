@@ -11,16 +11,17 @@ import pytest
 import vendors
 from harness import launch as launcher
 from harness import leases, models, order
-from harness.check import Check
-from harness.evidence import device_names, evidence, link_counts, newly_unfit
+from harness.check import Check, InvalidRun
+from harness.evidence import SLACK_BYTES, device_names, evidence, link_counts, newly_shared, newly_unfit
 from harness.monitor import Sampler
 from harness.protocols import Launch, OnDevice, RecordMetric
+from harness.readings import machine
 from harness.session import CHECK, AcceptanceSession
 from harness.worker import WorkloadError
 from vendors import Device, Host
 
-CLEAN_SLACK_BYTES = 2 << 30  # a context of another rank of ours; Primus draws the same line
 CLEAN_WAIT_S = 30.0
+GONE_WAIT_S = 10.0  # a process that ended is in the readings for a moment longer
 
 
 @pytest.fixture(scope="session")
@@ -87,13 +88,15 @@ def lease(
         pytest.skip(f"needs {wish.count} devices, {len(acceptance.devices)} visible")
     held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
-    check.before = evidence(acceptance.monitor.read_devices(), held.devices)
-    with _sampled(acceptance, held, check, perf=order.is_performance(request.node)):
+    perf = order.is_performance(request.node)
+    check.before = evidence(_state(acceptance, held, check, perf=perf), held.devices)
+    if check.unfit:
+        check.conclude()
+    with _sampled(acceptance, held, check, perf=perf):
         yield held
-    check.after = evidence(acceptance.monitor.read_devices(), held.devices)
-    problems = newly_unfit(check.before, check.after)
-    if problems:
-        check.unfit.extend(problems)
+    check.after = evidence(_state(acceptance, held, check, perf=perf), held.devices)
+    check.unfit += newly_unfit(check.before, check.after)
+    if check.unfit:
         check.conclude()
 
 
@@ -105,7 +108,7 @@ def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
             "other checks of this run have not ended, so nothing can be said of the whole", pytrace=False
         )
     assert acceptance.host is not None
-    late = acceptance.monitor.read()
+    late = machine(acceptance.monitor.read)
     check.devices = device_names(acceptance.devices)
     for kept, seen in ((check.before, acceptance.host), (check.after, late)):
         kept.update(evidence(seen, acceptance.devices) | {"links": link_counts(seen)})
@@ -162,6 +165,22 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
     return run
 
 
+def _state(acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool) -> Host:
+    """The machine around a check. A figure needs devices of its own: ours are stopped, others are unfit."""
+    if not perf or acceptance.shares_devices:
+        return machine(acceptance.monitor.read_devices)
+    acceptance.worker.stop()
+    assert acceptance.host is not None
+    deadline = time.monotonic() + GONE_WAIT_S
+    while True:
+        seen = machine(acceptance.monitor.read_devices)
+        others = newly_shared(acceptance.host, seen, held.devices)
+        if not others or time.monotonic() > deadline:
+            check.unfit += others
+            return seen
+        time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def _sampled(
     acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool
@@ -174,6 +193,8 @@ def _sampled(
         yield
     finally:
         check.samples = list(sampler.finish())
+        if not check.samples:
+            check.unfit.append(f"the library told nothing while the check ran: {sampler.problem}")
         check.unfit += sorted(
             {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.unfit}
         )
@@ -197,10 +218,13 @@ def _left_behind(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
     assert acceptance.host is not None
     start = {device.index: device.memory_used_bytes for device in acceptance.host.devices}
     deadline = time.monotonic() + CLEAN_WAIT_S
-    while dirty := _dirty(acceptance.monitor.read_devices(), lease, start):
-        if time.monotonic() > deadline:
-            return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
-        time.sleep(1)
+    try:
+        while dirty := _dirty(machine(acceptance.monitor.read_devices), lease, start):
+            if time.monotonic() > deadline:
+                return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
+            time.sleep(1)
+    except InvalidRun as unread:
+        return str(unread)
     return ""
 
 
@@ -212,5 +236,5 @@ def _dirty(host: Host, lease: leases.Lease, start: Mapping[int, Any]) -> list[in
         if device.index in leased
         and isinstance(device.memory_used_bytes, int)
         and isinstance(start.get(device.index), int)
-        and device.memory_used_bytes > start[device.index] + CLEAN_SLACK_BYTES
+        and device.memory_used_bytes > start[device.index] + SLACK_BYTES
     ]

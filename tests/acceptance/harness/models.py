@@ -1,8 +1,9 @@
 """Which product a device is. In: a `Device` and devices.json. Out: its row, or the row that somebody has to
 add.
 
-By PCI id where it is listed, else by architecture, compute units and memory; never by the marketing name,
-which on ROCm depends on a file of ids that containers often lack.
+By PCI id: products of one chip differ in power, links and clocks, and no other figure tells them apart. Where
+AMD's library tells no PCI id, by architecture, compute units and memory; never by the marketing name, which
+on ROCm depends on a file of ids that containers often lack.
 """
 
 import functools
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vendors import Device, VendorName
+from vendors import Device, VendorName, is_known
 
 TABLE = Path(__file__).resolve().parent.parent / "devices.json"
 MEMORY_TOLERANCE = 0.08  # drivers and ECC keep a few per cent; 192 and 256 GB stay apart
@@ -54,11 +55,11 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
 def _fits(candidate: Mapping[str, Any], device: Device) -> bool:
     memory = candidate["memory_bytes"]
     close = abs(device.memory_bytes - memory) <= MEMORY_TOLERANCE * memory
-    if isinstance(device.pci_id, str) and device.pci_id in candidate["pci_ids"]:
-        return close and candidate["arch"] == device.arch
-    units = device.compute_units in (candidate["compute_units"], "N/A")
-    listed = any(device.pci_id in other["pci_ids"] for other in table())
-    return close and not listed and candidate["arch"] == device.arch and units
+    if not close or candidate["arch"] != device.arch:
+        return False
+    if is_known(device.pci_id):
+        return device.pci_id in candidate["pci_ids"]
+    return candidate["vendor"] == "amd" and device.compute_units in (candidate["compute_units"], "N/A")
 
 
 def _observed(vendor: VendorName, device: Device) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A wedged driver hangs inside the library, so the library never runs in this proc
 between readings; after a timeout it is killed and the next reading starts another.
 """
 
-import contextlib
 import os
 import pickle
 import select
@@ -85,6 +84,7 @@ class Monitor:
         if isinstance(answer, VendorAbsentError):
             raise answer
         if isinstance(answer, RuntimeError):
+            self.stop()  # whoever asks again asks a library that was opened anew
             raise MonitorError(str(answer))
         return answer
 
@@ -128,6 +128,7 @@ class Sampler:
         self.monitor = monitor
         self.indices = tuple(indices)
         self.samples: list[Sample] = []
+        self.problem: str | None = None  # what the library last answered instead of a sample
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -143,7 +144,10 @@ class Sampler:
         return tuple(self.samples)
 
     def _run(self) -> None:
-        # The reading after the check says what happened to the library; there is no sample to add here.
-        with contextlib.suppress(MonitorError, VendorAbsentError):
-            while not self._done.wait(self.PERIOD_S):
+        while True:  # at least once, however short the check is
+            try:
                 self.samples.extend(self.monitor.sample(self.indices))
+            except (MonitorError, VendorAbsentError) as error:
+                self.problem = str(error)
+            if self._done.wait(self.PERIOD_S):
+                return

@@ -1,12 +1,15 @@
 """What a reading means for a check. In: a `Reading`. Out: its value, a skip with its reason, or a failure."""
 
+import contextlib
 import threading
 from collections.abc import Callable
+from typing import TypeGuard
 
 import pytest
 
-from harness.monitor import Monitor
-from vendors import Absence, Device, Host, Reading
+from harness.check import InvalidRun
+from harness.monitor import Monitor, MonitorError
+from vendors import Absence, Device, Host, Reading, VendorAbsentError, is_known
 
 
 def only_with(condition: object, reason: str) -> None:
@@ -17,26 +20,66 @@ def only_with(condition: object, reason: str) -> None:
 
 def known(reading: Reading, what: str) -> int | float | str | bool:
     """The value, or the outcome that its absence means here."""
-    if reading is Absence.ALL_ONES:
-        pytest.fail(f"{what}: all ones, so the device did not answer", pytrace=False)
     if isinstance(reading, Absence):
-        pytest.skip(f"{what}: {reading.value}")
+        if reading.is_failure:
+            pytest.fail(_unanswered(reading, what), pytrace=False)
+        pytest.skip(f"{what}: {reading}")
     return reading
 
 
+class Findings:
+    """What is wrong with any device, said before what cannot be read of another: no skip hides a failure."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self.unread: list[str] = []
+
+    def knows(self, reading: Reading, what: str) -> TypeGuard[int | float | str | bool]:
+        """Whether there is a value to judge; what its absence means is kept."""
+        if isinstance(reading, Absence):
+            place = self.wrong if reading.is_failure else self.unread
+            place.append(_unanswered(reading, what) if reading.is_failure else f"{what}: {reading}")
+        return is_known(reading)
+
+    def conclude(self) -> None:
+        """Fail, skip, or return."""
+        if self.wrong:
+            pytest.fail("\n".join(self.wrong), pytrace=False)
+        if self.unread:
+            pytest.skip(self.unread[0])
+
+
 def is_unread(reading: Reading) -> bool:
-    """Nothing was told, which is no fault by itself; all-ones is one."""
-    return isinstance(reading, Absence) and reading is not Absence.ALL_ONES
+    """Nothing was told, which is no fault by itself; all-ones is one, and an error of the library's."""
+    return isinstance(reading, Absence) and not reading.is_failure
 
 
 def differs(reading: Reading, expected: object) -> bool:
-    """Whether a value was told, and another one."""
-    return not isinstance(reading, Absence) and reading != expected
+    """Whether a value was told, and another one, or an error in its place."""
+    return not is_unread(reading) and reading != expected
 
 
 def of(host: Host, device: Device) -> Device:
     """The same device in another reading of the machine."""
     return next(candidate for candidate in host.devices if candidate.uuid == device.uuid)
+
+
+def _unanswered(absence: Absence, what: str) -> str:
+    return f"{what}: {absence}, so " + (
+        "the device did not answer" if absence == Absence.ALL_ONES else "nothing is known of it"
+    )
+
+
+def machine(reading: Callable[[], Host]) -> Host:
+    """A reading of the machine during the run. A library that stumbles is asked again, and then it is the
+    machine that is unfit: nothing was found out about the image.
+    """
+    with contextlib.suppress(MonitorError, VendorAbsentError):
+        return reading()
+    try:
+        return reading()
+    except (MonitorError, VendorAbsentError) as error:
+        raise InvalidRun(f"the library does not tell the machine's state: {error}", pytrace=False) from None
 
 
 def while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
@@ -52,9 +95,12 @@ def while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    while thread.is_alive() or not readings:
-        readings.append(monitor.read_devices())
-        thread.join(0.1)
+    try:
+        while thread.is_alive() or not readings:
+            readings.append(machine(monitor.read_devices))
+            thread.join(0.1)
+    finally:
+        thread.join()
     if failure:
         raise failure[0]
     return readings

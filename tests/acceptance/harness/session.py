@@ -158,6 +158,8 @@ class AcceptanceSession:
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         yield
         if nextitem is None or not order.devices(nextitem) or order.wish(nextitem) != order.wish(item):
+            if not self.shares_devices:  # an idle process of ours is a foreign one to who takes them next
+                self.worker.stop()
             self.keeper.give_back()
 
     @pytest.hookimpl(hookwrapper=True)

@@ -2,29 +2,45 @@
 
 One module per vendor satisfies `Vendor`. Its `read` and `sample` run in a child process with a timeout only
 (`vendors.child`), because a wedged driver hangs inside the library, where no Python timeout reaches.
-A figure that cannot be read is an `Absence`, never a zero: "N/A", not supported, no permission and all-ones
-are four different facts, and a check decides what each of them means for it.
+A figure that cannot be read is an `Absence`, never a zero: "N/A", not supported, no permission, all-ones and
+an error of the library's are different facts, and a check decides what each of them means for it.
 """
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Literal, Protocol, TypeGuard, Union, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeGuard, Union, runtime_checkable
 
 VendorName = Literal["amd", "nvidia", "cpu"]
 VENDORS: tuple[VendorName, ...] = ("amd", "nvidia", "cpu")
 
 
-class Absence(str, Enum):
-    """Why a figure is not there."""
+class Absence(str):
+    """Why a figure is not there: one of four ways of saying nothing, or an error under the library's name."""
 
-    NOT_AVAILABLE = "N/A"  # the library answered N/A: this part has nothing of the kind
-    NOT_SUPPORTED = "not supported"  # the call itself is refused, or the library's release lacks it
-    NO_PERMISSION = "no permission"  # a privileged reader would see it
-    ALL_ONES = "all ones"  # 0xFF..: the device did not answer, or the field was never filled
+    __slots__ = ()
 
-    __str__ = str.__str__
+    NOT_AVAILABLE: ClassVar["Absence"]  # the library answered N/A: this part has nothing of the kind
+    NOT_SUPPORTED: ClassVar["Absence"]  # the call itself is refused, or the library's release lacks it
+    NO_PERMISSION: ClassVar["Absence"]  # a privileged reader would see it
+    ALL_ONES: ClassVar["Absence"]  # 0xFF..: the device did not answer, or the field was never filled
+
+    @classmethod
+    def failed(cls, status: str) -> "Absence":
+        """The library answered an error that is none of the four."""
+        return cls(f"{FAILED}{status}")
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the device or the library should have answered and did not."""
+        return self == Absence.ALL_ONES or self.startswith(FAILED)
+
+
+FAILED = "the library answered "
+Absence.NOT_AVAILABLE = Absence("N/A")
+Absence.NOT_SUPPORTED = Absence("not supported")
+Absence.NO_PERMISSION = Absence("no permission")
+Absence.ALL_ONES = Absence("all ones")
 
 
 # Python 3.10 evaluates this alias at import time, where `Absence` and the built-ins join through Union alone.
@@ -133,8 +149,9 @@ class Link:
     kind: Reading  # "xgmi", "nvlink", "pcie", or an Absence
     # links of that kind that are up, or "up"/"down" where they are not counted
     active: Reading = Absence.NOT_SUPPORTED
-    # faults of both ends: since the driver's start, or since the last reading (`Vendor.LINK_ERRORS_CLEARED`)
+    # faults of both ends: since the driver's start, or where reading sets them to zero since the last reading
     errors: Reading = Absence.NOT_SUPPORTED
+    errors_cleared: bool = False
     replays: Reading = Absence.NOT_SUPPORTED  # packets sent again: time lost, no data
     p2p: Reading = Absence.NOT_SUPPORTED  # True when the library says that each may read the other's memory
 
@@ -150,6 +167,8 @@ class Host:
     driver_runtime: Reading = Absence.NOT_SUPPORTED
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
+    # addresses of devices that were given to us and held by the driver, and that the library does not list
+    unlisted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +213,6 @@ class Vendor(Protocol):
     REFERENCE_PARTITION: Mapping[
         str, str
     ]  # what training figures assume: {"compute": "SPX", "memory": "NPS1"}
-    LINK_ERRORS_CLEARED: bool  # whether reading a link's error count sets it to zero
 
     @staticmethod
     def read() -> Host:
@@ -228,14 +246,20 @@ class Vendor(Protocol):
         """`torch.version.hip` or `.cuda`: which vendor this torch was built for; None when another's."""
 
     @staticmethod
+    def torch_uuid(told: str) -> str:
+        """The library's id of a device in what torch prints as its UUID."""
+
+    @staticmethod
     def driver_problem(host: Host, runtime_version: str) -> str | None:
         """Why this driver is outside the runtime's support window (with the rule's source), or None."""
 
 
 def added(*readings: Reading) -> Reading:
-    """The sum of counts, or the first reason why there is none."""
+    """The sum of counts, or why there is none: an error before what is merely not there."""
     absent = [reading for reading in readings if isinstance(reading, Absence)]
-    return absent[0] if absent else sum(int(reading) for reading in readings)
+    if absent:
+        return max(absent, key=lambda absence: absence.is_failure)
+    return sum(int(reading) for reading in readings)
 
 
 def module(name: str) -> Vendor:

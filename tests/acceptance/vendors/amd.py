@@ -3,6 +3,7 @@
 Proven over AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, never yet on AMD hardware: docs/amd.md.
 """
 
+import itertools
 import os
 import re
 import time
@@ -26,15 +27,14 @@ from vendors import (
     amd_links,
     is_known,
 )
-from vendors.amd_library import ask, open_library, reading, version
-from vendors.container import device_node, locked_memory, shared_memory
+from vendors.amd_library import ask, demand, open_library, reading, version
+from vendors.container import device_node, held_by_none, locked_memory, shared_memory
 
 NAME: VendorName = "amd"
 VISIBILITY = "ROCR_VISIBLE_DEVICES"  # the first filter; HIP_ and CUDA_VISIBLE_DEVICES number what it leaves
 PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
-LINK_ERRORS_CLEARED = True  # the kernel clears its error status on every reading
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
 
@@ -58,7 +58,8 @@ _last: dict[int, amd_device.Metrics] = {}  # metrics of the sample before, in th
 def read() -> Host:
     """Everything amdsmi tells of the visible devices. Raises `VendorAbsentError`."""
     host, smi = read_devices(), open_library()
-    ends = [amd_links.end(smi, handle) for handle in ask(smi, "amdsmi_get_processor_handles")]
+    handles = demand(smi, "amdsmi_get_processor_handles")
+    ends = {device.index: amd_links.end(smi, handles[device.index], device) for device in host.devices}
     pairs = [(a, b) for number, a in enumerate(host.devices) for b in host.devices[number + 1 :]]
     return replace(host, links=tuple(amd_links.link(smi, ends, a, b) for a, b in pairs))
 
@@ -67,7 +68,7 @@ def read_devices() -> Host:
     """The same without links, whose error counts a reading would clear before anybody judges them."""
     _require_nodes()
     smi = open_library()
-    handles = ask(smi, "amdsmi_get_processor_handles")
+    handles = demand(smi, "amdsmi_get_processor_handles")
     earlier = [amd_device.metrics_of(smi, handle) for handle in handles]
     time.sleep(METRICS_PERIOD_S)
     every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
@@ -83,7 +84,7 @@ def read_devices() -> Host:
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
     """Clock, power, temperature, and what grew since the sample before."""
     smi = open_library()
-    handles = ask(smi, "amdsmi_get_processor_handles")
+    handles = demand(smi, "amdsmi_get_processor_handles")
     samples = []
     for index in indices:
         metrics = amd_device.metrics_of(smi, handles[index])
@@ -96,15 +97,16 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
 def listen() -> Iterator[Event | None] | Absence:
     """Page faults, resets and hangs of the visible devices, as the KFD reports them."""
     smi = open_library()
-    handles = ask(smi, "amdsmi_get_processor_handles")
+    handles = demand(smi, "amdsmi_get_processor_handles")
     return amd_events.listen(smi, {device.index: handles[device.index] for device in read_devices().devices})
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
     """By unique id, which no renumbering can mistake; HIP then numbers what ROCr left."""
     numbered = ",".join(str(number) for number in range(len(devices)))
+    order = list(amd_kernel.topology())
     shown = ",".join(
-        device.uuid if device.uuid.startswith("GPU-") else str(device.index) for device in devices
+        device.uuid if device.uuid.startswith("GPU-") else str(order.index(device.bdf)) for device in devices
     )
     return {VISIBILITY: shown, "HIP_VISIBLE_DEVICES": numbered, "CUDA_VISIBLE_DEVICES": numbered}
 
@@ -115,7 +117,7 @@ def requirements() -> tuple[Requirement, ...]:
     nodes = (amd_kernel.DEV / "kfd", *(amd_kernel.render_nodes() or (amd_kernel.DEV / "dri/renderD128",)))
     return (
         *(device_node(node, start) for node in nodes),
-        *(_unheld(bdf) for bdf in amd_kernel.unheld()),
+        *(held_by_none(bdf, "amdgpu") for bdf in amd_kernel.unheld()),
         shared_memory(SHM_BYTES),
         locked_memory(MEMLOCK_BYTES),
     )
@@ -126,6 +128,11 @@ def torch_runtime() -> str | None:
     import torch
 
     return torch.version.hip
+
+
+def torch_uuid(told: str) -> str:
+    """HIP's is the unique id in 16 letters, whose bytes torch prints as those of a UUID (ROCm/ROCm#4203)."""
+    return f"GPU-{bytes.fromhex(told.replace('-', '')).decode('ascii', 'replace')}"
 
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:
@@ -155,16 +162,6 @@ def _require_nodes() -> None:
         raise VendorAbsentError(f"{told}; expected {closed[0].expected}: {closed[0].next_step}")
 
 
-def _unheld(bdf: str) -> Requirement:
-    return Requirement(
-        name=f"driver of {bdf}",
-        ok=False,
-        got="on the PCI bus, held by no driver: this GPU is missing from every list",
-        expected="held by amdgpu",
-        next_step=f"look for {bdf} in dmesg; a reset or a cold boot brings it back, or it is broken",
-    )
-
-
 def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
     if not handles:
         return Absence.NOT_AVAILABLE
@@ -181,9 +178,27 @@ def _rocm(smi: Any) -> Reading:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """What the user restricted this process to: the library itself does not look at the variable."""
-    chosen = os.environ.get(VISIBILITY)
-    if chosen is None:
-        return list(devices)
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return [device for device in devices if str(device.index) in names or device.uuid in names]
+    """What the user restricted this process to: the library itself looks at no variable.
+
+    ROCr numbers by the KFD's order, and HIP what ROCr left.
+    """
+    order = list(amd_kernel.topology())
+    shown = sorted(devices, key=lambda device: order.index(device.bdf) if device.bdf in order else len(order))
+    for chosen in (os.environ.get(VISIBILITY), _chosen_of_hip()):
+        if chosen is not None:
+            shown = _named(shown, [name.strip() for name in chosen.split(",")])
+    return [device for device in devices if device in shown]
+
+
+def _chosen_of_hip() -> str | None:
+    """HIP looks at CUDA's variable where its own is not set."""
+    return os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _named(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
+    """By number or unique id, up to the first name of no device, where both runtimes stop."""
+    known = {
+        **{str(number): device for number, device in enumerate(devices)},
+        **{device.uuid: device for device in devices},
+    }
+    return [known[name] for name in itertools.takewhile(known.__contains__, names)]

@@ -19,7 +19,7 @@ from vendors import (
     amd_kernel,
     is_known,
 )
-from vendors.amd_library import ask, field, member, reading, rows
+from vendors.amd_library import ask, demand, field, member, reading, rows
 from vendors.amd_throttle import Metrics, throttle
 
 GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
@@ -27,7 +27,7 @@ GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s 
 
 def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
     """Everything about one GPU; `earlier` are its metrics of a moment ago, against which throttling shows."""
-    bdf = str(ask(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
+    bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     asic = ask(smi, "amdsmi_get_gpu_asic_info", handle)
     node = amd_kernel.topology().get(bdf, {})
     metrics = metrics_of(smi, handle)
@@ -39,7 +39,7 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
         name=str(field(asic, "market_name")),
         arch=_first(field(asic, "target_graphics_version"), amd_kernel.architecture(node)),
         compute_units=_units(asic, node),
-        memory_bytes=int(ask(smi, "amdsmi_get_gpu_memory_total", handle, vram)),
+        memory_bytes=int(demand(smi, "amdsmi_get_gpu_memory_total", handle, vram)),
         memory_used_bytes=reading(ask(smi, "amdsmi_get_gpu_memory_usage", handle, vram)),
         pci_id=_pci_id(asic),
         firmware=_firmware(smi, handle),
@@ -59,7 +59,7 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
 
 def sample(smi: Any, handle: Any, index: int, metrics: Metrics, earlier: Metrics) -> Sample:
     """What moves under load."""
-    held = throttle(str(ask(smi, "amdsmi_get_gpu_device_bdf", handle)).lower(), metrics, earlier)
+    held = throttle(str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower(), metrics, earlier)
     return Sample(
         index=index,
         clock_mhz=_clock(smi, handle, metrics),

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vendors import Absence, Reading, VendorAbsentError
+from vendors import Absence, Reading, VendorAbsentError, is_known
 
 # Where packages put the module when it is not on Python's path: ROCm's own, then Debian 13's.
 MODULE_FOLDERS = ("/opt/rocm/share/amd_smi", "/usr/share/amd_smi")
 ALL_ONES = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
-# A status of the library -> what it means for one figure. Any other status is a fault and is raised.
+# A status of the library -> what it means for one figure. Any other is an absence under its own name, because
+# real parts refuse single figures in ways that no list foresees (ROCm/rocm-systems#11468).
 ABSENCES = {
     "AMDSMI_STATUS_NOT_SUPPORTED": Absence.NOT_SUPPORTED,
     "AMDSMI_STATUS_NOT_YET_IMPLEMENTED": Absence.NOT_SUPPORTED,
@@ -25,6 +26,16 @@ ABSENCES = {
     "AMDSMI_STATUS_NO_DATA": Absence.NOT_AVAILABLE,
     "AMDSMI_STATUS_NOT_FOUND": Absence.NOT_AVAILABLE,
 }
+# The device, its driver or the library is gone, and with it every other figure: raised.
+GONE = (
+    "AMDSMI_STATUS_INIT_ERROR",
+    "AMDSMI_STATUS_NOT_INIT",
+    "AMDSMI_STATUS_FAIL_LOAD_MODULE",
+    "AMDSMI_STATUS_FAIL_LOAD_SYMBOL",
+    "AMDSMI_STATUS_DRIVER_NOT_LOADED",
+    "AMDSMI_STATUS_AMDGPU_RESTART_ERR",
+    "AMDSMI_STATUS_TIMEOUT",
+)
 
 
 @functools.cache
@@ -46,6 +57,14 @@ def ask(smi: Any, call: str, *arguments: object) -> Any:
     return answer(smi, function, *arguments)
 
 
+def demand(smi: Any, call: str, *arguments: object) -> Any:
+    """The answer of a call without which there is no device. Raises `LookupError` where it has none."""
+    found = ask(smi, call, *arguments)
+    if is_known(found):
+        return found
+    raise LookupError(f"{call}: {found}")
+
+
 def answer(smi: Any, function: Callable[..., Any], *arguments: object) -> Any:
     """The same of a function that was found already."""
     try:
@@ -55,10 +74,17 @@ def answer(smi: Any, function: Callable[..., Any], *arguments: object) -> Any:
             )  # asked for only where the newer call is not there
             return function(*arguments)
     except smi.AmdSmiLibraryException as error:
-        for status, absence in ABSENCES.items():
-            if error.get_error_code() == getattr(smi.amdsmi_wrapper, status, None):
-                return absence
-        raise
+        status = _status(smi, error.get_error_code())
+        if status in GONE:
+            raise
+        return ABSENCES.get(status, Absence.failed(status))
+
+
+def _status(smi: Any, code: int) -> str:
+    """The name of an error's number."""
+    names = (name for name in vars(smi.amdsmi_wrapper) if name.startswith("AMDSMI_STATUS_"))
+    found = (name for name in names if getattr(smi.amdsmi_wrapper, name) == code)
+    return next(found, f"status {code}")
 
 
 def reading(value: object) -> Reading:

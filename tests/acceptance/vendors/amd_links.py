@@ -1,11 +1,16 @@
 """xGMI between AMD GPUs as amdsmi sees it. In: the opened module and handles. Out: a `Link` for a pair."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vendors import Absence, Device, Link, Reading, added, is_known
-from vendors.amd_library import ask, member, reading
+from vendors.amd_library import ask, field, member, reading
+
+# MI300 and later have the file of the error status, and reading it fails (EINVAL; ROCm/rocm-systems#11468):
+# their link errors are those that RAS counts, which no reading clears.
+COUNTED_BY_RAS = ("gfx94", "gfx95")
+RAS_COUNTS = ("uncorrectable_count", "correctable_count")
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,7 @@ class End:
     handle: Any
     states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
     errors: Reading
+    errors_cleared: bool
 
     def state(self, peer: str) -> Reading:
         if isinstance(self.states, Absence):
@@ -22,12 +28,14 @@ class End:
         return self.states.get(peer, Absence.NOT_AVAILABLE)
 
 
-def end(smi: Any, handle: Any) -> End:
+def end(smi: Any, handle: Any, device: Device) -> End:
     """Read one device's half."""
-    return End(handle, _link_states(smi, handle), _link_errors(smi, handle))
+    counted = device.arch.startswith(COUNTED_BY_RAS)
+    errors = _ras_errors(smi, handle) if counted else _error_status(smi, handle)
+    return End(handle, _link_states(smi, handle), errors, errors_cleared=not counted)
 
 
-def link(smi: Any, ends: Sequence[End], a: Device, b: Device) -> Link:
+def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
     """Join two halves."""
     one, other = ends[a.index], ends[b.index]
     states = [one.state(b.bdf), other.state(a.bdf)]
@@ -38,6 +46,7 @@ def link(smi: Any, ends: Sequence[End], a: Device, b: Device) -> Link:
         kind=_kind(smi, one.handle, other.handle),
         active="down" if "down" in known else known[0] if known else states[0],
         errors=added(one.errors, other.errors),
+        errors_cleared=one.errors_cleared or other.errors_cleared,
         p2p=reading(ask(smi, "amdsmi_is_P2P_accessible", one.handle, other.handle)),
     )
 
@@ -58,14 +67,21 @@ def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:
     """By peer: link i of the status is link i of the metrics, which names where it leads."""
     status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
     metrics = ask(smi, "amdsmi_get_link_metrics", handle)
-    if isinstance(status, Absence) or isinstance(metrics, Absence):
-        return Absence.NOT_SUPPORTED
+    absent = [answer for answer in (status, metrics) if isinstance(answer, Absence)]
+    if absent:
+        return next((answer for answer in absent if answer.is_failure), Absence.NOT_SUPPORTED)
     words: Mapping[str, Reading] = {"U": "up", "D": "down", "X": Absence.NOT_AVAILABLE}
     pairs = zip(status["status"], metrics["links"], strict=False)
     return {str(link["bdf"]).lower(): words.get(letter, f"state {letter}") for letter, link in pairs}
 
 
-def _link_errors(smi: Any, handle: Any) -> Reading:
+def _ras_errors(smi: Any, handle: Any) -> Reading:
+    """Of the links' own RAS block; a correctable one is a bit error rate above its bound (mce_amd.c)."""
+    counts = ask(smi, "amdsmi_get_gpu_ecc_count", handle, member(smi, "AmdSmiGpuBlock.XGMI_WAFL"))
+    return added(*(field(counts, name) for name in RAS_COUNTS))
+
+
+def _error_status(smi: Any, handle: Any) -> Reading:
     """0, 1 or 2 for none, one, several: the kernel keeps no more, and clears it on this reading."""
     answer = ask(smi, "amdsmi_gpu_xgmi_error_status", handle)
     if isinstance(answer, Absence):

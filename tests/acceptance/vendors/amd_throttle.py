@@ -36,7 +36,8 @@ def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
         )
     reasons = amd_kernel.throttles(bdf)
     if reasons is None:
-        return Throttle(reading=Absence.NOT_SUPPORTED)
+        failed = isinstance(metrics, Absence) and metrics.is_failure
+        return Throttle(reading=metrics if failed else Absence.NOT_SUPPORTED)
     return Throttle(unfit=reasons[0], normal=reasons[1], reading="indep_throttle_status")
 
 

@@ -51,3 +51,14 @@ def device_node(path: Path, next_step: str) -> Requirement:
         expected=f"readable and writable by uid {os.getuid()}, groups {groups}",
         next_step=next_step,
     )
+
+
+def held_by_none(bdf: str, driver: str) -> Requirement:
+    """A GPU of the bus that its driver should hold."""
+    return Requirement(
+        name=f"driver of {bdf}",
+        ok=False,
+        got="on the PCI bus, held by no driver: this GPU is missing from every list",
+        expected=f"held by {driver}",
+        next_step=f"look for {bdf} in dmesg; a reset or a cold boot brings it back, or it is broken",
+    )

@@ -25,7 +25,6 @@ FOREIGN_RUNTIMES = (
     "libhsa-runtime64",
 )
 REFERENCE_PARTITION: Mapping[str, str] = {}
-LINK_ERRORS_CLEARED = False
 SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little
 
 
@@ -81,6 +80,11 @@ def requirements() -> tuple[Requirement, ...]:
 def torch_runtime() -> str | None:
     """No runtime: a CPU build has neither CUDA nor HIP."""
     return None
+
+
+def torch_uuid(told: str) -> str:
+    """torch has no name for a CPU."""
+    return told
 
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:

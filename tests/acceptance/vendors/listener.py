@@ -23,7 +23,7 @@ def main() -> None:
         try:
             events = vendors.module(name).listen()
             if isinstance(events, Absence):
-                _write(file, {"absence": events.value})
+                _write(file, {"absence": events})
                 return
             _write(file, {"listening": os.getpid()})
             _follow(events, parent, file)

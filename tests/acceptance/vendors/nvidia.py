@@ -17,11 +17,12 @@ from vendors import (
     Sample,
     VendorName,
     is_known,
+    nvidia_bus,
     nvidia_device,
     nvidia_events,
     nvidia_links,
 )
-from vendors.container import device_node, locked_memory, shared_memory
+from vendors.container import device_node, held_by_none, locked_memory, shared_memory
 from vendors.nvidia_library import ask, open_library, text
 
 NAME: VendorName = "nvidia"
@@ -29,7 +30,6 @@ VISIBILITY = "CUDA_VISIBLE_DEVICES"
 PEER_LINK = "nvlink"
 FOREIGN_RUNTIMES = ("libamdhip64", "librccl", "libhsa-runtime64")
 REFERENCE_PARTITION: Mapping[str, str] = {"mig": "disabled"}
-LINK_ERRORS_CLEARED = False  # they count from the driver's start
 
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # the defaults of AMD's preflight serve both vendors
 
@@ -61,6 +61,7 @@ def read_devices() -> Host:
         driver=text(nvml, nvml.nvmlSystemGetDriverVersion),
         driver_runtime=_cuda_of_driver(nvml),
         devices=tuple(shown),
+        unlisted=nvidia_bus.unlisted({device.bdf for device in every}),
     )
 
 
@@ -83,12 +84,13 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def requirements() -> tuple[Requirement, ...]:
-    """The control nodes and each GPU's, shared memory, locked memory."""
+    """The control nodes and each GPU's, every GPU of the bus held by a driver, shared and locked memory."""
     start = "start the container with --gpus all, or pass /dev/nvidia* as --device"
     gpus = sorted(path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
     nodes = (Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm"), *gpus)
     return (
         *(device_node(path, start) for path in nodes),
+        *(held_by_none(bdf, "nvidia") for bdf in nvidia_bus.unheld()),
         shared_memory(SHM_BYTES),
         locked_memory(MEMLOCK_BYTES),
     )
@@ -99,6 +101,11 @@ def torch_runtime() -> str | None:
     import torch
 
     return torch.version.cuda
+
+
+def torch_uuid(told: str) -> str:
+    """torch leaves out the prefix."""
+    return f"GPU-{told.removeprefix('GPU-')}"
 
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:

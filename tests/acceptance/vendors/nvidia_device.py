@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vendors import Absence, Device, Ecc, PcieLink, Power, Process, Reading, Sample, Throttle
+from vendors.nvidia_fabric import fabric
 from vendors.nvidia_library import ask, reading, text
 
 # Bits of the clocks-event reasons. A power cap is how a GEMM runs on every healthy H100 and H200.
@@ -17,7 +18,6 @@ UNFIT_REASONS = {
     0x80: "power brake",
 }
 NORMAL_REASONS = {0x01: "idle", 0x02: "application clocks", 0x04: "software power cap", 0x10: "sync boost"}
-FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 RECOVERY_ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain peer-to-peer", 4: "drain and reset"}
 
 
@@ -47,7 +47,7 @@ def device(nvml: Any, handle: Any, index: int) -> Device:
         processes=_processes(nvml, handle),
         numa_node=_numa_node(_bdf(str(reading(pci.busId)))),
         recovery_action=_recovery(nvml, handle),
-        fabric=_fabric(nvml, handle),
+        fabric=fabric(nvml, handle),
     )
 
 
@@ -166,22 +166,6 @@ def _recovery(nvml: Any, handle: Any) -> Reading:
         return Absence.NOT_SUPPORTED
     action = int(values[0].value.uiVal)
     return RECOVERY_ACTIONS.get(action, f"action {action}")
-
-
-def _fabric(nvml: Any, handle: Any) -> Reading:
-    """Only boards behind NVSwitch have one; an H200 without it says "not supported"."""
-    if not hasattr(nvml, "c_nvmlGpuFabricInfo_t"):
-        return Absence.NOT_SUPPORTED
-    info = nvml.c_nvmlGpuFabricInfo_t()
-    from ctypes import byref
-
-    answer = ask(nvml, "nvmlDeviceGetGpuFabricInfo", handle, byref(info))
-    if isinstance(answer, Absence):
-        return answer
-    if info.state == 0:
-        return Absence.NOT_SUPPORTED
-    state = FABRIC_STATES.get(info.state, f"state {info.state}")
-    return state if info.status == 0 else f"{state}, status {info.status}"
 
 
 def sample(nvml: Any, handle: Any, index: int) -> Sample:

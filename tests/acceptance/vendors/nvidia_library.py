@@ -1,7 +1,8 @@
 """nvidia-ml-py: opened, asked, its ways of saying nothing told apart. In: a call. Out: its answer.
 
 Names are those of nvidia-ml-py 12 and 13; a call that the installed release or the driver lacks is an
-`Absence`, and an error that is no absence (a lost GPU, a broken driver) is raised.
+`Absence`, as is an error of one figure, under its own name; what says that the GPU, its driver or the
+library is gone is raised.
 """
 
 import functools
@@ -11,6 +12,16 @@ from typing import Any
 from vendors import Absence, Reading, VendorAbsentError
 
 ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+# The GPU, its driver or the library is gone, and with it every other figure.
+GONE = (
+    "NVML_ERROR_UNINITIALIZED",
+    "NVML_ERROR_DRIVER_NOT_LOADED",
+    "NVML_ERROR_TIMEOUT",
+    "NVML_ERROR_LIBRARY_NOT_FOUND",
+    "NVML_ERROR_GPU_IS_LOST",
+    "NVML_ERROR_RESET_REQUIRED",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+)
 
 
 @functools.cache
@@ -48,9 +59,14 @@ def _absence(nvml: Any, error: Any) -> Absence:
         nvml.NVML_ERROR_NO_DATA: Absence.NOT_AVAILABLE,  # as seen while processes began and ended
         nvml.NVML_ERROR_INVALID_ARGUMENT: Absence.NOT_AVAILABLE,  # as for a link number that the part lacks
     }
-    if error.value in known:
-        return known[error.value]
-    raise error  # the GPU is lost, needs a reset, or the driver is broken: never an ordinary absence
+    if error.value in {getattr(nvml, name, None) for name in GONE}:
+        raise error
+    return known.get(error.value, Absence.failed(_name(nvml, error.value)))
+
+
+def _name(nvml: Any, code: int) -> str:
+    names = (name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == code)
+    return next(names, f"NVML error {code}")
 
 
 def reading(answer: Any) -> Any:

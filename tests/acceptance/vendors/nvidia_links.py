@@ -54,5 +54,6 @@ def _active_links(nvml: Any, handle: Any) -> int:
 def _count(nvml: Any, handle: Any, kind: int) -> Reading:
     """The sum over the links that a part has."""
     counts = [ask(nvml, "nvmlDeviceGetNvLinkErrorCounter", handle, link, kind) for link in range(MAX_LINKS)]
+    failed = [count for count in counts if isinstance(count, Absence) and count.is_failure]
     known = [count for count in counts if not isinstance(count, Absence)]
-    return sum(known) if known else counts[0]
+    return failed[0] if failed else sum(known) if known else counts[0]

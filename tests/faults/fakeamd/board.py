@@ -7,7 +7,7 @@ Formats: the kernel's amdgpu documentation and sources; values are made up (docs
 from fakeamd import kfd
 from fakeamd.products import Product
 from fakeamd.states import HostState
-from fakeamd.tree import Link, Tree
+from fakeamd.tree import Link, Refusing, Tree
 
 USED_BYTES = 297795584
 RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl", "pcie_bif", "hdp")
@@ -113,7 +113,7 @@ def _xgmi(state: HostState, gpu: int) -> Tree:
         for port, other in enumerate(peers)
     ]
     return {
-        "xgmi_error": "0",
+        "xgmi_error": Refusing() if state.product.link_status_refused else "0",
         "xgmi_device_id": f"{kfd.UNIQUE_ID + gpu:x}",
         "xgmi_physical_id": str(gpu),
         "xgmi_num_hops": "41",

@@ -28,6 +28,7 @@ class Product:
     partitions: tuple[str, ...] = ("SPX", "DPX", "QPX", "CPX")
     memory_modes: tuple[str, ...] = ("NPS1", "NPS4")
     dies_per_module: int = 1
+    link_status_refused: bool = True  # xgmi_error is there and cannot be read (ROCm/rocm-systems#11468)
 
     @property
     def memory_bytes(self) -> int:
@@ -95,4 +96,5 @@ MI250 = Product(
     partitions=(),  # MI200 cannot be partitioned: the files do not exist
     memory_modes=(),
     dies_per_module=2,
+    link_status_refused=False,
 )

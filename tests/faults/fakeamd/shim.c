@@ -4,6 +4,7 @@
  *       permissions, so they are checked first, as the kernel would.
  * ioctl: answers by device number, from GPU_FOLDER/<minor & 127>, a text file of "name value" lines that the fixture
  *       writes beside the sysfs; what the KFD reports is in GPU_FOLDER/event-<gpu id>. Everything else goes to the kernel.
+ * read: fails with EINVAL on a file with the sticky bit, as the driver does where it offers a file that it cannot serve.
  * getrlimit: locked memory is unlimited.
  *
  * build: gcc -shared -fPIC -O2 -Wall -Wextra -Werror -I<rootfs>/usr/include/libdrm -o shim.so shim.c
@@ -61,6 +62,17 @@ int openat(int folder, const char *path, int flags, ...) { return open_at(folder
 int openat64(int folder, const char *path, int flags, ...) { return open_at(folder, path, flags, MODE(flags)); }
 int __open_2(const char *path, int flags) { return open_at(AT_FDCWD, path, flags, 0); }
 int __open64_2(const char *path, int flags) { return open_at(AT_FDCWD, path, flags, 0); }
+
+/* ---- read ---- */
+
+ssize_t read(int descriptor, void *target, size_t size) {
+  struct stat file;
+  if (!fstat(descriptor, &file) && S_ISREG(file.st_mode) && file.st_mode & S_ISVTX) {
+    errno = EINVAL;
+    return -1;
+  }
+  return syscall(SYS_read, descriptor, target, size);
+}
 
 /* ---- the locked memory that a GPU host grants, and that this one may not be allowed to raise ---- */
 

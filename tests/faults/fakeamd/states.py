@@ -65,7 +65,7 @@ def _one(product: Product, name: str, gpu: int, change: Change) -> HostState:
     return HostState(name=name, product=product, changes={gpu: change})
 
 
-def _umc(uncorrectable: int = 0, correctable: int = 0, deferred: int = 0) -> str:
+def _errors(uncorrectable: int = 0, correctable: int = 0, deferred: int = 0) -> str:
     return f"ue: {uncorrectable}\nce: {correctable}\nde: {deferred}"
 
 
@@ -83,9 +83,9 @@ FAULTS = (
     HostState(
         name="ecc-during-run",
         product=MI300X,
-        counting=(Counting(gpu=3, path="ras/umc_err_count", text=_umc(2, 17, 1), after_s=0.1),),
+        counting=(Counting(gpu=3, path="ras/umc_err_count", text=_errors(2, 17, 1), after_s=0.1),),
     ),
-    _one(MI300X, "ecc-before-run", 3, Change(files={"ras/umc_err_count": _umc(2, 17, 1)})),
+    _one(MI300X, "ecc-before-run", 3, Change(files={"ras/umc_err_count": _errors(2, 17, 1)})),
     _one(
         MI300X,
         "pcie-x8",
@@ -100,7 +100,12 @@ FAULTS = (
             2: Change(metrics={"xgmi_link_status": [1, 1, 0, 1, 1, 1, 1, 0xFFFF]}),
         },
     ),
-    _one(MI300X, "xgmi-error", 3, Change(files={"xgmi_error": "1"})),
+    HostState(
+        name="xgmi-error",
+        product=MI300X,
+        counting=(Counting(gpu=3, path="ras/xgmi_wafl_err_count", text=_errors(0, 2, 0), after_s=0.1),),
+    ),
+    _one(MI250, "xgmi-error-mi250", 3, Change(files={"xgmi_error": "1"})),
     HostState(name="page-fault", product=MI300X, reports={3: "1 1089:python3"}),
     HostState(name="reset", product=MI300X, reports={5: "3 2"}),
     HostState(name="pcie-pair", product=MI300X, pairs={(2, 5): "pcie"}),

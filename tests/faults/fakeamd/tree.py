@@ -23,7 +23,12 @@ class Fifo:
     """A file that nobody ever answers: opening it blocks for good, as a wedged driver does."""
 
 
-Entry = str | bytes | Link | Folder | Fifo
+@dataclass(frozen=True)
+class Refusing:
+    """A file that opens and whose reading fails with EINVAL: its sticky bit tells the shim to say so."""
+
+
+Entry = str | bytes | Link | Folder | Fifo | Refusing
 Tree = dict[str, Entry]
 
 
@@ -48,6 +53,9 @@ def write(root: Path, tree: Mapping[str, Entry]) -> None:
                 path.mkdir(exist_ok=True)
             case Fifo():
                 os.mkfifo(path)
+            case Refusing():
+                path.touch()
+                path.chmod(0o1444)
 
 
 def _kernel_form(target: Path, folder: Path) -> str:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 NVML_SUCCESS = 0
 NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 2, 3, 4
 NVML_ERROR_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_FUNCTION_NOT_FOUND = 6, 9, 13
-NVML_ERROR_GPU_IS_LOST = 15
+NVML_ERROR_GPU_IS_LOST, NVML_ERROR_UNKNOWN = 15, 999
 NVML_CLOCK_SM = 1
 NVML_TEMPERATURE_GPU = 0
 NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
@@ -25,6 +25,11 @@ NVML_P2P_CAPS_INDEX_NVLINK = 2
 NVML_P2P_STATUS_OK = 0
 NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY = 0, 1
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW, NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW = 0, 3
+NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY, NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY = 2, 3
+NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY = 4, 3
+NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION = 8
+NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION = 15
 NVML_ERROR_TIMEOUT, NVML_ERROR_NO_DATA = 10, 21
 nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError = 8, 2
 
@@ -34,7 +39,7 @@ HEALTHY = {
     "memory": 143771 << 20, "used": 600 << 20, "vbios": "96.00.AA", "inforom": "G520", "gsp": "580.159.04",
     "mig": 0, "pcie_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "remapped": [0, 0, 0, 0], "reasons": 0, "cap": 700000, "default_cap": 700000, "power": 120000, "clock": 1980,
-    "temperature": 35, "processes": [], "process_name": "python3", "recovery": 0, "fabric_state": 3, "fabric_status": 0, "links": 18,
+    "temperature": 35, "processes": [], "process_name": "python3", "process_memory": 1 << 30, "processes_late": [], "used_late": 0, "recovery": 0, "fabric_state": 3, "fabric_status": 0, "fabric_health": 0x1AA, "links": 18,
     "p2p_read": 0, "p2p_nvlink": 0, "uncorrected_late": 0, "recovering": 0, "replaying": 0, "event_types": 10,
 }  # fmt: skip
 ERRORS = {
@@ -42,6 +47,7 @@ ERRORS = {
     "no_permission": NVML_ERROR_NO_PERMISSION,
     "lost": NVML_ERROR_GPU_IS_LOST,
     "no_data": NVML_ERROR_NO_DATA,
+    "unknown": NVML_ERROR_UNKNOWN,
 }
 
 
@@ -53,6 +59,10 @@ class NVMLError(Exception):
 
 class c_nvmlGpuFabricInfo_t(Structure):
     _fields_ = (("state", c_uint), ("status", c_uint))
+
+
+class c_nvmlGpuFabricInfoV_t(Structure):
+    _fields_ = (("state", c_uint), ("status", c_uint), ("healthMask", c_uint))
 
 
 def value(handle, key):
@@ -86,7 +96,8 @@ def nvmlSystemGetCudaDriverVersion_v2():
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=value(handle, "memory"), used=value(handle, "used"), free=0)
+    used = "used_late" if value(handle, "used_late") and is_late() else "used"
+    return SimpleNamespace(total=value(handle, "memory"), used=value(handle, used), free=0)
 
 
 def nvmlDeviceGetPciInfo(handle):
@@ -114,18 +125,22 @@ def nvmlDeviceGetTotalEccErrors(handle, kind, _counter):
 
 
 def late(handle):
-    """Nothing in the first process that asks, which reads the host before the run; then the count."""
     count = value(handle, "uncorrected_late")
-    if not count:
-        return 0
+    return count if count and is_late() else 0
+
+
+def is_late():
+    """Not in the first process that asks, which reads the host before the run."""
     first = Path(os.environ["STACKCHECK_FAKE_FOLDER"]) / "first-reader"
     if not first.exists():
         first.write_text(str(os.getpid()))
-    return 0 if first.read_text() == str(os.getpid()) else count
+    return first.read_text() != str(os.getpid())
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
-    return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in value(handle, "processes")]
+    late = value(handle, "processes_late")
+    pids = value(handle, "processes") + (late if late and is_late() else [])
+    return [SimpleNamespace(pid=pid, usedGpuMemory=value(handle, "process_memory")) for pid in pids]
 
 
 def nvmlSystemGetProcessName(_pid):
@@ -139,6 +154,11 @@ def nvmlDeviceGetFieldValues(handle, _fields):
 def nvmlDeviceGetGpuFabricInfo(handle, reference):
     reference._obj.state = value(handle, "fabric_state")
     reference._obj.status = value(handle, "fabric_status")
+
+
+def nvmlDeviceGetGpuFabricInfoV(handle, reference):
+    nvmlDeviceGetGpuFabricInfo(handle, reference)
+    reference._obj.healthMask = value(handle, "fabric_health")
 
 
 def nvmlDeviceGetP2PStatus(a, b, cap):
