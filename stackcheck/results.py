@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from stackcheck.errors import ChecksFailedError
+from stackcheck.regular import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,11 +92,15 @@ class Host(_Part):
 
 
 class Selection(_Part):
-    """What pytest was asked for, and how many checks it found and left out."""
+    """What pytest was asked for, how many checks it was to run, and how many it left out.
+
+    `deselected` are those of a later tier, and `dropped` those that anything else took out of this one.
+    """
 
     arguments: tuple[str, ...]
     collected: NonNegativeInt
     deselected: NonNegativeInt
+    dropped: NonNegativeInt = 0
 
 
 class Metric(_Part):
@@ -207,9 +212,9 @@ def json_schema() -> dict[str, object]:
 
 
 def _read(path: Path) -> bytes:
+    """The bytes of a file that the image may have replaced: by a link to the host's own, or by a pipe."""
     try:
-        with path.open("rb") as file:
-            text = file.read(SIZE_LIMIT_BYTES + 1)
+        text = read_regular(path, SIZE_LIMIT_BYTES + 1, follow=False)
     except OSError as error:
         raise ResultError(
             "the suites left no result",
