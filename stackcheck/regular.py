@@ -1,7 +1,7 @@
 """Read a file that somebody else may have put there.
 
-In: a path in a folder that a container, another user or a download wrote to. Out: the bytes of a regular file,
-or an `OSError`: a pipe would be waited for, and a device has no end.
+In: a path in a folder that a container, another user or a download wrote to. Out: the bytes of a regular
+file, or an `OSError`: a pipe would be waited for, and a device has no end.
 """
 
 from __future__ import annotations

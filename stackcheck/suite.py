@@ -1,7 +1,8 @@
 """Run the acceptance suites inside an image, with no more rights than they need.
 
-In: an image, a host, a tier. Out: `build/<name>/run/` with result.json, junit.xml, the container's log and
-run.json (what the suites were told), and the parsed `RunResult`.
+In: an image, a host, a tier. Out: in `build/<name>/` run.json (what the suites were told), container.log and
+`run/` (result.json, junit.xml), and the parsed `RunResult`. The container may write in `run/`, so what is
+read there is foreign, and what the tool writes itself lies beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import inputs, results, vendors
@@ -21,7 +23,7 @@ from stackcheck.engine import Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from stackcheck.engine import Engine
@@ -33,6 +35,9 @@ TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 2
 # NCCL, RCCL and DataLoader workers share buffers through /dev/shm; 64 MiB, Docker's default, is too little.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 CONTAINER_USER = 1000
+# What an image sets for its own users must not choose among the checks, or take their asserts away.
+OWN_PYTHON = {"PYTHONOPTIMIZE": "", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+LAST_LINES = 15
 # pytest's lines with a share done, the suites' own header, and its closing list of failures.
 PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
 
@@ -106,9 +111,10 @@ def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None])
     needs = vendors.module(plan.host.vendor).container_needs()
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
     spec = _container(plan, needs, out, folder)
-    with (folder / "container.log").open("w", encoding="utf-8") as log:
-        code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, report)))
-    result = _read(folder, code, run_id)
+    tail: deque[str] = deque(maxlen=LAST_LINES)
+    with (out / "container.log").open("w", encoding="utf-8") as log:
+        code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, tail, report)))
+    result = _read(folder, code, run_id, tail)
     key = json.dumps(plan.key(), indent=2).encode()
     write_atomically(out / "key.json", (key,), failure=ConfigurationError)
     return result
@@ -135,6 +141,7 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
             **dict(vendors.site_environment()),
             **dict(needs.env),
             **USER_ENV,
+            **OWN_PYTHON,
             "PYTHONDONTWRITEBYTECODE": "1",
         },
         mounts=(
@@ -186,27 +193,29 @@ def _run_file(plan: Plan, run_id: str) -> dict[str, Any]:
     }
 
 
-def _tee(log: Callable[[str], object], report: Callable[[str], None]) -> Callable[[str], None]:
+def _tee(
+    log: Callable[[str], object], tail: deque[str], report: Callable[[str], None]
+) -> Callable[[str], None]:
     """Keep every line; report those that say how far the run is, or what failed."""
 
     def both(line: str) -> None:
         log(line + "\n")
+        tail.append(line)
         if PROGRESS.search(line):
             report(line.replace("../stackcheck/tests/acceptance/", ""))
 
     return both
 
 
-def _read(folder: Path, code: int, run_id: str) -> results.RunResult:
+def _read(folder: Path, code: int, run_id: str, tail: Iterable[str]) -> results.RunResult:
     path = folder / "result.json"
-    if not path.exists():
-        tail = (folder / "container.log").read_text(encoding="utf-8").splitlines()[-15:]
+    if not os.path.lexists(path):
         raise ChecksFailedError(
             "the suites ended without a result",
             where=str(path),
             got=f"exit code {code}; the log ends with:\n    " + "\n    ".join(tail),
             expected="result.json, written from the first check on",
-            next_step=f"read {folder / 'container.log'}",
+            next_step=f"read {folder.with_name('container.log')}",
         )
     result = results.load(path)
     if result.run_id != run_id:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,12 @@ def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
     assert [mount.target for mount in spec.mounts if not mount.read_only] == ["/stackcheck/out"]
 
 
+def test_what_an_image_sets_chooses_no_checks_and_strips_no_asserts(tmp_path: Path) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    names = ("PYTHONOPTIMIZE", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+    assert [spec.env.get(name) for name in names] == ["", "", ""]
+
+
 def test_suites_and_trainers_are_mounted_beside_each_other(tmp_path: Path) -> None:
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     targets = {mount.target: mount.source for mount in spec.mounts}
@@ -95,6 +102,35 @@ def test_a_container_without_a_result_fails_with_its_last_words(tmp_path: Path) 
     with pytest.raises(ChecksFailedError, match="without a result") as caught:
         run(make_plan(tmp_path), tmp_path, answer=lambda _told: None)
     assert "last words" in str(caught.value)
+
+
+def test_the_log_lies_where_the_container_cannot_write(tmp_path: Path) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    (writable,) = [mount.source for mount in spec.mounts if not mount.read_only]
+    assert (tmp_path / "container.log").read_text() == "last words\n"
+    assert not (tmp_path / "container.log").is_relative_to(writable)
+
+
+@pytest.mark.parametrize("what", ["link", "dangling", "device", "pipe", "folder"])
+def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: Path, what: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the host's own words")
+
+    def plant(_told: dict[str, Any]) -> None:
+        path = tmp_path / "run" / "result.json"
+        targets = {"link": secret, "dangling": tmp_path / "nothing", "device": Path("/dev/zero")}
+        if what == "pipe":
+            os.mkfifo(path)
+        elif what == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(targets[what])
+        # What a container did to make stackcheck print a file of the host as the end of its log.
+        (tmp_path / "run" / "container.log").symlink_to(secret)
+
+    with pytest.raises(ChecksFailedError) as caught:
+        run(make_plan(tmp_path), tmp_path, answer=plant)
+    assert "own words" not in str(caught.value)
 
 
 def test_the_result_of_another_run_is_refused(tmp_path: Path) -> None:
