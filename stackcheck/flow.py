@@ -111,7 +111,7 @@ def _published(
 ) -> tuple[str, bool]:
     """Publish unless the same image stands there under a certificate that is still fresh."""
     reference = f"{settings.target}:{subject.name}"
-    public = keys.load_or_create(settings.key).public_key()
+    key = keys.load_or_create(settings.key)
     if may_keep and _still_valid(reference, subject, result, settings):
         return reference, True
     envelopes = signing.sign(subject, result, judged, settings)
@@ -121,8 +121,9 @@ def _published(
             tag=subject.name,
             envelopes=envelopes,
             target=settings.target,
-            public_key=public,
+            public_key=key.public_key(),
             report=report,
+            key=key,
         )
     except RegistryError as error:
         raise _with_a_way_on(error, settings.target) from error

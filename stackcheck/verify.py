@@ -27,6 +27,7 @@ from stackcheck.statement import (
     status,
     subject_digests,
     time_verified,
+    withdrawn,
 )
 
 if TYPE_CHECKING:
@@ -147,12 +148,15 @@ def _check_layout(store: OciLayout, manifest: Manifest) -> None:
 def _standing(
     reference: str, statements: Sequence[Statement], now: dt.datetime, max_age: dt.timedelta
 ) -> list[Statement]:
-    """The PASSED verdicts that count: within the age, and later than every FAILED one."""
+    """The PASSED verdicts that count: within the age, and later than every withdrawal, lifted or not."""
     _check_newest(reference, newest(statements), now, max_age)
-    summaries = [item for item in statements if item.predicate_type == VSA]
-    failed = [time_verified(item) for item in summaries if status(item) == "FAILED"]
-    since = max((now - max_age, *failed))
-    return [item for item in summaries if status(item) == "PASSED" and time_verified(item) >= since]
+    passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
+    since = withdrawn(statements)
+    return [
+        item
+        for item in passed
+        if now - time_verified(item) <= max_age and (since is None or time_verified(item) >= since)
+    ]
 
 
 def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, max_age: dt.timedelta) -> None:

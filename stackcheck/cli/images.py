@@ -172,13 +172,15 @@ def publish_image(
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
+    signing_key = keys.load_or_create(settings.key)
     done = publish.publish(
         image.layout,
         tag=tag,
         envelopes=envelopes,
         target=target,
-        public_key=keys.load_or_create(settings.key).public_key(),
+        public_key=signing_key.public_key(),
         report=Progress(),
+        key=signing_key,
     )
     facts = {
         "reference": str(done.reference),
