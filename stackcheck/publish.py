@@ -12,23 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck import attachments, tags
-from stackcheck.certificate import lifting
+from stackcheck.admission import admit, lifted_by
 from stackcheck.errors import ConfigurationError, PublishError
 from stackcheck.layout import OciLayout
-from stackcheck.oci import IMAGE_MANIFESTS, Manifest, RegistryError
+from stackcheck.oci import Manifest, RegistryError
 from stackcheck.registry import Reference, is_tag, open_store, parse_reference
+from stackcheck.standing import MAX_AGE
 from stackcheck.statement import (
-    VSA,
     Envelope,
-    Statement,
-    evidence,
     facts,
-    newest,
-    not_before,
-    sign,
-    status,
-    subject_digests,
-    withdrawn,
+    time_verified,
 )
 
 if TYPE_CHECKING:
@@ -110,9 +103,17 @@ def release(
     if not is_tag(tag):
         raise ConfigurationError("this is no tag", got=tag, expected="letters, digits, '.', '_' and '-'")
     certified = admit(manifest, envelopes)
+    stack_id = facts(certified)["stackId"]
+    if not tags.names(tag, stack_id):
+        raise PublishError(
+            "the tag is not that of the image's stack",
+            where=f"{store.target}:{tag}",
+            got=f"an image of {stack_id or 'no stack'}",
+            expected=f"the tag {stack_id}" if stack_id else "a tag as `certify` names the image",
+        )
     with store.writing(report):
         known = attachments.read(store, manifest.digest, public_key)
-        envelopes = _lifting(envelopes, certified, known, store.target, key)
+        envelopes = lifted_by(envelopes, certified, known, store.target, key)
         _copy_image(source, manifest, store, report)
         report(f"attaching {len(envelopes)} statements to {manifest.digest}")
         attachments.attach(store, manifest, envelopes, public_key)
@@ -128,36 +129,6 @@ def release(
     )
 
 
-def admit(manifest: Manifest, envelopes: Sequence[Envelope]) -> Statement:
-    """The certificate that lets an image be published: the newest VSA, PASSED, for this very image.
-
-    Raises:
-        PublishError: There is none, it says FAILED, or it is about another image.
-    """
-    if manifest.media_type not in IMAGE_MANIFESTS:
-        raise PublishError("only a single-platform image is published", got=manifest.media_type)
-    (config,) = manifest.descriptors("config") or (None,)
-    latest = newest(envelope.statement for envelope in envelopes)
-    if latest is None:
-        raise PublishError(
-            "the image has no certificate", where=manifest.digest, next_step="stackcheck certify STACK"
-        )
-    if status(latest) != "PASSED":
-        raise PublishError("the newest verdict on the image is FAILED", got=str(facts(latest).get("reasons")))
-    named = (subject_digests(latest), facts(latest)["configDigest"])
-    lost = evidence(latest) - {envelope.statement.digest for envelope in envelopes}
-    if lost:
-        raise PublishError("statements that the certificate names are not there", got=", ".join(sorted(lost)))
-    if config is None or named != ((manifest.digest,), config.digest):
-        raise PublishError(
-            "the certificate is about another image",
-            got=f"manifest {' '.join(named[0])}, config {named[1]}",
-            expected=f"manifest {manifest.digest}, config {config.digest if config else 'none'}",
-            next_step="certify the image that is to be published",
-        )
-    return latest
-
-
 def promote(
     reference: str,
     *,
@@ -165,61 +136,32 @@ def promote(
     public_key: EllipticCurvePublicKey,
     report: Callable[[str], None],
     plain_http: bool = False,
+    now: dt.datetime | None = None,
 ) -> Published:
     """Copy a certified image and its statements, in both forms, to another target; the digest stays.
 
     Raises:
-        PublishError: The image is not certified by this key, or a store failed.
+        PublishError: The image is not certified by this key, or too long ago, or a store failed.
     """
     found = parse_reference(reference)
     source = open_store(found.target, plain_http=plain_http)
     manifest = source.read_manifest(found.name)
     envelopes = attachments.read(source, manifest.digest, public_key)
-    certified = admit(manifest, envelopes)
+    certified = admit(manifest, envelopes, now=now)
+    age = (now or dt.datetime.now(dt.UTC)) - time_verified(certified)
+    if age > MAX_AGE:
+        raise PublishError(
+            "the certificate is too old to be promoted",
+            where=reference,
+            got=f"{age.days} days",
+            expected=f"at most {MAX_AGE.days} days",
+            next_step="certify the image again",
+        )
     tag = tags.floating(found.tag) if found.tag else facts(certified)["stackId"]
     if not tag:
         raise ConfigurationError("name the image by a tag", got=reference, expected=f"{found.target}:TAG")
     store = open_store(target, plain_http=plain_http)
     return release(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
-
-
-def _lifting(
-    envelopes: Sequence[Envelope],
-    certified: Statement,
-    known: Sequence[Envelope],
-    where: str,
-    key: EllipticCurvePrivateKey | None,
-) -> tuple[Envelope, ...]:
-    """The statements, the certificate among them naming the withdrawal that it lifts.
-
-    A run made after the withdrawal lifts it, never an older run that is signed again.
-    """
-    statements = [envelope.statement for envelope in known]
-    withdrawal = withdrawn(statements)
-    if withdrawal is None:
-        return tuple(envelopes)
-    started = dt.datetime.fromisoformat(facts(certified)["run"]["started"])
-    if withdrawal > started:
-        failed = [item for item in statements if item.predicate_type == VSA and status(item) == "FAILED"]
-        reasons = [reason for item in failed for reason in facts(item).get("reasons", ())]
-        raise PublishError(
-            "the image was withdrawn after the run that certifies it",
-            where=where,
-            got=": ".join(filter(None, (withdrawal.isoformat(), "; ".join(reasons)))),
-            expected=f"a run that began later than that, not {started.isoformat()}",
-            next_step="run the suites again: stackcheck certify --force",
-        )
-    if not_before(certified) == withdrawal:
-        return tuple(envelopes)
-    if key is None:
-        raise PublishError(
-            "the image was withdrawn there, and its certificate does not say that it lifts that",
-            where=where,
-            got=withdrawal.isoformat(),
-            next_step=f"publish it there with the signing key: stackcheck publish STACK --to {where}",
-        )
-    lifted = sign(lifting(certified, withdrawal), key)
-    return tuple(lifted if envelope.statement == certified else envelope for envelope in envelopes)
 
 
 def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callable[[str], None]) -> None:

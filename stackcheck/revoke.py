@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck import attachments
+from stackcheck.admission import admit
 from stackcheck.certificate import revocation, sign
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import is_attachment
-from stackcheck.publish import admit
 from stackcheck.registry import open_store, parse_reference
 from stackcheck.statement import newest
 from stackcheck.tags import all_unique, digest_of, is_unique

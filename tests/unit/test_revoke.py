@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import result_files
@@ -95,7 +97,7 @@ def test_what_a_withdrawal_ended_does_not_count_when_a_mirror_attaches_it_again(
 def test_promoting_lifts_no_withdrawal_of_the_target_without_the_signing_key(world: World) -> None:
     image, other = world.image(b"first"), f"oci:{world.folder / 'other'}"
     one = world.publish(image)
-    known = {"public_key": world.key.public_key(), "report": quiet}
+    known: Any = {"public_key": world.key.public_key(), "report": quiet, "now": NOW + 2 * HOUR}
     publish.promote(str(one.reference), target=other, **known)
     world.revoke(f"{other}:{STACK_ID}", now=NOW + HOUR)
     world.publish(image, now=NOW + 2 * HOUR)
