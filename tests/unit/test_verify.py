@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -213,4 +214,34 @@ def test_attestations_of_another_image_do_not_count(dist: Path, image: SmallImag
     for name in (attachments.legacy_tag, lambda digest: digest.replace(":", "-")):
         store.write_manifest(store.read_manifest(name(image.manifest_digest)), name(manifest.digest))
     with pytest.raises(CertificateError, match="no certificate"):
+        verified(dist)
+
+
+@pytest.mark.parametrize("what", ["index.json", "oci-layout", "manifest", "layer", "attestations"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_layout_with_something_else_in_a_file_s_place_is_refused_at_once(
+    dist: Path, what: str, kind: str
+) -> None:
+    store = OciLayout(dist)
+    manifest = store.read_manifest(STACK_ID)
+    attached = store.read_manifest(attachments.legacy_tag(manifest.digest)).descriptors("layers")[0]
+    blobs = {"manifest": manifest, "layer": manifest.descriptors("layers")[0], "attestations": attached}
+    path = store.blob_path(blobs[what].digest) if what in blobs else dist / what
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(CertificateError):
+        verified(dist)
+
+
+def test_a_blob_that_grew_without_end_is_given_up_at_its_size(dist: Path) -> None:
+    store = OciLayout(dist)
+    layer = store.read_manifest(STACK_ID).descriptors("layers")[0]
+    with store.blob_path(layer.digest).open("r+b") as file:
+        file.truncate(2**40)  # a hole: it takes no room, and hours to read
+    with pytest.raises(CertificateError, match="more bytes"):
         verified(dist)
