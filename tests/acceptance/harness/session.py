@@ -8,6 +8,7 @@ import functools
 import json
 import pickle
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,9 +77,7 @@ class AcceptanceSession:
 
     def _begin(self) -> tuple[str, Path, Host | None, str | None]:
         run_id = str(self.told.get("run_id") or uuid.uuid4().hex)
-        folder = self.config.getoption("result_dir") or leases.default_folder().with_name(
-            f"stackcheck-{run_id}"
-        )
+        folder = self.config.getoption("result_dir") or Path(tempfile.gettempdir(), f"stackcheck-{run_id}")
         Path(folder).mkdir(parents=True, exist_ok=True)
         monitor = Monitor(self.vendor)
         try:
