@@ -7,7 +7,6 @@ unchanged, and the outcome says so.
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import time
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,7 @@ from stackcheck.errors import (
 )
 from stackcheck.examine import examine, refusal
 from stackcheck.oci import RegistryError
+from stackcheck.suite import RENEW_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from stackcheck.verdict import Verdict
 
 State = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
-
-# The next `stackcheck images` renews a certificate older than this; `verify` accepts 30 days by default.
-RENEW_AFTER = dt.timedelta(days=7)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -179,7 +179,7 @@ def load(path: Path) -> RunResult:
     Raises:
         ResultError: The file is missing, too large, cut short, not JSON, or not of schema 1.
     """
-    return parse(_read(path), where=str(path))
+    return parse(read(path), where=str(path))
 
 
 def parse(text: bytes, *, where: str = "result.json") -> RunResult:
@@ -211,7 +211,7 @@ def json_schema() -> dict[str, object]:
     return RunResult.model_json_schema(by_alias=True)
 
 
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
     """The bytes of a file that the image may have replaced: by a link to the host's own, or by a pipe."""
     try:
         text = read_regular(path, SIZE_LIMIT_BYTES + 1, follow=False)
