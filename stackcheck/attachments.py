@@ -220,6 +220,6 @@ def _opened(
             else body
         )
         envelope = open_envelope(signed, public_key)
-    except (CertificateError, ValueError, KeyError, TypeError):
+    except (CertificateError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return envelope if digest in subject_digests(envelope.statement) else None

@@ -140,7 +140,16 @@ def describe(
     digest = archive.manifest_digest(layout)
     manifest = archive.read_json(layout, digest)
     config = archive.read_json(layout, manifest["config"]["digest"])
-    history = config.get("history", [])
+    history = config.get("history") or []
+    if len(sizes) != len(history) or len(manifest["layers"]) != sum(
+        not step.get("empty_layer") for step in history
+    ):
+        raise ConfigurationError(
+            "the image's history does not say which step made which layer",
+            where=reference,
+            got=f"{len(history)} steps, {len(manifest['layers'])} layers, {len(sizes)} sizes by the engine",
+            expected="an image whose builder records its history",
+        )
     made = [
         (size, step.get("created_by", ""))
         for size, step in zip(sizes, history, strict=True)

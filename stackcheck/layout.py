@@ -83,7 +83,10 @@ class OciLayout:
             entry = next((item for item in self._entries() if item.digest == name), None)
             body = self._manifest_body(name)
             known = entry.media_type if entry else OCI_MANIFEST
-            return Manifest(media_type=json_object(body, name).get("mediaType") or known, body=body)
+            stated = json_object(body, name).get("mediaType") or known
+            if not isinstance(stated, str):
+                raise RegistryError("a manifest's media type is none", where=name, got=repr(stated)[:200])
+            return Manifest(media_type=stated, body=body)
         entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
         if entry is None:
             raise no_such_tag(name, self.target, self._names())

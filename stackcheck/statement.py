@@ -164,7 +164,7 @@ def _parse(payload: bytes) -> Statement:
             raise ValueError(document["_type"])
         if found.predicate_type == VSA:
             _check_summary(found.predicate)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CertificateError("a signed attestation is malformed", got=repr(error)) from error
     return found
 

@@ -302,3 +302,12 @@ def test_an_image_of_a_stack_that_the_matrix_lacks_is_refused(engine: FakeEngine
     assert done.code == 2
     assert "a stack that the matrix lacks" in done.err
     assert engine.runs == []
+
+
+def test_an_image_whose_history_names_no_layers_is_a_clear_error(
+    engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "step_sizes", lambda _reference: ())
+    done = call(capsys, "test", FOREIGN)
+    assert done.code == 2
+    assert "the image's history does not say" in done.err
