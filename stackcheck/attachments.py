@@ -23,7 +23,15 @@ from stackcheck.oci import (
     compact_json,
 )
 from stackcheck.registry import read_small_blob, write_small_blob
-from stackcheck.statement import VSA, Envelope, open_envelope, status, subject_digests, time_verified
+from stackcheck.statement import (
+    VSA,
+    Envelope,
+    not_before,
+    open_envelope,
+    status,
+    subject_digests,
+    time_verified,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +53,7 @@ def attach(
     """Write envelopes in both forms where they lack, read them back, and start over when that was undone.
 
     FAILED summaries of this key that a newer PASSED one among `envelopes` replaces are taken out, as cosign
-    refuses an image while any of its summaries fails.
+    refuses an image while any of its summaries fails; what they had ended goes with them.
 
     Raises:
         RegistryError: The store refused, or the envelopes are not there after three attempts.
@@ -180,12 +188,15 @@ def _lacking(
 
 
 def _replaced(envelope: Envelope | None, by: Sequence[Envelope]) -> bool:
-    """Whether a FAILED summary is older than a PASSED one that is being written."""
-    if envelope is None or envelope.statement.predicate_type != VSA or status(envelope.statement) == "PASSED":
+    """Whether a PASSED summary being written is newer than a FAILED one, or lifts what ended another."""
+    if envelope is None or envelope.statement.predicate_type != VSA:
         return False
+    moment, failed = time_verified(envelope.statement), status(envelope.statement) == "FAILED"
     passed = [item.statement for item in by if item.statement.predicate_type == VSA]
     passed = [item for item in passed if status(item) == "PASSED"]
-    return any(time_verified(item) > time_verified(envelope.statement) for item in passed)
+    if failed:
+        return any(time_verified(item) > moment for item in passed)
+    return any(lifted > moment for lifted in map(not_before, passed) if lifted)
 
 
 def _legacy(store: Store, digest: str) -> tuple[Manifest, ...]:
@@ -209,6 +220,6 @@ def _opened(
             else body
         )
         envelope = open_envelope(signed, public_key)
-    except (CertificateError, ValueError, KeyError, TypeError):
+    except (CertificateError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return envelope if digest in subject_digests(envelope.statement) else None

@@ -9,9 +9,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from stackcheck import build, vendors
+from stackcheck.errors import ConfigurationError
 from stackcheck.predicates import Provenance
+from stackcheck.stack import STACK_LABEL
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from stackcheck.build import Image
@@ -86,16 +89,42 @@ def of_stack(stack: Stack, image: Image, settings: Settings) -> Candidate:
     )
 
 
-def foreign(image: Image, name: str, matrix: Matrix, settings: Settings) -> Candidate:
-    """An image not built here: the vendor's required checks hold, on any machine; its making is not known."""
-    vendor = settings.vendor or vendors.detect()
+def foreign(
+    image: Image, name: str, matrix: Matrix, settings: Settings, stack: Stack | None = None
+) -> Candidate:
+    """An image by its reference, whose making is not known.
+
+    What it says of itself binds it: one that names a stack is held to that stack's checks and machines. For
+    any other the vendor's required checks hold, on any machine.
+    """
+    vendor = settings.vendor or (stack.vendor if stack else vendors.detect())
     return Candidate(
         name=name,
         image=image,
         vendor=vendor,
-        required=matrix.required[vendor],
-        machines=None,
+        required=stack.required_checks if stack else matrix.required[vendor],
+        machines=stack.tested_on if stack else None,
         provenance=Provenance(
-            parameters={"origin": "not built by this project", "reference": image.reference}
+            parameters={"origin": "not built in this checkout", "reference": image.reference}
         ),
+        experimental=stack.experimental if stack else False,
     )
+
+
+def declared(labels: Mapping[str, str], stacks: Iterable[Stack], reference: str) -> Stack | None:
+    """The stack that an image's label names; None where it names none.
+
+    Raises:
+        ConfigurationError: The matrix has no such stack.
+    """
+    name = labels.get(STACK_LABEL)
+    found = next((stack for stack in stacks if stack.id == name), None)
+    if name and not found:
+        raise ConfigurationError(
+            "the image is of a stack that the matrix lacks",
+            where=reference,
+            got=name,
+            expected="a stack whose checks and machines are known",
+            next_step="stackcheck list",
+        )
+    return found

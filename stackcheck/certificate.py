@@ -44,6 +44,7 @@ __all__ = [
     "Provenance",
     "Statement",
     "certify",
+    "lifting",
     "load_or_create_key",
     "open_envelope",
     "policy_text",
@@ -123,6 +124,13 @@ def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statem
         "verifiedLevels": ["FAILED"],
         CERTIFICATE_FIELD: {**scope, "reasons": [reason], "revoked": True},
     }
+    return Statement(predicate_type=VSA, payload=compact_json(document))
+
+
+def lifting(certified: Statement, withdrawal: dt.datetime) -> Statement:
+    """A PASSED VSA that says which withdrawal it lifts, so that nobody can bring back what that ended."""
+    document = certified.document
+    document["predicate"][CERTIFICATE_FIELD]["notBefore"] = predicates.timestamp(withdrawal)
     return Statement(predicate_type=VSA, payload=compact_json(document))
 
 

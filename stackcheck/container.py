@@ -168,7 +168,7 @@ def _start(container: Container, spec: RunSpec) -> None:
                 where=", ".join(f"{name}={limit}" for name, limit in spec.ulimits.items()),
                 got=str(error.explanation or error),
                 expected="a daemon with CAP_SYS_RESOURCE (not one inside a restricted container)",
-                next_step="leave the limit out: memlock is only needed for RDMA",
+                next_step="use a daemon of the host itself: device checks pin gigabytes of memory",
             ) from error
         raise
 

@@ -80,7 +80,17 @@ def _from_helper(helper: str, host: str) -> Credentials | None:
         if "not found" in done.stdout:  # the protocol's answer for "nobody logged in"
             return None
         raise ConfigurationError("docker's credential helper failed", where=program, got=done.stderr[:200])
-    answer = json.loads(done.stdout)
-    if answer["Username"] == TOKEN_USER:
-        return Credentials(identity_token=answer["Secret"])
-    return Credentials(username=answer["Username"], password=answer["Secret"])
+    try:
+        answer = json.loads(done.stdout)
+        username, secret = str(answer["Username"]), str(answer["Secret"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # its text may hold the secret
+        raise ConfigurationError(
+            "docker's credential helper gave no credentials",
+            where=program,
+            got=type(error).__name__,
+            expected="JSON with Username and Secret",
+            next_step=f"docker login {host}",
+        ) from None
+    if username == TOKEN_USER:
+        return Credentials(identity_token=secret)
+    return Credentials(username=username, password=secret)

@@ -10,10 +10,8 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urljoin
+from typing import IO, TYPE_CHECKING
 
 import requests
 
@@ -40,7 +38,8 @@ if TYPE_CHECKING:
 
 ACCEPT = f"{OCI_MANIFEST}, {OCI_INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
 OK, CREATED, ACCEPTED = 200, 201, 202
-DELETE_UNSUPPORTED = (404, 405)
+LIST_UNSUPPORTED = DELETE_UNSUPPORTED = (404, 405)
+PAGES = 1000  # of tags or referrers
 
 
 class _Body:
@@ -91,7 +90,7 @@ class Repository:
         """Upload a blob in one request, whose bytes are checked on their way out."""
         where = f"{self.target}@{blob.digest}"
         started = self._http.request("POST", f"{self._root}/blobs/uploads/", expected=(202,))
-        location = urljoin(started.url, started.headers.get("Location", ""))
+        location = self._http.next_address(started, started.headers.get("Location", ""))
         self._http.request(
             "PUT",
             location + ("&" if "?" in location else "?") + f"digest={blob.digest}",
@@ -121,11 +120,7 @@ class Repository:
         """The manifest of a tag or digest."""
         url = self._manifest(name)
         response = self._http.request("GET", url, expected=(200,), headers={"Accept": ACCEPT}, stream=True)
-        body = b""
-        for chunk in self._stream(response):
-            body += chunk
-            if len(body) > MANIFEST_LIMIT_BYTES:
-                raise IntegrityError("a manifest is too large to be one", where=url)
+        body = self._http.body(response, MANIFEST_LIMIT_BYTES)
         media_type = response.headers.get("Content-Type", "").partition(";")[0].strip()
         manifest = Manifest(media_type=media_type, body=body)
         stated = name if is_digest(name) else response.headers.get("Docker-Content-Digest", manifest.digest)
@@ -152,27 +147,37 @@ class Repository:
     def referrers(self, digest: str) -> tuple[Descriptor, ...] | None:
         """What the registry's referrers API lists; None where there is no such API."""
         found: list[Descriptor] = []
-        url: str | None = f"{self._root}/referrers/{digest}"
-        while url:
-            response = self._http.request("GET", url, expected=(200, 404, 405))
-            if response.status_code != OK:
+        for page in self._pages(f"{self._root}/referrers/{digest}"):
+            if page is None:
                 return None
-            found += Manifest(media_type=OCI_INDEX, body=response.content).descriptors("manifests")
-            url = _next_page(response)
+            found += page.descriptors("manifests")
         return tuple(found)
 
     def tags(self) -> tuple[str, ...]:
         """Every tag; none when the repository is not there yet."""
         found: list[str] = []
-        url: str | None = f"{self._root}/tags/list"
-        while url:
-            response = self._http.request("GET", url, expected=(200, 404))
-            if response.status_code != OK:
-                break
-            listed = Manifest(media_type="application/json", body=response.content).document.get("tags")
-            found += [str(tag) for tag in listed or ()]
-            url = _next_page(response)
+        for page in self._pages(f"{self._root}/tags/list"):
+            listed = (page.document.get("tags") if page else None) or []
+            if not isinstance(listed, list):
+                raise RegistryError("the registry's list of tags is none", where=self.target, got=str(listed))
+            found += map(str, listed)
         return tuple(found)
+
+    def _pages(self, url: str | None) -> Iterator[Manifest | None]:
+        """The pages of a list; None where the registry has no such list."""
+        seen: set[str] = set()
+        while url:
+            if url in seen or len(seen) == PAGES:
+                raise RegistryError("a list of the registry has no end", where=url, got=f"{len(seen)} pages")
+            seen.add(url)
+            response = self._http.request("GET", url, expected=(200, *LIST_UNSUPPORTED), stream=True)
+            if response.status_code != OK:
+                yield None
+                return
+            body = self._http.body(response, MANIFEST_LIMIT_BYTES)
+            yield Manifest(media_type=OCI_INDEX, body=body)
+            following = response.links.get("next", {}).get("url")
+            url = self._http.next_address(response, following) if following else None
 
     def delete_tag(self, tag: str) -> bool:  # noqa: ARG002  # the protocol's signature
         """Registries delete by digest, which takes the history along; so a tag is left where it is."""
@@ -187,8 +192,8 @@ class Repository:
     def writing(self, report: Callable[[str], None]) -> Iterator[None]:
         """One writer a repository on this host; a registry has no lock, so others show in the read-back."""
         name = hashlib.sha256(self.target.encode()).hexdigest()[:16]
-        path = Path(tempfile.gettempdir()) / f"stackcheck-{os.getuid()}-{name}.lock"
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as lock:
+        path = _lock_folder() / f"{name}.lock"
+        with _opened(path) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -197,9 +202,7 @@ class Repository:
             yield
 
     def _chunks(self, digest: str) -> Iterator[bytes]:
-        return self._stream(self._http.request("GET", self._blob(digest), expected=(200,), stream=True))
-
-    def _stream(self, response: requests.Response) -> Iterator[bytes]:
+        response = self._http.request("GET", self._blob(digest), expected=(200,), stream=True)
         try:
             yield from response.iter_content(CHUNK_BYTES)
         except requests.RequestException as error:
@@ -214,6 +217,21 @@ class Repository:
         return f"{self._root}/manifests/{name}"
 
 
-def _next_page(response: requests.Response) -> str | None:
-    following = response.links.get("next", {}).get("url")
-    return urljoin(response.url, following) if following else None
+def _lock_folder() -> Path:
+    """A folder of this user alone: in /tmp anybody could lay a lock, or a link, in the way."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return (Path(runtime) if runtime else state) / "stackcheck"
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
+    except OSError as error:
+        raise RegistryError(
+            "the lock of a writer cannot be made",
+            where=str(path),
+            got=error.strerror,
+            next_step="name a folder that can be written: XDG_STATE_HOME=FOLDER stackcheck …",
+        ) from error

@@ -72,7 +72,7 @@ def refusal(judged: Verdict, folder: Path) -> StackcheckError:
     shown = "\n    ".join(judged.reasons[:8])
     more = f"\n    … and {len(judged.reasons) - 8} more" if len(judged.reasons) > 8 else ""
     kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError
-    expected, next_step = "every required check passed", f"read {folder / 'run' / 'container.log'}"
+    expected, next_step = "every required check passed", f"read {folder / 'container.log'}"
     if judged.status == "UNFIT" and not judged.invalid:  # no check said so: it is another machine
         expected += ", on a machine that the stack names"
         next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"

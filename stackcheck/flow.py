@@ -7,7 +7,6 @@ unchanged, and the outcome says so.
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import time
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,7 @@ from stackcheck.errors import (
 )
 from stackcheck.examine import examine, refusal
 from stackcheck.oci import RegistryError
+from stackcheck.suite import RENEW_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from stackcheck.verdict import Verdict
 
 State = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
-
-# The next `stackcheck images` renews a certificate older than this; `verify` accepts 30 days by default.
-RENEW_AFTER = dt.timedelta(days=7)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +108,7 @@ def _published(
 ) -> tuple[str, bool]:
     """Publish unless the same image stands there under a certificate that is still fresh."""
     reference = f"{settings.target}:{subject.name}"
-    public = keys.load_or_create(settings.key).public_key()
+    key = keys.load_or_create(settings.key)
     if may_keep and _still_valid(reference, subject, result, settings):
         return reference, True
     envelopes = signing.sign(subject, result, judged, settings)
@@ -121,8 +118,9 @@ def _published(
             tag=subject.name,
             envelopes=envelopes,
             target=settings.target,
-            public_key=public,
+            public_key=key.public_key(),
             report=report,
+            key=key,
         )
     except RegistryError as error:
         raise _with_a_way_on(error, settings.target) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import hashlib
 import itertools
 import json
 import re
@@ -139,7 +140,16 @@ def describe(
     digest = archive.manifest_digest(layout)
     manifest = archive.read_json(layout, digest)
     config = archive.read_json(layout, manifest["config"]["digest"])
-    history = config.get("history", [])
+    history = config.get("history") or []
+    if len(sizes) != len(history) or len(manifest["layers"]) != sum(
+        not step.get("empty_layer") for step in history
+    ):
+        raise ConfigurationError(
+            "the image's history does not say which step made which layer",
+            where=reference,
+            got=f"{len(history)} steps, {len(manifest['layers'])} layers, {len(sizes)} sizes by the engine",
+            expected="an image whose builder records its history",
+        )
     made = [
         (size, step.get("created_by", ""))
         for size, step in zip(sizes, history, strict=True)
@@ -203,8 +213,12 @@ def load_image(path: Path) -> Image:
 
 
 def label(name: str) -> str:
-    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold.
+
+    A reference also gets an ending made of all of it: no two share a name, and none has that of a stack.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    return plain if plain == name else f"{plain[:90]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...]:

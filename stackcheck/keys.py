@@ -28,8 +28,8 @@ def default_path() -> Path:
 
 
 def public_path(path: Path) -> Path:
-    """The file of the public key beside a private one."""
-    return path.with_suffix(".pub")
+    """The file of the public key beside a private one: x.pub for x.key, and name.pub for any other name."""
+    return path.with_name((path.stem if path.suffix == ".key" else path.name) + ".pub")
 
 
 def load_or_create(path: Path | None = None) -> ec.EllipticCurvePrivateKey:
@@ -106,7 +106,26 @@ def hint(key: ec.EllipticCurvePublicKey) -> str:
     return base64.b64encode(hashlib.sha256(spki).digest()).decode()
 
 
+def _publish(path: Path, pem: bytes) -> None:
+    """Write the public key, or take the private one back where its name has been given to another."""
+    public = public_path(path)
+    try:
+        with public.open("xb") as file:
+            file.write(pem)
+    except FileExistsError:
+        path.unlink()
+        raise ConfigurationError(
+            "the public key of another signing key is in the way",
+            where=str(public),
+            next_step=f"move it away, or name another place for the signing key than {path}: --key PATH",
+        ) from None
+
+
 def _create(path: Path) -> None:
+    if path.suffix == ".pub":
+        raise ConfigurationError(
+            "the signing key would be named as a public one", got=str(path), next_step="--key NAME.key"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -121,7 +140,7 @@ def _create(path: Path) -> None:
                 os.link(file.name, path)  # never overwrites: another process may have been first
             except FileExistsError:
                 return
-        public_path(path).write_bytes(public_pem(key.public_key()))
+        _publish(path, public_pem(key.public_key()))
     except OSError as error:
         raise ConfigurationError(
             "the signing key could not be made",

@@ -29,6 +29,7 @@ from stackcheck.oci import (
     json_object,
     no_such_tag,
 )
+from stackcheck.regular import open_regular, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from stackcheck.registry import Store
 
 REF_NAME = "org.opencontainers.image.ref.name"
+INDEX_LIMIT_BYTES = 32 * 2**20  # a tag takes some 300 bytes
 LAYOUT_FILE = {"imageLayoutVersion": "1.0.0"}
 
 
@@ -81,7 +83,10 @@ class OciLayout:
             entry = next((item for item in self._entries() if item.digest == name), None)
             body = self._manifest_body(name)
             known = entry.media_type if entry else OCI_MANIFEST
-            return Manifest(media_type=json_object(body, name).get("mediaType") or known, body=body)
+            stated = json_object(body, name).get("mediaType") or known
+            if not isinstance(stated, str):
+                raise RegistryError("a manifest's media type is none", where=name, got=repr(stated)[:200])
+            return Manifest(media_type=stated, body=body)
         entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
         if entry is None:
             raise no_such_tag(name, self.target, self._names())
@@ -146,7 +151,7 @@ class OciLayout:
         """Raise `RegistryError` unless the folder says that it is a layout of the version that this reads."""
         path = self.root / "oci-layout"
         try:
-            found = json_object(path.read_bytes(), str(path))
+            found = json_object(read_regular(path, MANIFEST_LIMIT_BYTES), str(path))
         except OSError as error:
             raise MissingError("there is no OCI image layout", where=str(path), got=error.strerror) from error
         if found != LAYOUT_FILE:
@@ -192,7 +197,7 @@ class OciLayout:
 
     def _chunks(self, digest: str) -> Iterator[bytes]:
         try:
-            with self.blob_path(digest).open("rb") as file:
+            with open_regular(self.blob_path(digest)) as file:
                 while chunk := file.read(CHUNK_BYTES):
                     yield chunk
         except OSError as error:
@@ -202,9 +207,7 @@ class OciLayout:
 
     def _manifest_body(self, digest: str) -> bytes:
         path = self.blob_path(digest)
-        if path.is_file() and path.stat().st_size > MANIFEST_LIMIT_BYTES:
-            raise IntegrityError("a manifest is too large to be one", where=str(path))
-        return b"".join(self.read_blob(digest))
+        return b"".join(checked(self._chunks(digest), digest, str(path), limit=MANIFEST_LIMIT_BYTES))
 
     def _names(self) -> list[str]:
         return [entry.annotations[REF_NAME] for entry in self._entries() if REF_NAME in entry.annotations]
@@ -212,11 +215,15 @@ class OciLayout:
     def _entries(self) -> list[Descriptor]:
         path = self.root / "index.json"
         try:
-            body = path.read_bytes()
+            body = read_regular(path, INDEX_LIMIT_BYTES + 1)
         except OSError as error:
             raise MissingError(
                 "there is no OCI image layout", where=str(self.root), got=f"index.json: {error.strerror}"
             ) from error
+        if len(body) > INDEX_LIMIT_BYTES:
+            raise RegistryError(
+                "index.json is too long", where=str(path), expected=f"at most {INDEX_LIMIT_BYTES} bytes"
+            )
         found = json_object(body, str(path)).get("manifests")
         if not isinstance(found, list):
             raise RegistryError("index.json lists no manifests", where=str(path))

@@ -43,10 +43,12 @@ Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]
 RESERVED = frozenset(
     {"PATH", "PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTORCH_VERSION", "FLASH_ATTENTION_TRITON_AMD_ENABLE"}
 )
+# These change how the suites themselves run: PYTHONOPTIMIZE takes their asserts away, PYTEST_ADDOPTS checks.
+RESERVED_PREFIXES = ("PYTHON", "PYTEST_")
 
 
 def _not_reserved(name: str) -> str:
-    if name in RESERVED:
+    if name in RESERVED or name.startswith(RESERVED_PREFIXES):
         raise PydanticCustomError("reserved", "{name} is set by the tool itself", {"name": name})
     return name
 

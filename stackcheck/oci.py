@@ -160,13 +160,27 @@ def descriptor(document: object, where: str) -> Descriptor:
     )
 
 
-def checked(chunks: Iterable[bytes], digest: str, where: str, size: int | None = None) -> Iterator[bytes]:
-    """Pass bytes on and raise `IntegrityError` after the last if they are not what the digest names."""
+def checked(
+    chunks: Iterable[bytes], digest: str, where: str, size: int | None = None, *, limit: int | None = None
+) -> Iterator[bytes]:
+    """Pass bytes on and raise `IntegrityError` after the last if they are not what the digest names.
+
+    Raised as soon as there are more than `size`, or `limit` where the size is not known: nobody waits for, or
+    keeps, what has no end.
+    """
     sha = hashlib.sha256()
     count = 0
+    most = limit if size is None else size
     for chunk in chunks:
         sha.update(chunk)
         count += len(chunk)
+        if most is not None and count > most:
+            raise IntegrityError(
+                "there are more bytes than there can be",
+                where=where,
+                got=f"{count} bytes and more",
+                expected=f"{digest}, at most {most} bytes",
+            )
         yield chunk
     got = "sha256:" + sha.hexdigest()
     if got != digest or size not in {None, count}:

@@ -15,9 +15,9 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.oci import (
     SMALL_BLOB_LIMIT_BYTES,
     Descriptor,
-    IntegrityError,
     Manifest,
     RegistryError,
+    checked,
     is_digest,
     sha256,
 )
@@ -143,12 +143,7 @@ def read_small_blob(store: Store, blob: Descriptor) -> bytes:
     """A whole blob in memory, checked; for configs and attestations."""
     if blob.size > SMALL_BLOB_LIMIT_BYTES:
         raise RegistryError("a blob is too large for an attestation or config", where=blob.digest)
-    body = b"".join(store.read_blob(blob.digest))
-    if len(body) != blob.size:
-        raise IntegrityError(
-            "a blob is not as long as its descriptor says", where=blob.digest, got=f"{len(body)} bytes"
-        )
-    return body
+    return b"".join(checked(store.read_blob(blob.digest), blob.digest, store.target, blob.size))
 
 
 def write_small_blob(store: Store, media_type: str, body: bytes) -> Descriptor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from stackcheck.extensions import template_values
-from stackcheck.stack import TORCH_INDEX, frozen, wheel_tag
+from stackcheck.stack import STACK_LABEL, TORCH_INDEX, frozen, wheel_tag
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -137,7 +137,7 @@ def labels(stack: Stack) -> Mapping[str, str]:
         "org.opencontainers.image.version": stack.torch or str(stack.runtime_version),
         "org.opencontainers.image.ref.name": stack.id,
         **_base_labels(stack.base),
-        "stackcheck.stack": stack.id,
+        STACK_LABEL: stack.id,
         "stackcheck.vendor": stack.vendor,
         "stackcheck.experimental": str(stack.experimental).lower(),
     }

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from stackcheck.errors import ChecksFailedError
+from stackcheck.regular import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,11 +92,15 @@ class Host(_Part):
 
 
 class Selection(_Part):
-    """What pytest was asked for, and how many checks it found and left out."""
+    """What pytest was asked for, how many checks it was to run, and how many it left out.
+
+    `deselected` are those of a later tier, and `dropped` those that anything else took out of this one.
+    """
 
     arguments: tuple[str, ...]
     collected: NonNegativeInt
     deselected: NonNegativeInt
+    dropped: NonNegativeInt = 0
 
 
 class Metric(_Part):
@@ -174,7 +179,7 @@ def load(path: Path) -> RunResult:
     Raises:
         ResultError: The file is missing, too large, cut short, not JSON, or not of schema 1.
     """
-    return parse(_read(path), where=str(path))
+    return parse(read(path), where=str(path))
 
 
 def parse(text: bytes, *, where: str = "result.json") -> RunResult:
@@ -206,10 +211,10 @@ def json_schema() -> dict[str, object]:
     return RunResult.model_json_schema(by_alias=True)
 
 
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
+    """The bytes of a file that the image may have replaced: by a link to the host's own, or by a pipe."""
     try:
-        with path.open("rb") as file:
-            text = file.read(SIZE_LIMIT_BYTES + 1)
+        text = read_regular(path, SIZE_LIMIT_BYTES + 1, follow=False)
     except OSError as error:
         raise ResultError(
             "the suites left no result",

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck import attachments
+from stackcheck.admission import admit
 from stackcheck.certificate import revocation, sign
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import is_attachment
-from stackcheck.publish import admit, digest_of, is_unique, unique_tags
 from stackcheck.registry import open_store, parse_reference
 from stackcheck.statement import newest
+from stackcheck.tags import all_unique, digest_of, is_unique
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -85,7 +86,7 @@ def _tags_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) ->
 
 def _last_certified(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Manifest | None:
     """The newest earlier image of a floating tag whose certificate still stands."""
-    for name in reversed(unique_tags(store, tag)):
+    for name in reversed(all_unique(store, tag)):
         manifest = store.read_manifest(name)
         try:
             admit(manifest, attachments.read(store, manifest.digest, public_key))

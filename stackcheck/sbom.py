@@ -55,7 +55,15 @@ def keep(image: Image, engine: Engine, folder: Path, report: Callable[[str], Non
     if _is_of(kept := _stored(path), image):
         return kept
     records = read(image.reference, engine)
-    document = describe(image, records)
+    try:
+        document = describe(image, records)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:  # whatever the image's python3 wrote
+        raise ChecksFailedError(
+            "what is in the image could not be listed",
+            where=image.reference,
+            got=f"records that cannot be used: {error!r}"[:300],
+            expected="a python3 in the image that runs stackcheck's own program",
+        ) from error
     write_atomically(path, (compact_json(document),), failure=ConfigurationError)
     report(f"{folder.name}: {len(document['components'])} packages are in the image")
     return document
@@ -97,7 +105,7 @@ def read(reference: str, engine: Engine) -> list[dict[str, Any]]:
     code = engine.run(spec)
     try:
         records = [dict(json.loads(line)) for line in lines]
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         records = []
     if code or not records or records[-1].get("kind") != "end":
         raise ChecksFailedError(

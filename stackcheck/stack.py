@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix import Runtime, TestTarget, Vendor
 
+STACK_LABEL = "stackcheck.stack"  # what an image says of itself
 TORCH_INDEX = "https://download.pytorch.org/whl"
 
 

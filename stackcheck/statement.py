@@ -112,6 +112,20 @@ def time_verified(statement: Statement) -> dt.datetime:
     return dt.datetime.fromisoformat(statement.predicate["timeVerified"])
 
 
+def not_before(statement: Statement) -> dt.datetime | None:
+    """The withdrawal that a VSA lifts: no verdict on the image from before it counts any more."""
+    moment = facts(statement).get("notBefore")
+    return dt.datetime.fromisoformat(moment) if moment else None
+
+
+def withdrawn(statements: Iterable[Statement]) -> dt.datetime | None:
+    """When an image was last withdrawn, by FAILED summaries and by those that lift one."""
+    summaries = [item for item in statements if item.predicate_type == VSA]
+    failed = [time_verified(item) for item in summaries if status(item) == "FAILED"]
+    lifted = [moment for moment in map(not_before, summaries) if moment]
+    return max((*failed, *lifted), default=None)
+
+
 def status(statement: Statement) -> Literal["PASSED", "FAILED"]:
     """A VSA's verdict; anything that is not PASSED counts as FAILED."""
     return "PASSED" if statement.predicate["verificationResult"] == "PASSED" else "FAILED"
@@ -150,7 +164,7 @@ def _parse(payload: bytes) -> Statement:
             raise ValueError(document["_type"])
         if found.predicate_type == VSA:
             _check_summary(found.predicate)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CertificateError("a signed attestation is malformed", got=repr(error)) from error
     return found
 
@@ -158,8 +172,9 @@ def _parse(payload: bytes) -> Statement:
 def _check_summary(predicate: Mapping[str, Any]) -> None:
     if predicate["verifier"]["id"] != VERIFIER_ID:
         raise ValueError(predicate["verifier"]["id"])
-    if dt.datetime.fromisoformat(predicate["timeVerified"]).tzinfo is None:
-        raise ValueError(predicate["timeVerified"])
+    for moment in (predicate["timeVerified"], predicate[CERTIFICATE_FIELD].get("notBefore")):
+        if moment is not None and dt.datetime.fromisoformat(moment).tzinfo is None:
+            raise ValueError(moment)
     for key in ("stackId", "configDigest", "host"):
         predicate[CERTIFICATE_FIELD][key]
     for named in predicate["inputAttestations"]:

@@ -1,27 +1,31 @@
 """Run the acceptance suites inside an image, with no more rights than they need.
 
-In: an image, a host, a tier. Out: `build/<name>/run/` with result.json, junit.xml, the container's log and
-run.json (what the suites were told), and the parsed `RunResult`.
+In: an image, a host, a tier. Out: in `build/<name>/` run.json (what the suites were told), container.log and
+`run/` (result.json, junit.xml), and the parsed `RunResult`. The container may write in `run/`, so what is
+read there is foreign, and what the tool writes itself lies beside it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 import os
 import re
 import shutil
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING, Any, Literal
 
-from stackcheck import inputs, results, vendors
+from stackcheck import devicelocks, inputs, results, vendors
 from stackcheck.container import USER_ENV
 from stackcheck.durable import write_atomically
 from stackcheck.engine import Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.oci import sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from stackcheck.engine import Engine
@@ -33,6 +37,12 @@ TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 2
 # NCCL, RCCL and DataLoader workers share buffers through /dev/shm; 64 MiB, Docker's default, is too little.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 CONTAINER_USER = 1000
+# What an image sets for its own users must not choose among the checks, or take their asserts away.
+OWN_PYTHON = {"PYTHONOPTIMIZE": "", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+LAST_LINES = 15
+# An older result is not used again, and `stackcheck images` renews a certificate older than this; `verify`
+# accepts 30 days by default.
+RENEW_AFTER = dt.timedelta(days=7)
 # pytest's lines with a share done, the suites' own header, and its closing list of failures.
 PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
 
@@ -84,14 +94,19 @@ def plan(
 
 
 def earlier_result(plan: Plan, out: Path) -> results.RunResult | None:
-    """The result of an earlier run of the same plan; None when anything differs or the file is not whole."""
-    key = out / "key.json"
-    if not key.exists() or json.loads(key.read_text(encoding="utf-8")) != plan.key():
-        return None
+    """The result of an earlier run of the same plan, as that run left it; None when anything differs."""
+    path = out / "run" / "result.json"
     try:
-        result = results.load(out / "run" / "result.json")
-    except ChecksFailedError:
-        return None  # not whole: run again, which says more than the old file could
+        key = json.loads((out / "key.json").read_bytes())
+        body = results.read(path)
+        if key != plan.key() | {"result": sha256(body)}:
+            return None
+        result = results.parse(body, where=str(path))
+        _refuse_other(result, plan, path)
+    except (OSError, ValueError, ChecksFailedError):
+        return None  # nothing, or not whole: run again, which says more than the old file could
+    if result.finished is None or dt.datetime.now(dt.UTC) - result.finished > RENEW_AFTER:
+        return None
     return result if result.state == "finished" else None
 
 
@@ -106,10 +121,11 @@ def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None])
     needs = vendors.module(plan.host.vendor).container_needs()
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
     spec = _container(plan, needs, out, folder)
-    with (folder / "container.log").open("w", encoding="utf-8") as log:
-        code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, report)))
-    result = _read(folder, code, run_id)
-    key = json.dumps(plan.key(), indent=2).encode()
+    tail: deque[str] = deque(maxlen=LAST_LINES)
+    with (out / "container.log").open("w", encoding="utf-8") as log:
+        code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, tail, report)))
+    result, digest = _read(plan, folder, code, run_id, tail)
+    key = json.dumps(plan.key() | {"result": digest}, indent=2).encode()
     write_atomically(out / "key.json", (key,), failure=ConfigurationError)
     return result
 
@@ -135,6 +151,7 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
             **dict(vendors.site_environment()),
             **dict(needs.env),
             **USER_ENV,
+            **OWN_PYTHON,
             "PYTHONDONTWRITEBYTECODE": "1",
         },
         mounts=(
@@ -142,10 +159,12 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
             Mount(source=out / "suite" / "trainers", target="/stackcheck/trainers", read_only=True),
             Mount(source=told, target="/stackcheck/run.json", read_only=True),
             Mount(source=folder, target="/stackcheck/out", read_only=False),
+            *devicelocks.mounts(plan.host.vendor),
             *(Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds),
         ),
         devices=needs.devices,
         group_add=needs.groups,
+        ulimits=dict(needs.ulimits),
         shm_size_bytes=SHM_SIZE_BYTES[plan.host.vendor],
         workdir="/tmp",  # noqa: S108  # the container's own tmpfs
         timeout_s=TIMEOUT_S[plan.tier],
@@ -158,6 +177,7 @@ def _command(plan: Plan) -> tuple[str, ...]:
         *("python3", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
         *(f"--gpu-vendor={plan.host.vendor}", f"--tier={plan.tier}"),
         *("--run-file=/stackcheck/run.json", "--result-dir=/stackcheck/out"),
+        *(f"--lease-dir={mount.target}" for mount in devicelocks.mounts(plan.host.vendor)),
         *plan.selection,
     )
 
@@ -186,31 +206,54 @@ def _run_file(plan: Plan, run_id: str) -> dict[str, Any]:
     }
 
 
-def _tee(log: Callable[[str], object], report: Callable[[str], None]) -> Callable[[str], None]:
+def _tee(
+    log: Callable[[str], object], tail: deque[str], report: Callable[[str], None]
+) -> Callable[[str], None]:
     """Keep every line; report those that say how far the run is, or what failed."""
 
     def both(line: str) -> None:
         log(line + "\n")
+        tail.append(line)
         if PROGRESS.search(line):
             report(line.replace("../stackcheck/tests/acceptance/", ""))
 
     return both
 
 
-def _read(folder: Path, code: int, run_id: str) -> results.RunResult:
+def _read(
+    plan: Plan, folder: Path, code: int, run_id: str, tail: Iterable[str]
+) -> tuple[results.RunResult, str]:
+    """The result of the run that just ended, and the digest of its file."""
     path = folder / "result.json"
-    if not path.exists():
-        tail = (folder / "container.log").read_text(encoding="utf-8").splitlines()[-15:]
+    if not os.path.lexists(path):
         raise ChecksFailedError(
             "the suites ended without a result",
             where=str(path),
             got=f"exit code {code}; the log ends with:\n    " + "\n    ".join(tail),
             expected="result.json, written from the first check on",
-            next_step=f"read {folder / 'container.log'}",
+            next_step=f"read {folder.with_name('container.log')}",
         )
-    result = results.load(path)
+    body = results.read(path)
+    result = results.parse(body, where=str(path))
     if result.run_id != run_id:
         raise ChecksFailedError(
             "the suites left the result of another run", where=str(path), got=result.run_id, expected=run_id
         )
-    return result
+    _refuse_other(result, plan, path)
+    return result, sha256(body)
+
+
+def _refuse_other(result: results.RunResult, plan: Plan, path: Path) -> None:
+    """What the suites were told, they have to have written: their writer runs in the image being judged."""
+    told = _run_file(plan, result.run_id)
+    written = result.model_dump(mode="json")
+    told["host"]["memory_bytes"] = written["host"]["memory_bytes"]  # a virtual machine's may grow
+    for name in ("image", "inputs", "tier", "stack_id", "host"):
+        if written[name] != told[name]:
+            raise ChecksFailedError(
+                f"the result is about another {name.replace('_', ' ')} than the run",
+                where=str(path),
+                got=json.dumps(written[name])[:300],
+                expected=json.dumps(told[name])[:300],
+                next_step="run the suites again: stackcheck test",
+            )

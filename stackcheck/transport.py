@@ -6,16 +6,17 @@ registry did. Challenges follow https://distribution.github.io/distribution/spec
 
 from __future__ import annotations
 
-import ipaddress
+import json
 import re
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import requests
 
 from stackcheck import __version__, credentials
-from stackcheck.oci import MissingError, RegistryError
+from stackcheck.addresses import is_loopback, origin
+from stackcheck.oci import CHUNK_BYTES, MissingError, RegistryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two bytes of an answer
 RETRY_DELAYS_S = (0.5, 2.0)
 RETRIED = frozenset({429, 500, 502, 503, 504})
+IGNORED_LIMIT_BYTES = 2**16
+TOKEN_LIMIT_BYTES = 2**20
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -77,7 +81,7 @@ class Transport:
             expected: The statuses that the caller knows what to do with.
             headers: Request headers.
             body: Makes the request's body anew for every try.
-            stream: Leave the answer's body unread.
+            stream: Leave the answer's body to be read, with `body`; else it is passed over.
 
         Raises:
             MissingError: 404, and the caller did not expect it.
@@ -86,11 +90,14 @@ class Transport:
         challenged = False
         delays = iter((*self._retry_delays_s, None))
         while True:
-            response = self._send(method, url, headers, body, stream=stream)
+            response = self._send(method, url, headers, body)
             if response.status_code in expected:
+                if not stream:
+                    self.head(response, IGNORED_LIMIT_BYTES)  # what is read to its end keeps the connection
                 return response
             if response.status_code == requests.codes.unauthorized and not challenged:
                 challenged = True
+                response.close()
                 self._answer_challenge(response)
                 continue
             delay = next(delays) if response.status_code in RETRIED else None
@@ -105,10 +112,10 @@ class Transport:
         url: str,
         headers: Mapping[str, str] | None,
         body: Callable[[], Any] | None,
-        *,
-        stream: bool,
     ) -> requests.Response:
-        own = urlsplit(url).netloc == urlsplit(self.base).netloc
+        own = origin(url) == origin(self.base)
+        if not own and self.base.startswith("https:") and not url.startswith("https:"):
+            raise RegistryError("the registry sends us on over plain http", where=self.base, got=url)
         try:
             return self._session.request(
                 method,
@@ -117,11 +124,45 @@ class Transport:
                 data=body() if body else None,
                 auth=_Authorization(self._authorization if own else None),
                 timeout=self._timeout_s,
-                stream=stream,
+                stream=True,
                 allow_redirects=method in {"GET", "HEAD"},
             )
+        except (requests.RequestException, ValueError) as error:  # ValueError: a redirect to no address
+            raise self.unreachable(error) from error
+
+    def next_address(self, response: requests.Response, following: str) -> str:
+        """The absolute form of an address that the registry sends us to; `RegistryError` where it is none."""
+        try:
+            found = urljoin(response.url, following)
+            origin(found)
+        except ValueError as error:
+            raise RegistryError(
+                "the registry names no usable address", where=self.base, got=following[:200]
+            ) from error
+        return found
+
+    def body(self, response: requests.Response, limit: int) -> bytes:
+        """The body of a streamed answer; `RegistryError` where it is longer than `limit`, or broke off."""
+        found = self.head(response, limit + 1)
+        if len(found) > limit:
+            raise RegistryError(
+                "the registry's answer is too long", where=response.url, expected=f"at most {limit} bytes"
+            )
+        return found
+
+    def head(self, response: requests.Response, limit: int) -> bytes:
+        """The first bytes of a streamed answer; what follows is never fetched."""
+        found = b""
+        try:
+            for chunk in response.iter_content(min(limit, CHUNK_BYTES)):
+                found += chunk
+                if len(found) >= limit:
+                    break
         except requests.RequestException as error:
             raise self.unreachable(error) from error
+        finally:
+            response.close()
+        return found[:limit]
 
     def unreachable(self, error: Exception) -> RegistryError:
         """The error for a registry that does not answer, or stops in the middle of an answer."""
@@ -139,13 +180,18 @@ class Transport:
         if scheme.lower() == "basic" and known:
             self._authorization = requests.auth._basic_auth_str(known.username, known.password)  # noqa: SLF001
         elif scheme.lower() == "bearer":
-            self._authorization = f"Bearer {self._token(dict(_CHALLENGE.findall(rest)), known)}"
+            self._authorization = f"Bearer {self._token(response, dict(_CHALLENGE.findall(rest)), known)}"
         else:
             raise self._refused(response.request.method or "", response.url, response)
 
-    def _token(self, challenge: Mapping[str, str], known: credentials.Credentials | None) -> str:
+    def _token(
+        self,
+        response: requests.Response,
+        challenge: Mapping[str, str],
+        known: credentials.Credentials | None,
+    ) -> str:
         realm = challenge.get("realm", "")
-        parts = urlsplit(realm)
+        parts = urlsplit(self.next_address(response, realm))
         if parts.scheme != "https" and not is_loopback(parts.netloc):
             raise RegistryError(
                 "the registry sends us for a token over plain http", where=self.base, got=realm
@@ -155,14 +201,16 @@ class Transport:
             if known and known.identity_token:
                 form = {"grant_type": "refresh_token", "refresh_token": known.identity_token, **fields}
                 form["client_id"] = "stackcheck"
-                answer = self._session.post(realm, data=form, timeout=self._timeout_s)
+                answer = self._session.post(realm, data=form, timeout=self._timeout_s, stream=True)
             else:
                 auth = (known.username, known.password) if known else _Authorization(None)
-                answer = self._session.get(realm, params=fields, auth=auth, timeout=self._timeout_s)
+                answer = self._session.get(
+                    realm, params=fields, auth=auth, timeout=self._timeout_s, stream=True
+                )
             answer.raise_for_status()
-            document = answer.json()
-            return str(document.get("token") or document["access_token"])
-        except (requests.RequestException, ValueError, KeyError, AttributeError) as error:
+            document = json.loads(self.body(answer, TOKEN_LIMIT_BYTES))
+            return _header_safe(str(document.get("token") or document["access_token"]))
+        except (requests.RequestException, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise RegistryError(
                 "the registry's token service gave no token",
                 where=realm,
@@ -171,8 +219,8 @@ class Transport:
             ) from error
 
     def _refused(self, method: str, url: str, response: requests.Response) -> RegistryError:
-        text = "" if method == "HEAD" else response.content[:300].decode(errors="replace").strip()
-        got = f"{response.status_code} {response.reason} {text}".strip()
+        text = "" if method == "HEAD" else self.head(response, 300).decode(errors="replace").strip()
+        got = "".join(filter(str.isprintable, f"{response.status_code} {response.reason} {text}".strip()))
         where = f"{method} {urlsplit(url)._replace(query='').geturl()}"
         if response.status_code == requests.codes.not_found:
             return MissingError("the registry does not have it", where=where, got=got)
@@ -185,15 +233,10 @@ class Transport:
         )
 
 
-def is_loopback(netloc: str) -> bool:
-    """Whether a host (with or without a port) is this machine itself."""
-    host = urlsplit(f"//{netloc}").hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _header_safe(token: str) -> str:
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("the token holds what no header may hold")
+    return token
 
 
 def _innermost(error: BaseException) -> str:

@@ -165,9 +165,12 @@ def _about_the_run(result: RunResult, image_config_digest: str, vendor: str | No
 def _about_counts(result: RunResult) -> Iterator[str]:
     if not result.checks:
         yield "the run has no results"
-    selected = result.selection.collected - result.selection.deselected
-    if len(result.checks) < selected:
-        yield f"{selected} checks were selected and {len(result.checks)} reported: the run was cut short"
+    selection, reported = result.selection, len(result.checks)
+    if selection.dropped:
+        arguments = " ".join(selection.arguments) or "none"
+        yield f"{selection.dropped} checks of the tier were deselected; arguments: {arguments}"
+    if reported < selection.collected:
+        yield f"{selection.collected} checks were selected and {reported} reported: the run was cut short"
 
 
 def _about_required(result: RunResult, required: Sequence[str], warned: Sequence[str]) -> Iterator[str]:
@@ -177,7 +180,7 @@ def _about_required(result: RunResult, required: Sequence[str], warned: Sequence
     for entry in required:
         instances = [check for check in result.checks if matches(check.id, entry)]
         if not instances:
-            yield _missing(result, entry)
+            yield f"required check {entry} has no result"
         for check in instances:
             passed += check.outcome == "passed" and check.id not in warned
             if check.id not in warned:
@@ -229,14 +232,6 @@ def _blemished(check: CheckResult) -> bool:
     if check.outcome == "passed":
         return any(_violated(m) or m.value is None or m.verdict == "no_threshold" for m in check.metrics)
     return check.outcome != "invalid"
-
-
-def _missing(result: RunResult, entry: str) -> str:
-    left_out = result.selection.deselected
-    if not left_out:
-        return f"required check {entry} has no result"
-    arguments = " ".join(result.selection.arguments) or "none"
-    return f"required check {entry} has no result ({left_out} checks were deselected; arguments: {arguments})"
 
 
 def _line(check: CheckResult) -> str:

@@ -13,18 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stackcheck import attachments
+from stackcheck import attachments, tags
 from stackcheck.errors import CertificateError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import IMAGE_MANIFESTS, Descriptor, Manifest, RegistryError
 from stackcheck.registry import Reference, open_store, parse_reference
+from stackcheck.standing import MAX_AGE, standing
 from stackcheck.statement import (
-    VSA,
     Statement,
     evidence,
     facts,
     newest,
-    status,
     subject_digests,
     time_verified,
 )
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
-MAX_AGE = dt.timedelta(days=30)
-CLOCK_SKEW = dt.timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +95,9 @@ def verify(
         known = attachments.read(store, manifest.digest, public_key)
     except RegistryError as error:
         raise refused(error, reference) from error
-    verdict = _standing(
-        reference, [item.statement for item in known], now or dt.datetime.now(dt.UTC), max_age
-    )
+    verdict = standing(reference, [item.statement for item in known], now or dt.datetime.now(dt.UTC), max_age)
     chosen = _fitting(reference, verdict, device_model, driver)
+    _same_stack(reference, parsed, chosen)
     _same_image(reference, chosen, manifest)
     _complete(reference, chosen, [item.statement for item in known])
     return Verified(
@@ -142,45 +137,6 @@ def _check_layout(store: OciLayout, manifest: Manifest) -> None:
         largest_first = sorted(blobs.values(), key=lambda blob: -blob.size)
         for checking in [pool.submit(store.check_blob, blob) for blob in largest_first]:
             checking.result()
-
-
-def _standing(
-    reference: str, statements: Sequence[Statement], now: dt.datetime, max_age: dt.timedelta
-) -> list[Statement]:
-    """The PASSED verdicts that count: within the age, and later than every FAILED one."""
-    _check_newest(reference, newest(statements), now, max_age)
-    summaries = [item for item in statements if item.predicate_type == VSA]
-    failed = [time_verified(item) for item in summaries if status(item) == "FAILED"]
-    since = max((now - max_age, *failed))
-    return [item for item in summaries if status(item) == "PASSED" and time_verified(item) >= since]
-
-
-def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, max_age: dt.timedelta) -> None:
-    if latest is None:
-        raise CertificateError(
-            "there is no certificate signed with the pinned key",
-            where=reference,
-            next_step="name the publisher's public key: --key PATH",
-        )
-    if status(latest) != "PASSED":
-        raise CertificateError(
-            "the newest verdict on this image is FAILED",
-            where=reference,
-            got=f"{time_verified(latest).isoformat()}: {'; '.join(facts(latest).get('reasons', ()))}",
-            next_step="take another image of this stack: stackcheck list",
-        )
-    if time_verified(latest) > now + CLOCK_SKEW:
-        raise CertificateError(
-            "the certificate is from the future", where=reference, got=time_verified(latest).isoformat()
-        )
-    if now - time_verified(latest) > max_age:
-        raise CertificateError(
-            "the certificate is too old",
-            where=reference,
-            got=f"{(now - time_verified(latest)).days} days",
-            expected=f"at most {max_age}",
-            next_step="certify it again, or accept older ones: --max-age",
-        )
 
 
 def _fitting(
@@ -223,6 +179,21 @@ def _certified_for(host: dict[str, Any]) -> str:
 
 def _machine(device_model: str, driver: str | None) -> str:
     return f"{device_model} with {f'driver {driver}' if driver else 'no driver'}"
+
+
+def _same_stack(reference: str, parsed: Reference, chosen: Statement) -> None:
+    """A tag says which stack is meant: who may move tags cannot pass one certified image for another."""
+    stack_id = facts(chosen)["stackId"]
+    if parsed.digest or tags.names(parsed.tag or "", stack_id):
+        return
+    digest = subject_digests(chosen)[0]
+    raise CertificateError(
+        "the tag names another image than the certificate",
+        where=reference,
+        got=f"a certificate of {stack_id or 'an image of no stack'}",
+        expected=f"one of {tags.floating(parsed.tag or '')}",
+        next_step=f"if this image is wanted, name it by its digest: {parsed.target}@{digest}",
+    )
 
 
 def _same_image(reference: str, chosen: Statement, manifest: Manifest) -> None:

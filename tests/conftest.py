@@ -53,6 +53,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if sys.flags.optimize:
+        raise pytest.UsageError("Python runs optimised, which strips asserts: unset PYTHONOPTIMIZE, drop -O")
     named = [_path(config, argument) for argument in config.args]
     if not config.getoption("gpu_vendor"):
         if any(path.is_relative_to(ACCEPTANCE) for path in named):

@@ -39,9 +39,8 @@ class Joined:
 def _side_by_side(parts: list[Tensor]) -> Tensor:
     first, rows = parts[0], 0
     for part in parts:
-        assert part.data_ptr() == first.data_ptr() + rows * first.shape[1] * first.element_size(), (
-            "not neighbours"
-        )
+        if part.data_ptr() != first.data_ptr() + rows * first.shape[1] * first.element_size():
+            raise AssertionError("not neighbours")
         rows += part.shape[0]
     return first.as_strided((rows, first.shape[1]), first.stride())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stackcheck import build, candidate, flow, forecast, keys, matrix, publish, signing
+from stackcheck import build, candidate, flow, forecast, keys, matrix, publish, resolve, signing
 from stackcheck.cli import build as building
 from stackcheck.cli import named, outcomes
 from stackcheck.cli.build import (
@@ -172,13 +172,15 @@ def publish_image(
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
+    signing_key = keys.load_or_create(settings.key)
     done = publish.publish(
         image.layout,
         tag=tag,
         envelopes=envelopes,
         target=target,
-        public_key=keys.load_or_create(settings.key).public_key(),
+        public_key=signing_key.public_key(),
         report=Progress(),
+        key=signing_key,
     )
     facts = {
         "reference": str(done.reference),
@@ -223,7 +225,9 @@ def _candidate(
         return candidate.of_stack(found, image, settings)
     image = build.adopt(name, engine, folder=settings.folder(label(name)), report=report)
     loaded = matrix.load(settings.root / "matrix.yaml")
-    return candidate.foreign(image, label(name), loaded, settings)
+    labels = engine.inspect(image.reference).labels
+    stack = candidate.declared(labels, resolve.load_stacks(settings.root), name)
+    return candidate.foreign(image, label(name), loaded, settings, stack)
 
 
 def _show_plan(name: str, root: Path, steps: str) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Vendor = Literal["amd", "nvidia", "cpu"]
+UNLIMITED_PINNING = (("memlock", -1),)
 Nvls = Literal["on", "off", "unavailable"]
 
 # Variables of a site that change what collectives do; they reach the container and are recorded.
@@ -92,6 +93,7 @@ class ContainerNeeds:
         groups: Numeric group ids that own those nodes.
         binds: Driver libraries of the host, read-only.
         env: Variables.
+        ulimits: Limits to raise: a device's driver pins what is copied, and Docker allows 8 MiB.
         remark: How the devices reach the container, in one sentence for the log.
     """
 
@@ -99,6 +101,7 @@ class ContainerNeeds:
     groups: tuple[int, ...] = ()
     binds: tuple[Bind, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    ulimits: tuple[tuple[str, int], ...] = ()
     remark: str
 
 

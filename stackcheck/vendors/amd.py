@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.vendors import ContainerNeeds, HostDevice, anonymous_id, model_of
+from stackcheck.vendors import UNLIMITED_PINNING, ContainerNeeds, HostDevice, anonymous_id, model_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,7 @@ def container_needs() -> ContainerNeeds:
     return ContainerNeeds(
         devices=tuple(str(node) for node in there),
         groups=tuple(sorted({node.stat().st_gid for node in there} - {0})),
+        ulimits=UNLIMITED_PINNING,
         remark=f"AMD: {len(there)} device nodes by path, default seccomp profile",
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from stackcheck.vendors import Bind, ContainerNeeds, HostDevice, anonymous_id, model_of
+from stackcheck.vendors import UNLIMITED_PINNING, Bind, ContainerNeeds, HostDevice, anonymous_id, model_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,7 +67,11 @@ def partition() -> str | None:
 def container_needs() -> ContainerNeeds:
     """A CDI device where a specification is installed, else the nodes and the driver's libraries by path."""
     if any(spec.exists() for spec in CDI_SPECS):
-        return ContainerNeeds(devices=("nvidia.com/gpu=all",), remark="NVIDIA: CDI device nvidia.com/gpu=all")
+        return ContainerNeeds(
+            devices=("nvidia.com/gpu=all",),
+            ulimits=UNLIMITED_PINNING,
+            remark="NVIDIA: CDI device nvidia.com/gpu=all",
+        )
     nodes = sorted(str(node) for node in DEV.glob("nvidia*") if node.is_char_device())
     caps = sorted(str(node) for node in (DEV / "nvidia-caps").glob("*"))
     libraries = tuple(_driver_libraries())
@@ -75,6 +79,7 @@ def container_needs() -> ContainerNeeds:
         devices=(*nodes, *caps),
         binds=tuple(Bind(source=path, target=f"/usr/local/nvidia/lib64/{name}") for name, path in libraries),
         env=(("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"),),
+        ulimits=UNLIMITED_PINNING,
         remark=f"NVIDIA: no CDI specification found, so {len(nodes) + len(caps)} device nodes and "
         f"{len(libraries)} driver libraries are bound by path, read-only",
     )

@@ -131,3 +131,36 @@ def test_naming_the_suites_without_a_vendor_is_a_usage_error(suite_python) -> No
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "needs --gpu-vendor" in ended.stderr
+
+
+def test_an_optimised_python_is_refused_as_it_strips_asserts(tmp_path) -> None:
+    command = [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor=cpu"]
+    ended = subprocess.run(
+        [*command, "-p", "no:cacheprovider", f"--result-dir={tmp_path}"],
+        env={**os.environ, "PYTHONOPTIMIZE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "unset PYTHONOPTIMIZE" in ended.stderr
+
+
+@pytest.mark.parametrize("failures", [["out frobenius 1 > 0.1"], None])
+def test_a_failed_gate_fails_the_check_in_an_optimised_python_too(failures) -> None:
+    report = {"cases": [{"name": "zeroed", "failures": failures}] if failures else []}
+    ended = subprocess.run(
+        [planting.SUITE_PYTHON, "-O", "-c", f"from workloads import cases; cases.require({report!r})"],
+        env={**os.environ, "PYTHONPATH": str(planting.TESTS / "acceptance")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "AssertionError: " + ("1 of 1 cases failed" if failures else "no case ran") in ended.stderr
+
+
+def test_instances_taken_out_by_the_environment_are_counted_apart_from_later_tiers(tmp_path) -> None:
+    result = run_suite(tmp_path, "", env={"PYTEST_ADDOPTS": "-k 'after or invalid or late'"})
+    selection = result["selection"]
+    assert (selection["collected"], selection["deselected"]) == (2, 1)
+    assert selection["dropped"] > 1

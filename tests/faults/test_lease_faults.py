@@ -5,6 +5,7 @@ behind.
 import multiprocessing
 import os
 import signal
+import stat
 import time
 
 import pytest
@@ -143,3 +144,22 @@ def test_another_wish_gives_the_kept_lease_back_first(tmp_path, other) -> None:
     assert (len(taken.devices), taken.alone) == (other.count, other.alone)
     assert is_free(tmp_path, 1) is (other.count == 2)
     ours.give_back()
+
+
+def test_another_uid_may_take_what_a_narrow_umask_made(tmp_path) -> None:
+    before = os.umask(0o077)
+    try:
+        with leases.hold(tmp_path / "leases", EIGHT, 1, alone=False):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "leases").iterdir()}
+    assert modes == {0o666}
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path) -> None:
+    (tmp_path / "turnstile.lock").symlink_to(tmp_path / "made")
+    with pytest.raises(leases.LeaseError), leases.hold(tmp_path, EIGHT, 1, alone=False):
+        pass
+    assert not (tmp_path / "made").exists()

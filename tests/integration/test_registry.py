@@ -138,7 +138,7 @@ def test_promotion_from_a_layout_and_between_repositories_keeps_the_digest(
     release(image, local)
     for source, destination in ((local, target), (target, f"{target}-promoted"), (target, f"{local}2")):
         done = publish.promote(
-            f"{source}:{STACK_ID}", target=destination, public_key=KEY.public_key(), report=quiet
+            f"{source}:{STACK_ID}", target=destination, public_key=KEY.public_key(), report=quiet, now=NOW
         )
         assert done.digest == image.manifest_digest
         assert verified(f"{destination}:{STACK_ID}").digest == image.manifest_digest

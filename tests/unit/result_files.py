@@ -67,6 +67,6 @@ def result(*checks: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "host": host(),
         "software": {"python": "3.11.2", "torch": "2.13.0+cpu"},
         "environment": {},
-        "selection": {"arguments": [], "collected": len(checks), "deselected": 0},
+        "selection": {"arguments": [], "collected": len(checks), "deselected": 0, "dropped": 0},
         "checks": list(checks),
     } | changes

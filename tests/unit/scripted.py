@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import result_files
 import shell_image
 from stackcheck import matrix
+from stackcheck.image import label
 from stackcheck.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = "stackcheck-test/suites:bad-days"
-LABEL = "stackcheck-test-suites-bad-days"
+LABEL = label(REFERENCE)
 # Stands for python3 and its pytest: it sleeps for ever while the suites hold a file `slow`, and otherwise
 # hands over the result that lies among them, under the id that run.json gives to this run.
 PYTHON = r"""#!/bin/bash

@@ -64,6 +64,7 @@ class FakeEngine:
         self.builds: list[Mapping[str, Any]] = []
         self.runs: list[RunSpec] = []
         self.names: set[str] = set()
+        self.labels: dict[str, str] = {}
         self.inventory: list[dict[str, Any]] = [
             {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
             {"kind": "end", "folders": 1, "unread": []},
@@ -97,7 +98,7 @@ class FakeEngine:
         make_image(layout, reference.encode())
 
     def inspect(self, reference: str) -> Any:
-        return SimpleNamespace(id=f"sha256:{reference.encode().hex():0<64.64}")
+        return SimpleNamespace(id=f"sha256:{reference.encode().hex():0<64.64}", labels=self.labels)
 
     def run(self, spec: RunSpec) -> int:
         if spec.command[-1] == sbom.PROGRAM:  # lists what is in the image, and is no run of the suites

@@ -41,18 +41,20 @@ class World:
             target=self.target,
             public_key=self.key.public_key(),
             report=quiet,
+            key=self.key,
         )
 
     def revoke(self, reference: str, now: dt.datetime = NOW + HOUR) -> revoke.Revoked:
         return revoke.revoke(reference, reason="NaN", key=self.key, now=now, report=quiet)
 
-    def verify(self, reference: str | None = None, now: dt.datetime = NOW + 3 * HOUR) -> verify.Verified:
+    def verify(
+        self, reference: str | None = None, now: dt.datetime = NOW + 3 * HOUR, **host: Any
+    ) -> verify.Verified:
         return verify.verify(
             reference or self.reference,
             public_key=self.key.public_key(),
-            device_model="CPU",
-            driver=None,
             now=now,
+            **({"device_model": "CPU", "driver": None} | host),
         )
 
     def tags(self) -> dict[str, str]:

@@ -266,4 +266,4 @@ def test_a_refused_limit_is_explained() -> None:
     with pytest.raises(EngineError) as caught:
         container._start(Refusing(), spec)
     assert "memlock=-1" in str(caught.value)
-    assert "RDMA" in str(caught.value)
+    assert "pin" in str(caught.value)

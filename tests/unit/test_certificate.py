@@ -227,3 +227,25 @@ def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_the_policy_is_shipped_with_the_package() -> None:
     assert 'verificationResult: "PASSED"' in certificate.policy_text()
+
+
+def test_keys_side_by_side_keep_their_public_halves(tmp_path: Path) -> None:
+    names = {"alice.key": "alice.pub", "release.v1": "release.v1.pub", "release.v2": "release.v2.pub"}
+    for name, public in names.items():
+        pem = keys.public_pem(keys.load_or_create(tmp_path / name).public_key())
+        assert (tmp_path / public).read_bytes() == pem
+
+
+@pytest.mark.parametrize("name", ["bob.key", "bob"])
+def test_a_new_key_never_overwrites_a_public_key(tmp_path: Path, name: str) -> None:
+    (tmp_path / "bob.pub").write_text("another's")
+    with pytest.raises(ConfigurationError, match="in the way"):
+        keys.load_or_create(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["bob.pub"]
+    assert (tmp_path / "bob.pub").read_text() == "another's"
+
+
+def test_a_signing_key_is_not_named_as_a_public_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="named as a public one"):
+        keys.load_or_create(tmp_path / "bob.pub")
+    assert list(tmp_path.iterdir()) == []

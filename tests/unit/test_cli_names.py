@@ -16,6 +16,9 @@ from small_checkout import (  # noqa: F401  # fixtures among them
     small_checkout,
 )
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
+from stackcheck import tags
+from stackcheck.image import label
+from stackcheck.registry import is_tag
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,3 +66,12 @@ def test_an_image_outlives_its_stack(engine: FakeEngine, checkout: Path, capsys:
     call(capsys, "build", CPU_STACK)
     (checkout / "matrix.yaml").unlink()
     assert call(capsys, "export", CPU_STACK, "--dry-run").code == 0
+
+
+def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_reference() -> None:
+    names = [CPU_STACK, CPU_STACK.replace("-debian12", ":debian12"), CPU_STACK.replace("-torch", "/torch")]
+    labels = [label(name) for name in names]
+    assert labels[0] == CPU_STACK
+    assert len(set(labels)) == len(names)
+    assert all(is_tag(item) for item in (*labels, label(f"registry.example.org/{'a' * 200}:1")))
+    assert [tags.names(item, None) for item in labels] == [False, True, True]

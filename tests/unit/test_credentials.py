@@ -102,3 +102,20 @@ def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found is not None
     assert (found.username, found.password) == ("h", "s")
     assert "'s'" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "[]", "5", '{"Username": "u"}', '{"ServerURL": "h", "Secret": "s3cret"}']
+)
+def test_a_credential_helper_that_gives_none_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    helper = tmp_path / "docker-credential-fake"
+    helper.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    helper.chmod(0o755)
+    (tmp_path / "config.json").write_text('{"credHelpers": {"h": "fake"}}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ConfigurationError, match="gave no credentials") as caught:
+        credentials.find("h")
+    assert "s3cret" not in str(caught.value)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+import requests
 
 from small_images import STACK_ID, certify, make_image, new_key, quiet
 from small_registry import Answer, repository, serving
 from stackcheck import publish
 from stackcheck.distribution import Repository
 from stackcheck.layout import OciLayout
-from stackcheck.oci import IntegrityError, MissingError, RegistryError, sha256
+from stackcheck.oci import (
+    MANIFEST_LIMIT_BYTES,
+    Descriptor,
+    IntegrityError,
+    MissingError,
+    RegistryError,
+    sha256,
+)
+from stackcheck.transport import Transport
 
 if TYPE_CHECKING:
     from http.server import BaseHTTPRequestHandler
@@ -89,7 +100,7 @@ def test_nonsense_is_a_clear_error(body: bytes) -> None:
 def test_a_manifest_without_end_is_cut_off() -> None:
     with (
         serving(lambda _: (200, {"Content-Type": "x"}, b"x" * (5 * 2**20))) as (host, _seen),
-        pytest.raises(IntegrityError, match="too large"),
+        pytest.raises(RegistryError, match="too long"),
     ):
         repository(host, timeout_s=(1.0, 5.0)).read_manifest("x")
 
@@ -184,3 +195,99 @@ def test_a_registry_that_fails_at_any_request_gets_no_tag(tmp_path: Path) -> Non
         with pytest.raises(RegistryError):
             publish_into(memory, tmp_path / str(n))
         assert STACK_ID not in memory.tagged
+
+
+@pytest.mark.parametrize("what", ["tags", "referrers"])
+def test_a_list_that_leads_back_to_a_page_of_its_own_is_refused(what: str) -> None:
+    headers = {"Link": f'</v2/a/b/{what}/list?n=1>; rel="next"'}
+    body = b'{"tags": ["a"], "manifests": []}'
+    with (
+        serving(lambda _: (200, headers, body)) as (host, seen),
+        pytest.raises(RegistryError, match="no end"),
+    ):
+        repository(host).tags() if what == "tags" else repository(host).referrers(sha256(b"x"))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_end_takes_neither_time_nor_memory(status: int) -> None:
+    body = b" " * (MANIFEST_LIMIT_BYTES + 1)
+    with serving(lambda _: (status, {}, body)) as (host, _seen), pytest.raises(RegistryError) as caught:
+        repository(host).tags()
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("body", [b'{"tags": 5}', b'{"tags": {"a": 1}}', b"[" * 100_000])
+def test_a_list_of_tags_that_is_none_is_a_clear_error(body: bytes) -> None:
+    with serving(lambda _: (200, {}, body)) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).tags()
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://x:port/", ""])
+def test_a_broken_address_of_a_registry_is_a_clear_error(address: str) -> None:
+    blob = Descriptor(media_type="x", digest=sha256(b"a"), size=1)
+    with serving(lambda _: (202, {"Location": address}, b"")) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).write_blob(blob, lambda: (b"a",))
+    challenge = {"WWW-Authenticate": f'Bearer realm="{address}"'}
+    with serving(lambda _: (401, challenge, b"")) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).tags()
+    with (
+        serving(lambda _: (200, {"Link": f'<{address or "http://["}>; rel="next"'}, b"{}")) as (host, _seen),
+        pytest.raises(RegistryError),
+    ):
+        repository(host).tags()
+
+
+def test_a_token_that_would_write_a_header_of_its_own_is_refused() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> Answer:
+        if request.path.startswith("/token"):
+            return 200, {}, b'{"token": "x\\r\\nHost: elsewhere"}'
+        return 401, {"WWW-Authenticate": f'Bearer realm="http://{request.headers["Host"]}/token"'}, b""
+
+    with serving(answer) as (host, _seen), pytest.raises(RegistryError, match="gave no token"):
+        repository(host).tags()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://registry.example.org/v2/x", True),
+        ("https://registry.example.org:443/v2/x", True),
+        ("https://registry.example.org:5000/v2/x", False),
+        ("https://elsewhere.example.org/v2/x", False),
+    ],
+)
+def test_credentials_go_to_the_registry_alone(url: str, *, told: bool) -> None:
+    transport = Transport("registry.example.org")
+    transport._authorization = "Basic c2VjcmV0"
+    done = requests.Response()
+    done.status_code, done.raw = 201, io.BytesIO()
+    with mock.patch.object(requests.Session, "request", return_value=done) as sent:
+        transport.request("PUT", url, expected=(201,))
+    request = requests.Request("PUT", url, auth=sent.call_args.kwargs["auth"]).prepare()
+    assert ("Authorization" in request.headers) == told
+
+
+def test_an_https_registry_cannot_send_us_on_over_plain_http() -> None:
+    transport = Transport("registry.example.org")
+    transport._authorization = "Basic c2VjcmV0"
+    with (
+        mock.patch.object(requests.Session, "request") as sent,
+        pytest.raises(RegistryError, match="over plain http"),
+    ):
+        transport.request("PUT", "http://registry.example.org/v2/x", expected=(201,))
+    sent.assert_not_called()
+
+
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "XDG_STATE_HOME"])
+def test_a_lock_that_somebody_laid_in_the_way_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    with Repository("localhost:1", "a").writing(quiet):
+        (lock,) = (tmp_path / "stackcheck").glob("*.lock")
+    lock.unlink()
+    lock.symlink_to("/etc/hostname")
+    with pytest.raises(RegistryError, match="lock"), Repository("localhost:1", "a").writing(quiet):
+        pass

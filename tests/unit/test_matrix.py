@@ -217,3 +217,13 @@ def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_e
         assert mutations.answer(name, text) in {"stacks", "configuration error"}
 
     answered()
+
+
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PYTHONPATH", "PYTEST_ADDOPTS", "PATH"])
+def test_a_variable_that_changes_how_the_suites_run_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is set by the tool itself"):
+        matrix.parse(_changed(env={name: "1"}))
+
+
+def test_a_variable_of_pytorch_is_the_matrix_s_to_set() -> None:
+    assert matrix.parse(_changed(env={"PYTORCH_TUNABLEOP_ENABLED": "1"}))

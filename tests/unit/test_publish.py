@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -12,14 +14,16 @@ from small_images import (  # noqa: F401  # a fixture
     STACK_ID,
     SmallImage,
     certify,
+    make_image,
     new_key,
     no_disk_flushes,
     quiet,
 )
 from small_target import HOUR, World, refused, world_of_one_target  # noqa: F401  # a fixture
-from stackcheck import attachments, publish
+from stackcheck import attachments, publish, tags
+from stackcheck.errors import CertificateError, PublishError
 from stackcheck.layout import OciLayout
-from stackcheck.oci import RegistryError
+from stackcheck.oci import Manifest, RegistryError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,14 +34,15 @@ def test_what_was_tested_is_what_is_published_under_both_tags(world: World) -> N
     done = world.publish(image)
     today = dt.datetime.now(dt.UTC).strftime("%Y%m%d")
     assert done.digest == image.manifest_digest
-    assert world.tags() == {STACK_ID: image.manifest_digest, f"{STACK_ID}-{today}-1": image.manifest_digest}
+    unique = f"{STACK_ID}-{today}-1.{image.manifest_digest[7:15]}"
+    assert world.tags() == {STACK_ID: image.manifest_digest, unique: image.manifest_digest}
     assert world.verify().config_digest == image.config_digest
 
 
 def test_the_next_image_gets_the_next_number_and_the_floating_tag(world: World) -> None:
     first, second = world.image(b"first"), world.image(b"second")
     one, two = world.publish(first), world.publish(second)
-    assert str(two.unique).endswith("-2")
+    assert f"-2.{second.manifest_digest[7:15]}" in str(two.unique)
     assert world.tags()[STACK_ID] == second.manifest_digest
     assert world.verify(str(one.unique)).digest == first.manifest_digest
 
@@ -182,9 +187,80 @@ def test_promotion_keeps_the_digest_and_brings_both_forms(world: World) -> None:
     image = world.image(b"first")
     world.publish(image)
     other = f"oci:{world.folder / 'other'}"
-    done = publish.promote(world.reference, target=other, public_key=world.key.public_key(), report=quiet)
+    done = publish.promote(
+        world.reference, target=other, public_key=world.key.public_key(), report=quiet, now=NOW
+    )
     assert done.digest == image.manifest_digest
     assert world.verify(f"{other}:{STACK_ID}").digest == image.manifest_digest
     names = OciLayout(world.folder / "other").tags()
     assert attachments.legacy_tag(image.manifest_digest) in names
     assert sum(name.startswith("cert-") for name in names) == 4
+
+
+def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other(world: World) -> None:
+    first, second = world.image(b"first"), world.image(b"second")
+    original, others = OciLayout.write_manifest, [second]
+    with OciLayout(world.folder / "dist").writing(quiet):
+        pass  # makes the layout
+
+    def interrupted(store: OciLayout, manifest: Manifest, name: str) -> bool:
+        if tags.is_unique(name) and others:  # a registry has no lock, so another host may publish now
+            world.publish(others.pop())
+        return original(store, manifest, name)
+
+    with (
+        mock.patch.object(OciLayout, "write_manifest", interrupted),
+        mock.patch.object(OciLayout, "writing", return_value=contextlib.nullcontext()),
+    ):
+        one = world.publish(first)
+    unique = {name: digest for name, digest in world.tags().items() if tags.is_unique(name)}
+    assert sorted(unique.values()) == sorted([first.manifest_digest, second.manifest_digest])
+    assert unique[str(one.unique.tag)] == first.manifest_digest
+
+
+@pytest.mark.parametrize(
+    ("stack_id", "tag"),
+    [
+        (STACK_ID, "rocm7.2-torch2.13.0-py3.12-debian12"),
+        (STACK_ID, "registry.example.org-team-image-1-0123abcd"),
+        (None, STACK_ID),
+    ],
+)
+def test_no_image_is_published_under_the_tag_of_another(world: World, stack_id: str | None, tag: str) -> None:
+    image = make_image(world.folder / "image", stack_id=stack_id)
+    with pytest.raises(PublishError, match="the tag is not that of the image's stack"):
+        publish.publish(
+            image.layout,
+            tag=tag,
+            envelopes=certify(image, world.key),
+            target=world.target,
+            public_key=world.key.public_key(),
+            report=quiet,
+        )
+
+
+def test_a_certificate_from_the_future_is_not_published(world: World) -> None:
+    ahead = dt.datetime.now(dt.UTC) + HOUR
+    assert "from the future" in refused(world, world.image(b"first"), now=ahead).what
+
+
+def test_a_certificate_that_nobody_would_accept_is_not_promoted(world: World) -> None:
+    world.publish(world.image(b"first"))
+    with pytest.raises(PublishError, match="too old to be promoted"):
+        publish.promote(
+            world.reference,
+            target=f"oci:{world.folder / 'other'}",
+            public_key=world.key.public_key(),
+            report=quiet,
+            now=NOW + dt.timedelta(days=31),
+        )
+
+
+def test_a_tag_that_was_moved_to_another_stack_s_certified_image_is_refused(world: World) -> None:
+    world.publish(world.image(b"first"))
+    store, other = OciLayout(world.folder / "dist"), "cpu-torch2.4.1-py3.10-debian12"
+    store.write_manifest(store.read_manifest(STACK_ID), other)
+    with pytest.raises(CertificateError, match="the tag names another image") as caught:
+        world.verify(f"{world.target}:{other}")
+    digest = str(caught.value.next_step).rpartition(": ")[2]
+    assert world.verify(digest).stack_id == STACK_ID

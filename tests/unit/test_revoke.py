@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from small_images import NOW, STACK_ID, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+import result_files
+from small_images import NOW, STACK_ID, certify, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
 from small_target import HOUR, World, refused, world_of_one_target  # noqa: F401  # a fixture
 from stackcheck import attachments, publish, revoke
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.layout import OciLayout
-from stackcheck.statement import VSA, status
+from stackcheck.statement import VSA, not_before, status
 
 
 def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(world: World) -> None:
@@ -62,7 +65,44 @@ def test_a_later_run_lifts_a_revocation_in_both_forms(world: World) -> None:
     assert world.verify().verified_at == NOW + 2 * HOUR
     known = attachments.read(OciLayout(world.folder / "dist"), image.manifest_digest, world.key.public_key())
     summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
-    assert [status(item) for item in summaries] == ["PASSED", "PASSED"]
+    assert [(status(item), not_before(item)) for item in summaries] == [("PASSED", NOW + HOUR)]
+
+
+def test_a_later_run_on_one_host_does_not_lift_the_withdrawal_for_another(world: World) -> None:
+    image = world.image(b"first")
+    tested, elsewhere = (result_files.host("nvidia", "H200", driver=driver) for driver in ("580.1", "570.9"))
+    old = certify(image, world.key, host=elsewhere)
+    world.publish(image, host=tested)
+    world.publish(image, envelopes=old)
+    world.revoke(world.reference, now=NOW + HOUR)
+    world.publish(image, host=tested, now=NOW + 2 * HOUR)
+    assert world.verify(device_model="H200", driver="580.1")
+    with pytest.raises(CertificateError, match="not certified for this host"):
+        world.verify(device_model="H200", driver="570.9")
+    assert "withdrawn after the run" in refused(world, image, envelopes=old).what
+
+
+def test_what_a_withdrawal_ended_does_not_count_when_a_mirror_attaches_it_again(world: World) -> None:
+    image = world.image(b"first")
+    old = certify(image, world.key, host=result_files.host("nvidia", "H200", driver="570.9"))
+    world.publish(image)
+    world.revoke(world.reference, now=NOW + HOUR)
+    world.publish(image, now=NOW + 2 * HOUR)
+    store = OciLayout(world.folder / "dist")
+    attachments.attach(store, store.read_manifest(STACK_ID), old, world.key.public_key())
+    with pytest.raises(CertificateError, match="not certified for this host"):
+        world.verify(device_model="H200", driver="570.9")
+
+
+def test_promoting_lifts_no_withdrawal_of_the_target_without_the_signing_key(world: World) -> None:
+    image, other = world.image(b"first"), f"oci:{world.folder / 'other'}"
+    one = world.publish(image)
+    known: Any = {"public_key": world.key.public_key(), "report": quiet, "now": NOW + 2 * HOUR}
+    publish.promote(str(one.reference), target=other, **known)
+    world.revoke(f"{other}:{STACK_ID}", now=NOW + HOUR)
+    world.publish(image, now=NOW + 2 * HOUR)
+    with pytest.raises(PublishError, match="does not say that it lifts"):
+        publish.promote(str(one.reference), target=other, **known)
 
 
 def test_a_revoked_image_is_not_promoted(world: World) -> None:

@@ -266,3 +266,22 @@ def test_the_reader_takes_debians_database_and_licences(
     assert dpkg["text"] == "Package: bash\n"
     assert (files["package"], len(files["digest"])) == ("bash", 64)
     assert licences["stated"] == ["GPL-3+", "X�"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "5",
+        "{}",
+        '{"kind": "python"}',
+        '{"kind": "python", "head": 5, "place": "/x"}',
+        '{"kind": "licences"}',
+        '{"kind": "dpkg", "text": []}',
+        '{"kind": "end"}',
+    ],
+)
+def test_records_that_lack_what_they_need_are_an_error(image: Image, tmp_path: Path, record: str) -> None:
+    last = record if "end" in record else INVENTORY[-1]
+    engine: Any = ReaderEngine([*INVENTORY[:-1], record, last])
+    with pytest.raises(ChecksFailedError, match="could not be listed"):
+        sbom.keep(image, engine, tmp_path, quiet)

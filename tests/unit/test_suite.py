@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 import json
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import result_files
-from stackcheck import suite
-from stackcheck.errors import ChecksFailedError
+from stackcheck import devicelocks, suite
+from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +46,14 @@ class FakeEngine:
 
 
 def healthy(told: dict[str, Any]) -> str:
-    return json.dumps(result_files.result(result_files.check("test_a.py::test_a"), run_id=told["run_id"]))
+    return json.dumps(of_run(told))
+
+
+def of_run(told: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    same = {name: told[name] for name in ("run_id", "tier", "stack_id", "image", "inputs", "host")}
+    now = dt.datetime.now(dt.UTC).isoformat()
+    document = result_files.result(result_files.check("test_a.py::test_a"), **same, started=now, finished=now)
+    return document | changes
 
 
 def make_plan(out: Path, **changes: Any) -> suite.Plan:
@@ -63,6 +75,12 @@ def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
     assert spec.security_opt == ("no-new-privileges",)
     assert spec.user not in {None, "0", "0:0", "root"}
     assert [mount.target for mount in spec.mounts if not mount.read_only] == ["/stackcheck/out"]
+
+
+def test_what_an_image_sets_chooses_no_checks_and_strips_no_asserts(tmp_path: Path) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    names = ("PYTHONOPTIMIZE", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+    assert [spec.env.get(name) for name in names] == ["", "", ""]
 
 
 def test_suites_and_trainers_are_mounted_beside_each_other(tmp_path: Path) -> None:
@@ -97,15 +115,108 @@ def test_a_container_without_a_result_fails_with_its_last_words(tmp_path: Path) 
     assert "last words" in str(caught.value)
 
 
+def test_the_log_lies_where_the_container_cannot_write(tmp_path: Path) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    (writable,) = [mount.source for mount in spec.mounts if not mount.read_only]
+    assert (tmp_path / "container.log").read_text() == "last words\n"
+    assert not (tmp_path / "container.log").is_relative_to(writable)
+
+
+@pytest.mark.parametrize("what", ["link", "dangling", "device", "pipe", "folder"])
+def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: Path, what: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the host's own words")
+
+    def plant(_told: dict[str, Any]) -> None:
+        path = tmp_path / "run" / "result.json"
+        targets = {"link": secret, "dangling": tmp_path / "nothing", "device": Path("/dev/zero")}
+        if what == "pipe":
+            os.mkfifo(path)
+        elif what == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(targets[what])
+        # What a container did to make stackcheck print a file of the host as the end of its log.
+        (tmp_path / "run" / "container.log").symlink_to(secret)
+
+    with pytest.raises(ChecksFailedError) as caught:
+        run(make_plan(tmp_path), tmp_path, answer=plant)
+    assert "own words" not in str(caught.value)
+
+
 def test_the_result_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ChecksFailedError, match="another run"):
-        run(make_plan(tmp_path), tmp_path, answer=lambda _told: healthy({"run_id": "deadbeef"}))
+        run(make_plan(tmp_path), tmp_path, answer=lambda told: healthy(told | {"run_id": "deadbeef"}))
 
 
 def test_a_result_that_never_finished_is_not_kept(tmp_path: Path) -> None:
     def dying(told: dict[str, Any]) -> str:
-        return json.dumps(result_files.result(run_id=told["run_id"], state="running", finished=None))
+        return json.dumps(of_run(told, checks=[], state="running", finished=None))
 
     plan = make_plan(tmp_path)
     run(plan, tmp_path, answer=dying)
     assert suite.earlier_result(plan, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tier", "soak"),
+        ("stack_id", "another"),
+        ("host", result_files.host("nvidia", *["H200"] * 8, driver="580.1")),
+        ("inputs", dict.fromkeys(("suites", "trainers", "thresholds", "matrix"), result_files.DIGEST)),
+        ("image", {"reference": "x:1", "config_digest": result_files.DIGEST, "manifest_digest": None}),
+    ],
+)
+def test_a_result_about_something_else_than_the_run_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ChecksFailedError, match="the result is about another"):
+        run(make_plan(tmp_path), tmp_path, answer=lambda told: json.dumps(of_run(told, **{name: value})))
+
+
+def test_a_result_that_was_edited_is_not_kept(tmp_path: Path) -> None:
+    plan, path = make_plan(tmp_path), tmp_path / "run" / "result.json"
+    run(plan, tmp_path, answer=lambda told: healthy(told).replace('"passed"', '"failed"'))
+    path.write_text(path.read_text().replace('"failed"', '"passed"'))
+    assert suite.earlier_result(plan, tmp_path) is None
+
+
+@pytest.mark.parametrize(("days", "kept"), [(6, True), (8, False)])
+def test_a_result_is_kept_for_a_week(tmp_path: Path, days: int, *, kept: bool) -> None:
+    then = (dt.datetime.now(dt.UTC) - dt.timedelta(days=days)).isoformat()
+    plan = make_plan(tmp_path)
+    run(plan, tmp_path, answer=lambda told: json.dumps(of_run(told, started=then, finished=then)))
+    assert (suite.earlier_result(plan, tmp_path) is not None) == kept
+
+
+def of_vendor(plan: suite.Plan, vendor: str) -> suite.Plan:
+    return dataclasses.replace(plan, host=dataclasses.replace(plan.host, vendor=vendor))
+
+
+@pytest.mark.parametrize("vendor", ["amd", "nvidia"])
+def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
+) -> None:
+    monkeypatch.setattr(devicelocks, "FOLDER", tmp_path / "leases")
+    for module in (amd, nvidia):
+        monkeypatch.setattr(module, "DEV", tmp_path / "dev")
+    for name in ("one", "two"):
+        (spec,) = run(of_vendor(make_plan(tmp_path / name), vendor), tmp_path / name).specs
+        (leases,) = [mount for mount in spec.mounts if mount.source == tmp_path / "leases"]
+        assert not leases.read_only
+        assert f"--lease-dir={leases.target}" in spec.command
+        assert spec.ulimits == {"memlock": -1}
+    assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
+
+
+def test_the_bare_machine_and_the_containers_share_one_lease_folder() -> None:
+    source = ROOT / "tests" / "acceptance" / "harness" / "leases.py"
+    assert f'Path("{devicelocks.FOLDER}")' in source.read_text()
+
+
+def test_a_link_in_the_place_of_the_lease_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leases").symlink_to("/etc")
+    monkeypatch.setattr(devicelocks, "FOLDER", tmp_path / "leases")
+    with pytest.raises(ConfigurationError, match="device locks"):
+        run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)

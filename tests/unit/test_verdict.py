@@ -73,16 +73,22 @@ def test_a_skipped_check_nobody_required_is_no_obstacle() -> None:
     assert (verdict.status, verdict.skipped) == ("PASSED", ("test_c.py::test_three",))
 
 
-def test_a_required_check_that_was_deselected_is_failed_and_says_by_what() -> None:
-    selection = {"arguments": ["-k", "two"], "collected": 3, "deselected": 2}
-    verdict = judged(HEALTHY[2], selection=selection)
+def test_a_deselected_instance_is_failed_and_says_by_what_although_another_instance_passed() -> None:
+    selection = {"arguments": ["-k", "not one[2]"], "collected": 2, "deselected": 0, "dropped": 1}
+    verdict = judged(HEALTHY[0], HEALTHY[2], selection=selection)
+    assert verdict.reasons == ("1 checks of the tier were deselected; arguments: -k not one[2]",)
     assert verdict.status == "FAILED"
-    assert "2 checks were deselected; arguments: -k two" in verdict.reasons[0]
 
 
-def test_fewer_reports_than_selected_checks_are_failed() -> None:
-    selection = {"arguments": [], "collected": 9, "deselected": 2}
-    assert "7 checks were selected and 3 reported" in judged(*HEALTHY, selection=selection).reasons[0]
+def test_checks_of_a_later_tier_may_be_left_out() -> None:
+    selection = {"arguments": [], "collected": 3, "deselected": 7}
+    assert judged(*HEALTHY, selection=selection).status == "PASSED"
+
+
+@pytest.mark.parametrize("deselected", [0, 1, 9])
+def test_fewer_reports_than_selected_checks_are_failed(deselected: int) -> None:
+    selection = {"arguments": [], "collected": 4, "deselected": deselected}
+    assert "4 checks were selected and 3 reported" in judged(*HEALTHY, selection=selection).reasons[0]
 
 
 def test_another_image_is_failed() -> None:

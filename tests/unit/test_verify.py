@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,11 @@ from small_images import (  # noqa: F401  # a fixture
     no_disk_flushes,
     quiet,
 )
-from stackcheck import attachments, publish, pull
+from stackcheck import attachments, bundle, publish, pull
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.layout import OciLayout
+from stackcheck.oci import OCI_MANIFEST, Manifest, compact_json
+from stackcheck.registry import write_small_blob
 from stackcheck.statement import PROVENANCE, SBOM, TEST_RESULT
 
 if TYPE_CHECKING:
@@ -214,3 +217,62 @@ def test_attestations_of_another_image_do_not_count(dist: Path, image: SmallImag
         store.write_manifest(store.read_manifest(name(image.manifest_digest)), name(manifest.digest))
     with pytest.raises(CertificateError, match="no certificate"):
         verified(dist)
+
+
+@pytest.mark.parametrize("what", ["index.json", "oci-layout", "manifest", "layer", "attestations"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_layout_with_something_else_in_a_file_s_place_is_refused_at_once(
+    dist: Path, what: str, kind: str
+) -> None:
+    store = OciLayout(dist)
+    manifest = store.read_manifest(STACK_ID)
+    attached = store.read_manifest(attachments.legacy_tag(manifest.digest)).descriptors("layers")[0]
+    blobs = {"manifest": manifest, "layer": manifest.descriptors("layers")[0], "attestations": attached}
+    path = store.blob_path(blobs[what].digest) if what in blobs else dist / what
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(CertificateError):
+        verified(dist)
+
+
+def test_a_blob_that_grew_without_end_is_given_up_at_its_size(dist: Path) -> None:
+    store = OciLayout(dist)
+    layer = store.read_manifest(STACK_ID).descriptors("layers")[0]
+    with store.blob_path(layer.digest).open("r+b") as file:
+        file.truncate(2**40)  # a hole: it takes no room, and hours to read
+    with pytest.raises(CertificateError, match="more bytes"):
+        verified(dist)
+
+
+@pytest.mark.parametrize("days", [36_500, 800_000])
+def test_any_age_may_be_allowed(dist: Path, days: int) -> None:
+    assert verified(dist, max_age=dt.timedelta(days=days))
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"dsseEnvelope":' + b"[" * 50_000 + b"]" * 50_000 + b"}"])
+def test_a_foreign_attestation_that_is_nested_without_end_is_passed_over(dist: Path, body: bytes) -> None:
+    store = OciLayout(dist)
+    subject = store.read_manifest(STACK_ID)
+    blob = write_small_blob(store, bundle.BUNDLE, body)
+    document = {"config": blob.as_json(), "layers": [blob.as_json()], "annotations": {}}
+    foreign = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
+    store.write_manifest(foreign, foreign.digest)
+    bundle.write_fallback(store, subject.digest, [foreign], set())
+    assert verified(dist)
+
+
+def test_a_manifest_whose_media_type_is_none_is_refused(dist: Path) -> None:
+    body = b'{"mediaType": {"a": 1}}'
+    blob = write_small_blob(OciLayout(dist), OCI_MANIFEST, body)
+    with pytest.raises(PublishError, match="media type"):
+        publish.promote(
+            f"oci:{dist}@{blob.digest}",
+            target=f"oci:{dist}2",
+            public_key=new_key().public_key(),
+            report=quiet,
+        )

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,8 +34,8 @@ class Lease:
 
 
 def default_folder() -> Path:
-    """Where locks live when nobody says: one place per machine and user."""
-    return Path(tempfile.gettempdir()) / f"stackcheck-leases-{os.getuid()}"
+    """Where locks live when nobody says: one place per machine, for all users and containers."""
+    return Path("/tmp/stackcheck-leases")
 
 
 def device_key(device: Device) -> str:
@@ -55,7 +54,7 @@ def hold(
     wait_s: float = WAIT_S,
 ) -> Iterator[Lease]:
     """Hold `count` of the devices; nobody locks `shared` ones (a CPU). Raises `LeaseError` after `wait_s`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as held:
         with _locked(folder / "turnstile.lock", fcntl.LOCK_EX, deadline):
@@ -130,7 +129,7 @@ def _locked(path: Path, how: int, deadline: float) -> Iterator[None]:
 
 def _try_lock(path: Path, how: int) -> int | None:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = _opened(path)
     except OSError as error:
         raise LeaseError(f"{path}: {error.strerror}; name a writable folder with --lease-dir") from error
     try:
@@ -138,6 +137,31 @@ def _try_lock(path: Path, how: int) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
+    return descriptor
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+        folder.chmod(0o1777)  # for every uid; mkdir's mode is narrowed by the umask
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise LeaseError(f"{folder}: {error.strerror}; name a writable folder with --lease-dir") from error
+
+
+def _opened(path: Path) -> int:
+    """Open a lock file for all: uids in a container and on its host differ, and a umask narrows the mode.
+
+    One that is there is opened without O_CREAT, which Linux refuses in a sticky folder for another's file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # made by another process since
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    os.fchmod(descriptor, 0o666)
     return descriptor
 
 

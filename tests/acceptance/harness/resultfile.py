@@ -98,7 +98,7 @@ def head(
         "environment": {
             name: os.environ[name] for name in sorted(os.environ) if name.startswith(ENVIRONMENT)
         },
-        "selection": {"arguments": arguments, "collected": 0, "deselected": 0},
+        "selection": {"arguments": arguments, "collected": 0, "deselected": 0, "dropped": 0},
     }
 
 

@@ -8,6 +8,7 @@ import functools
 import json
 import pickle
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +47,7 @@ class AcceptanceSession:
         self.keeper = leases.Keeper(
             config.getoption("lease_dir") or leases.default_folder(), self.devices, shared=self.shares_devices
         )
-        self.deselected = 0
-        self.collected = 0
+        self.selection = {"collected": 0, "deselected": 0, "dropped": 0}
         self.results: resultfile.ResultFile | None = None
         self.records: dict[str, dict[str, Any]] = {}
         self.numbers: dict[str, int] = {}
@@ -77,9 +77,7 @@ class AcceptanceSession:
 
     def _begin(self) -> tuple[str, Path, Host | None, str | None]:
         run_id = str(self.told.get("run_id") or uuid.uuid4().hex)
-        folder = self.config.getoption("result_dir") or leases.default_folder().with_name(
-            f"stackcheck-{run_id}"
-        )
+        folder = self.config.getoption("result_dir") or Path(tempfile.gettempdir(), f"stackcheck-{run_id}")
         Path(folder).mkdir(parents=True, exist_ok=True)
         monitor = Monitor(self.vendor)
         try:
@@ -121,16 +119,21 @@ class AcceptanceSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        late = [item for item in items if order.tier(item) > order.TIERS.index(self.tier)]
+        late = [item for item in items if self._is_late(item)]
         items[:] = order.ordered(item for item in items if item not in late)
         if late:
             config.hook.pytest_deselected(items=late)
 
+    def _is_late(self, item: pytest.Item) -> bool:
+        return order.tier(item) > order.TIERS.index(self.tier)
+
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self.deselected += len(items)
+        late = sum(self._is_late(item) for item in items)
+        self.selection["deselected"] += late
+        self.selection["dropped"] += len(items) - late  # a person's choice, which no verdict is given on
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.collected = len(session.items)
+        self.selection["collected"] = len(session.items)
         self.numbers = {item.nodeid: number for number, item in enumerate(session.items)}
         self.before_last = sum(not order.is_last(item) for item in session.items)
 
@@ -138,8 +141,7 @@ class AcceptanceSession:
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         del error
         counts = getattr(node, "workeroutput", {}).get("stackcheck", {})
-        self.collected = max(self.collected, counts.get("collected", 0))
-        self.deselected = max(self.deselected, counts.get("deselected", 0))
+        self.selection = {name: max(count, counts.get(name, 0)) for name, count in self.selection.items()}
 
     # -- one check
 
@@ -198,9 +200,8 @@ class AcceptanceSession:
         self.keeper.give_back()
         self.monitor.stop()
         self.listener.stop()
-        counts = {"collected": self.collected, "deselected": self.deselected}
         if self.is_worker:
-            self.config.workeroutput["stackcheck"] = counts  # type: ignore[attr-defined]
+            self.config.workeroutput["stackcheck"] = self.selection  # type: ignore[attr-defined]
             return
         if self.results is None:
             return
@@ -212,7 +213,7 @@ class AcceptanceSession:
             pytest.ExitCode.TESTS_FAILED,
             pytest.ExitCode.NO_TESTS_COLLECTED,
         )
-        self.results.finish(crashed=crashed, selection=counts)
+        self.results.finish(crashed=crashed, selection=self.selection)
 
     def _judge_skips(self, session: pytest.Session) -> None:
         assert self.results is not None

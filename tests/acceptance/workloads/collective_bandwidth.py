@@ -166,7 +166,8 @@ def proven(bench: Bench, op: str, planned: library.Plan) -> list[str]:
     ranks, payload = bench.ranks, Payload(count=planned.count, dtype="bf16", trial=planned.sent.bit_length())
     sent = data.values(payload, ranks, ranks.rank, planned.sent).bfloat16()
     received = torch.full((planned.received,), float("nan"), dtype=torch.bfloat16, device=ranks.device)
-    assert bench.direct is not None, "there is no library to call"
+    if bench.direct is None:
+        raise AssertionError("there is no library to call")
     before = sent.clone()
     bench.direct.caller(op, planned, sent, received)(0)
     bench.wait()

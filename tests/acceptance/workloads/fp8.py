@@ -55,8 +55,7 @@ def _nearest(dtype: torch.dtype) -> Iterable[Reading]:
 
 def quantised(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A normal matrix scaled so that its largest value is the format's largest, and the inverse scale."""
-    dtype = arch.fp8()
-    assert dtype is not None, f"{arch.name()} has no 8-bit floating point product"
+    dtype = _format()
     wide = operands.normal(rows, columns, dtype=torch.float32, seed=seed)
     scale = torch.finfo(dtype).max / wide.abs().amax()
     return (wide * scale).to(dtype), scale.reciprocal().float()
@@ -77,6 +76,13 @@ def timed_product(m: int, n: int, k: int) -> Callable[[], object]:
     return functools.partial(product, a, b, scale_a, scale_b, fast=True)
 
 
+def _format() -> torch.dtype:
+    dtype = arch.fp8()
+    if dtype is None:
+        raise AssertionError(f"{arch.name()} has no 8-bit floating point product")
+    return dtype
+
+
 def _product(m: int, n: int, k: int) -> Iterable[Reading]:
     (a, scale_a), (b, scale_b) = quantised(m, k, seed=6), quantised(n, k, seed=7)
     x, y = float64(a.float() * scale_a, b.float() * scale_b)
@@ -89,8 +95,7 @@ def _product(m: int, n: int, k: int) -> Iterable[Reading]:
 
 
 def _integers() -> Iterable[Reading]:
-    dtype = arch.fp8()
-    assert dtype is not None
+    dtype = _format()
     one = torch.ones((), device=device())
     a = operands.integers(64, 1024, dtype=torch.float32, seed=8, density=0.15)
     b = operands.integers(96, 1024, dtype=torch.float32, seed=9, density=0.3)

@@ -57,8 +57,7 @@ def _with_gradient(
     leaf = x.detach().clone().requires_grad_()
     loss = function(leaf, target.to(x.device), **options)
     loss.backward()
-    assert leaf.grad is not None, "dlogits are missing"
-    return [loss.detach(), leaf.grad]
+    return [loss.detach(), operands.gradient(leaf, "dlogits")]
 
 
 def _loss(x: torch.Tensor, target: torch.Tensor, *, reduction: str, smoothing: float) -> torch.Tensor:

@@ -22,6 +22,13 @@ def generator(seed: int, on: torch.device | None = None) -> torch.Generator:
     return torch.Generator(on or device()).manual_seed(seed)
 
 
+def gradient(leaf: torch.Tensor, name: str) -> torch.Tensor:
+    """What a backward pass left in a leaf; a kernel that left nothing has failed."""
+    if leaf.grad is None:
+        raise AssertionError(f"{name} is missing")
+    return leaf.grad
+
+
 def normal(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> torch.Tensor:
     """N(0, scale) in `dtype`: rounded once, so that the reference sees the same operands."""
     values = torch.randn(shape, generator=generator(seed), device=device(), dtype=torch.float32)

@@ -1,0 +1,34 @@
+"""Read a file that somebody else may have put there.
+
+In: a path in a folder that a container, another user or a download wrote to. Out: the bytes of a regular
+file, or an `OSError`: a pipe would be waited for, and a device has no end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file; `follow` says whether a link to one will do."""
+    link = 0 if follow else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | link)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, limit: int, *, follow: bool = True) -> bytes:
+    """At most `limit` bytes of a regular file."""
+    with open_regular(path, follow=follow) as file:
+        return file.read(limit)

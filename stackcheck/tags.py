@@ -1,0 +1,65 @@
+"""The tags of a store: a floating one per stack, which moves, and unique ones, which stay with their digest.
+
+In: a store, a tag. Out: the unique tags of a floating one, the digest under a tag, and whose tag it is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import TYPE_CHECKING
+
+from stackcheck.oci import MissingError
+
+if TYPE_CHECKING:
+    from stackcheck.registry import Store
+
+_UNIQUE = re.compile(r"(?P<tag>.+)-(?P<date>\d{8})-(?P<number>\d+)(\.[0-9a-f]{8})?")
+_FOREIGN = re.compile(r".+-[0-9a-f]{8}")  # as image.label makes it of a reference
+
+
+def floating(tag: str) -> str:
+    """The floating tag of a unique one; any other tag as it is."""
+    found = _UNIQUE.fullmatch(tag)
+    return found["tag"] if found else tag
+
+
+def names(tag: str, stack_id: str | None) -> bool:
+    """Whether an image of a stack (None: of no stack) may stand under a tag.
+
+    Images of no stack have tags with an ending of their own, so that none takes a stack's place.
+    """
+    name = floating(tag)
+    return name == stack_id if stack_id else _FOREIGN.fullmatch(name) is not None
+
+
+def unique(store: Store, tag: str, digest: str) -> str:
+    """The tag that stays: the one this digest has, or `<tag>-<UTC date>-<n>.<digest>` with the next free n.
+
+    With the digest's first digits in it, two hosts that choose at the same moment do not choose the same.
+    """
+    mine = all_unique(store, tag)
+    kept = next((name for name in reversed(mine) if digest_of(store, name) == digest), None)
+    today = f"{tag}-{dt.datetime.now(dt.UTC):%Y%m%d}-"
+    numbers = (int(name.removeprefix(today).partition(".")[0]) for name in mine if name.startswith(today))
+    return kept or f"{today}{max(numbers, default=0) + 1}.{digest.removeprefix('sha256:')[:8]}"
+
+
+def all_unique(store: Store, tag: str) -> list[str]:
+    """The unique tags of a floating tag, oldest first."""
+    matches = [_UNIQUE.fullmatch(name) for name in store.tags()]
+    mine = [match for match in matches if match and match["tag"] == tag]
+    return [match.string for match in sorted(mine, key=lambda match: (match["date"], int(match["number"])))]
+
+
+def is_unique(tag: str) -> bool:
+    """Whether a tag is one that stays."""
+    return _UNIQUE.fullmatch(tag) is not None
+
+
+def digest_of(store: Store, tag: str) -> str | None:
+    """The digest that a tag names; None when there is no such tag."""
+    try:
+        return store.read_manifest(tag).digest
+    except MissingError:  # taken away since the tags were listed
+        return None
