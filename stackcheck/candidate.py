@@ -105,7 +105,10 @@ def foreign(
         required=stack.required_checks if stack else matrix.required[vendor],
         machines=stack.tested_on if stack else None,
         provenance=Provenance(
-            parameters={"origin": "not built in this checkout", "reference": image.reference}
+            parameters={
+                "origin": "not built in this checkout" if stack else "not built by this project",
+                "reference": image.reference,
+            }
         ),
         experimental=stack.experimental if stack else False,
     )
