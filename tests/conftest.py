@@ -13,7 +13,8 @@ OWN_TESTS = ("unit", "faults", "integration", "trainers")
 # Beyond four, workers only wait for devices; each compiles and loads on cores of its own.
 MOST_WORKERS, CORES_PER_WORKER = 4, 8
 
-# The suites are mounted read-only, and a stale .pyc beside a changed check would be a lie.
+# The suites are mounted read-only, and a stale .pyc beside a changed check would be a lie: harness.bytecode
+# allows it in a folder of the run alone.
 sys.dont_write_bytecode = True
 
 
@@ -64,6 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--gpu-vendor runs tests/acceptance; leave it out to run the tool's own tests"
         )
+    from harness import bytecode
+
+    bytecode.keep()
     from harness.session import AcceptanceSession
 
     config.pluginmanager.register(AcceptanceSession(config), "stackcheck-acceptance")

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness import bytecode
+
 ACCEPTANCE = Path(__file__).resolve().parent.parent
 TOKEN = "STACKCHECK_CHILD"
 STACKS = "STACKCHECK_STACKS"
@@ -21,7 +23,11 @@ STACK_SIGNAL = signal.SIGUSR1
 def environment(extra: Mapping[str, str], token: str, stacks: Path) -> dict[str, str]:
     """The environment of a child: ours, `extra`, the suites on its path, and where its stacks go."""
     path = os.pathsep.join(filter(None, (str(ACCEPTANCE), os.environ.get("PYTHONPATH"))))
-    ours = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    ours = {
+        "PYTHONPATH": path,
+        "PYTHONDONTWRITEBYTECODE": "" if bytecode.is_kept() else "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return {**inherited, **ours, **extra, TOKEN: token, STACKS: str(stacks)}
 
