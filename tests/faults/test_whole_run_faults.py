@@ -70,6 +70,38 @@ def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> No
     assert not listener.heard().listening
 
 
+def item(file: str, count: int = 0, *, last: bool = False, perf: bool = False) -> SimpleNamespace:
+    """As much of a collected check as its place in the run depends on."""
+    marks = {"last": last, "gpus": count and SimpleNamespace(args=(count,), kwargs={"perf": perf})}
+    return SimpleNamespace(path=Path(file), get_closest_marker=lambda name: marks.get(name) or None)
+
+
+@pytest.mark.healthy
+@pytest.mark.parametrize(
+    ("most", "files"),
+    [
+        (4, "kernels training texts all judge"),
+        (2, "kernels texts all training judge"),
+        (1, "all training kernels texts judge"),
+    ],
+)
+def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it(most, files) -> None:
+    collected = [
+        item("judge", last=True),
+        item("all", most),
+        item("speed", most, perf=True),
+        item("texts"),
+        item("training", min(2, most)),
+        item("training", most, perf=True),
+        item("kernels", 1),
+        item("kernels", most),
+    ]
+    placed = order.ordered(collected)
+    assert list(dict.fromkeys(str(one.path) for one in placed if one.path != Path("speed"))) == files.split()
+    speeds = [order.is_performance(one) for one in placed]
+    assert speeds == [*sorted(speeds[:-1]), False], "performance follows correctness, and the judge is last"
+
+
 def parallel(monkeypatch, *, cores: int, plugins=("xdist",), worker: bool = False, **given) -> tuple:
     """How many workers a run gets, and how files are handed out, by what it was asked for."""
     spec = importlib.util.spec_from_file_location("conftest_of_tests", planting.TESTS / "conftest.py")

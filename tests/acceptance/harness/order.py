@@ -39,13 +39,22 @@ def is_last(item: pytest.Item) -> bool:
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Correctness, then performance, then what judges the run; files stay together within each.
 
-    Files of many devices come first: where files run side by side, what needs one device fills the gaps.
+    Where files run side by side, those that begin with a few devices come first and fill the machine; those
+    that need none run beside them; those that need most of it follow, for each of them waits for all others.
     """
     items = list(items)
-    widest: dict[Path, int] = {}
+    least: dict[Path, int] = {}
     for item in items:
-        widest[item.path] = max(widest.get(item.path, 0), devices(item))
-    return sorted(items, key=lambda item: (is_last(item), is_performance(item), -widest[item.path]))
+        if devices(item) and not is_performance(item):
+            least[item.path] = min(least.get(item.path, devices(item)), devices(item))
+    few = max(1, max(map(devices, items), default=0) // 2)
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int, int]:
+        count = least.get(item.path, devices(item))
+        turn = 1 if count == 0 else 0 if count <= few else 2
+        return is_last(item), is_performance(item), turn, count
+
+    return sorted(items, key=place)
 
 
 def devices(item: pytest.Item) -> int:
