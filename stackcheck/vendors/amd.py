@@ -60,7 +60,7 @@ def container_needs() -> ContainerNeeds:
     return ContainerNeeds(
         devices=tuple(str(node) for node in there),
         groups=tuple(sorted({node.stat().st_gid for node in there} - {0})),
-        ulimits=UNLIMITED_PINNING,
+        ulimits=UNLIMITED_PINNING if there else (),
         remark=f"AMD: {len(there)} device nodes by path, default seccomp profile",
     )
 

@@ -79,7 +79,7 @@ def container_needs() -> ContainerNeeds:
         devices=(*nodes, *caps),
         binds=tuple(Bind(source=path, target=f"/usr/local/nvidia/lib64/{name}") for name, path in libraries),
         env=(("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"),),
-        ulimits=UNLIMITED_PINNING,
+        ulimits=UNLIMITED_PINNING if nodes else (),
         remark=f"NVIDIA: no CDI specification found, so {len(nodes) + len(caps)} device nodes and "
         f"{len(libraries)} driver libraries are bound by path, read-only",
     )

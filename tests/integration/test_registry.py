@@ -50,6 +50,7 @@ def release(image: SmallImage, target: str, **changes: Any) -> publish.Published
         target=target,
         public_key=KEY.public_key(),
         report=quiet,
+        key=KEY,
     )
 
 

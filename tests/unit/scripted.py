@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = "stackcheck-test/suites:bad-days"
 LABEL = label(REFERENCE)
 # Stands for python3 and its pytest: it sleeps for ever while the suites hold a file `slow`, and otherwise
-# hands over the result that lies among them, under the id that run.json gives to this run.
+# hands over the result that lies among them, under the id and the inputs that run.json gives to this run.
 PYTHON = r"""#!/bin/bash
 if [ "${*: -1}" = /stackcheck/inventory.py ]; then # what is in the image
     echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
@@ -39,7 +39,9 @@ if [ -e /stackcheck/tests/acceptance/slow ]; then exec sleep 300; fi
 told=$(</stackcheck/run.json)
 [[ $told =~ \"run_id\":\ \"([0-9a-f]+)\" ]]
 answer=$(</stackcheck/tests/acceptance/answer.json)
-echo "${answer//RUN_ID/${BASH_REMATCH[1]}}" > /stackcheck/out/result.json
+answer=${answer//RUN_ID/${BASH_REMATCH[1]}}
+[[ $told =~ \"inputs\":\ (\{[^}]*\}) ]]
+echo "${answer//\"INPUTS\"/${BASH_REMATCH[1]}}" > /stackcheck/out/result.json
 """
 BALLAST_BYTES = 48 << 20  # what there is to copy while somebody presses Ctrl-C
 
@@ -66,8 +68,9 @@ def let_pass(checkout: Path) -> None:
     told = json.loads((checkout / "build" / LABEL / "run.json").read_text())
     now = dt.datetime.now(dt.UTC).isoformat()
     checks = [result_files.check(name) for name in matrix.load(checkout / "matrix.yaml").required["cpu"]]
-    same = {name: told[name] for name in ("tier", "stack_id", "image", "inputs", "host")}
-    document = result_files.result(*checks, **same, run_id="RUN_ID", started=now, finished=now)
+    same = {name: told[name] for name in ("tier", "stack_id", "image", "host")}
+    told_then = {"run_id": "RUN_ID", "inputs": "INPUTS"}
+    document = result_files.result(*checks, **same, **told_then, started=now, finished=now)
     (checkout / "tests" / "acceptance" / "answer.json").write_text(json.dumps(document))
     (checkout / "tests" / "acceptance" / "slow").unlink(missing_ok=True)
 

@@ -197,8 +197,10 @@ def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
     monkeypatch.setattr(devicelocks, "FOLDER", tmp_path / "leases")
-    for module in (amd, nvidia):
+    (tmp_path / "dev").mkdir()
+    for module, node in ((amd, "kfd"), (nvidia, "nvidia0")):
         monkeypatch.setattr(module, "DEV", tmp_path / "dev")
+        (tmp_path / "dev" / node).symlink_to("/dev/null")
     for name in ("one", "two"):
         (spec,) = run(of_vendor(make_plan(tmp_path / name), vendor), tmp_path / name).specs
         (leases,) = [mount for mount in spec.mounts if mount.source == tmp_path / "leases"]
@@ -206,6 +208,17 @@ def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
         assert f"--lease-dir={leases.target}" in spec.command
         assert spec.ulimits == {"memlock": -1}
     assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
+
+
+@pytest.mark.parametrize("vendor", ["amd", "nvidia"])
+def test_a_host_without_devices_asks_for_no_limit_that_its_daemon_may_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
+) -> None:
+    monkeypatch.setattr(devicelocks, "FOLDER", tmp_path / "leases")
+    for module in (amd, nvidia):
+        monkeypatch.setattr(module, "DEV", tmp_path / "dev")
+    (spec,) = run(of_vendor(make_plan(tmp_path), vendor), tmp_path).specs
+    assert spec.ulimits == {}
 
 
 def test_the_bare_machine_and_the_containers_share_one_lease_folder() -> None:
