@@ -16,7 +16,7 @@ from stackcheck.admission import admit, lifted_by
 from stackcheck.errors import ConfigurationError, PublishError
 from stackcheck.layout import OciLayout
 from stackcheck.oci import Manifest, RegistryError
-from stackcheck.registry import Reference, is_tag, open_store, parse_reference
+from stackcheck.registry import Reference, is_tag, open_store, parse_reference, parse_target
 from stackcheck.standing import MAX_AGE
 from stackcheck.statement import (
     Envelope,
@@ -75,7 +75,7 @@ def publish(
         PublishError: The certificate does not hold for this image, or the store failed; the tag did not move.
     """
     source = OciLayout(layout)
-    store = open_store(target, plain_http=plain_http)
+    store = open_store(parse_target(target), plain_http=plain_http)
     return release(
         source,
         source.only_manifest(),
@@ -160,7 +160,7 @@ def promote(
     tag = tags.floating(found.tag) if found.tag else facts(certified)["stackId"]
     if not tag:
         raise ConfigurationError("name the image by a tag", got=reference, expected=f"{found.target}:TAG")
-    store = open_store(target, plain_http=plain_http)
+    store = open_store(parse_target(target), plain_http=plain_http)
     return release(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
+_USER = re.compile(r"//[^/@]*@")  # of an address, with a password perhaps
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(
     r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|localhost|[A-Za-z0-9-]+(?=:)|\[[0-9a-fA-F:]+\])(?::\d+)?"
@@ -106,6 +107,8 @@ def parse_reference(text: str) -> Reference:
     Raises:
         ConfigurationError: It is neither `oci:DIR[:TAG][@DIGEST]` nor `HOST/REPO[:TAG][@DIGEST]`.
     """
+    if "://" in text:
+        raise _unreadable(_USER.sub("//…@", text), "leave the scheme out, and log in by docker login")
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
         raise _unreadable(text, "the digest is not sha256: and 64 hexadecimal digits")
@@ -115,6 +118,20 @@ def parse_reference(text: str) -> Reference:
     elif not is_tag(tag):
         raise _unreadable(text, f"{tag!r} is no tag")
     return Reference(target=_target(target, text), tag=tag or None, digest=digest or None)
+
+
+def parse_target(text: str) -> str:
+    """Read where images are published to.
+
+    Raises:
+        ConfigurationError: It is neither `oci:DIR` nor `HOST/REPO`, or names a tag or digest as well.
+    """
+    found = parse_reference(text)
+    if found.tag or found.digest:
+        raise ConfigurationError(
+            "a place to publish to has no tag: the image brings its own", got=text, expected=found.target
+        )
+    return found.target
 
 
 def open_store(target: str, *, plain_http: bool = False) -> Store:

@@ -26,6 +26,7 @@ from stackcheck.cli.build import (
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.examine import examine, refusal
 from stackcheck.image import label
+from stackcheck.registry import parse_target
 
 if TYPE_CHECKING:
     from stackcheck.engine import Engine
@@ -64,7 +65,7 @@ def make_images(
     """Build, test, certify and publish every stack this host can run, or the selected ones."""
     chosen = building.selected(root, selectors)
     options = build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
-    target = to or _target(root)
+    target = _target(root, to)
     if dry_run:
         found = forecast.forecast(chosen, root.resolve(), options)
         then = f"{tier} suites, certify, publish to {target}"
@@ -164,7 +165,7 @@ def publish_image(
     root: Root = HERE,
 ) -> None:
     """Publish an image that `certify` signed as PASSED: candidate, attach, verify, tag last."""
-    target = to or _target(root)
+    target = _target(root, to)
     settings = _settings(root, target=target, key=key)
     image = named.image(name, settings.root)
     tag = image.layout.parent.name
@@ -210,9 +211,9 @@ def _settings(
     )
 
 
-def _target(root: Path) -> str:
-    """Where the matrix says that images are published."""
-    return matrix.load(root.resolve() / "matrix.yaml").publish
+def _target(root: Path, to: str | None) -> str:
+    """Where images are published: as the user says, else as the matrix does."""
+    return parse_target(to or matrix.load(root.resolve() / "matrix.yaml").publish)
 
 
 def _candidate(

@@ -19,6 +19,7 @@ from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
 from harness.worker import Worker
 from vendors import Absence, Device, Host
+from workloads.kernel_lists import numbers
 
 TOUCHED_BYTES = 2 << 30  # more than a driver reserves for itself: somebody has memory on the device
 MEMORY_SHARE = 0.98  # of the nominal size; ECC and the driver keep the rest
@@ -172,13 +173,13 @@ def test_no_device_asks_for_recovery(devices: tuple[Device, ...]) -> None:
 
 def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
     """This process may use the memory and some CPU of each device's NUMA node."""
-    memory, findings = _ranges(_status("Mems_allowed_list")), Findings()
+    memory, findings = numbers(_status("Mems_allowed_list")), Findings()
     for device in devices:
         if not findings.knows(device.numa_node, "NUMA node"):
             continue
         node = int(device.numa_node)
         cpus = (
-            _ranges(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text())
+            numbers(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text())
             if node in memory
             else set()
         )
@@ -201,9 +202,3 @@ def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> boo
 def _status(field: str) -> str:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith(field + ":"))
-
-
-def _ranges(text: str) -> set[int]:
-    """A kernel list such as 0-3,8 as a set."""
-    pairs = [part.partition("-") for part in text.strip().split(",") if part]
-    return {number for low, _, high in pairs for number in range(int(low), int(high or low) + 1)}

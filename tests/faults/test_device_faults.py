@@ -5,74 +5,13 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from device_hosts import READ, SAMPLE, SEEN, STUMBLES, by_uuid, host_copies, nvidia, speeds
 from planting import STUBS, TESTS, Fault, device_check
 
 ACCEPTANCE = TESTS / "acceptance"
-
-
-def speeds(seconds: str, where: str = "a != b", *, wrong: int = 0) -> str:
-    """What the copies over four devices would say."""
-    pair = f"{{'from': a, 'to': b, 'seconds': [{seconds}] * 5, 'wrong_elements': {wrong}}}"
-    pairs = f"[{pair} for a in range(4) for b in range(4) if {where}]"
-    return f"lambda: {{'bytes': 400_000_000, 'pairs': {pairs}}}"
-
-
-def host_speeds(h2d: str = "5e-3", d2h: str = "5e-3", *, devices: int = 4, wrong: str = "0") -> str:
-    """What copies of 256 MB between the host and four devices would say."""
-    one = f"{{'h2d': [{h2d}] * 5, 'd2h': [{d2h}] * 5, 'wrong_elements': {wrong}}}"
-    return f"lambda: {{'bytes': 256_000_000, 'devices': [{one} for i in range({devices})]}}"
-
-
-# torch as a healthy host of the stub would show it.
-SEEN = {
-    "workloads.devices:seen": (
-        "lambda: [{'index': i, 'arch': 'sm_90', 'compute_units': 132, 'memory_bytes': 143771 << 20,"
-        " 'bdf': f'0000:{27 + i:02x}:00.0', 'uuid': None} for i in range(4)]"
-    ),
-    "workloads.devices:busy_links": "lambda seconds: 1",
-    "workloads.devices:peer_copies": (
-        "lambda: [{'from': a, 'to': b, 'access': True, 'wrong_elements': 0}"
-        " for a in range(4) for b in range(4) if a != b]"
-    ),
-    "workloads.devices:peer_speeds": speeds("1e-3"),
-    "workloads.devices:host_speeds": host_speeds(),
-    "workloads.memory:patterns": (
-        "lambda share, seconds: [{'device': i, 'bytes': 95 << 30, 'free_bytes': 100 << 30, 'errors': 0,"
-        " 'passes': ['own address', 'own address, complement'], 'first': [], 'seconds': 1.0} for i in range(4)]"
-    ),
-    "vendors.nvidia:torch_runtime": "lambda: '13.0'",
-    "vendors.nvidia:requirements": "lambda: ()",
-}
-
-
-def by_uuid(first: int) -> dict[str, str]:
-    """torch as it tells no address of a device and only its UUID."""
-    named = (
-        "lambda: [{**device, 'bdf': None, 'uuid': f'00000000-0000-0000-0000-{number:012d}'}"
-        f" for number, device in enumerate(({SEEN['workloads.devices:seen']})(), {first})]"
-    )
-    return SEEN | {"workloads.devices:seen": named}
-
-
-READ, SAMPLE = "harness.monitor:Monitor.read_devices", "harness.monitor:Monitor.sample"
-STUMBLES = "(_ for _ in ()).throw(__import__('harness.monitor').monitor.MonitorError('a stumble'))"
-
-
-def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
-    return Fault(
-        name, device_check(check), vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN
-    )
-
-
-def host_copies(name: str, says: str = "", outcome: str = "failed", **copies: Any) -> Fault:
-    return Fault(
-        name, device_check("test_host_bandwidth"), outcome, says, vendor="nvidia", nvml={},
-        patches=SEEN | {"workloads.devices:host_speeds": host_speeds(**copies)},
-    )  # fmt: skip
 
 
 FAULTS = (
@@ -149,6 +88,7 @@ FAULTS = (
     Fault("a fast copy of wrong data", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="wrong_elements",
           patches=SEEN | {"workloads.devices:peer_speeds": speeds("1e-3", wrong=7)}),
     host_copies("every device is fed at half rate", "h2d_gb_per_s 25.6 GB/s < 48", h2d="1e-2"),
+    host_copies("every device answers at half rate", "d2h_gb_per_s 25.6 GB/s < 49.7", d2h="1e-2"),
     host_copies("one device is fed slowly", "h2d_gb_per_s 20.48", h2d="1.25e-2 if i == 2 else 5e-3"),
     host_copies("one device answers slowly", "d2h: device 2 reaches 30.1 GB/s, the median of its node is 51.2",
                 d2h="8.5e-3 if i == 2 else 5e-3"),
@@ -215,11 +155,12 @@ def test_check_of_the_soak_tier_says_how_long_it_lasts(plant, tmp_path) -> None:
 
 
 def test_missing_bound_of_a_way_is_told_and_no_failure(plant) -> None:
-    metrics = plant(host_copies("nothing", outcome="passed"))["checks"][0]["metrics"]
+    unbounded = {"pci_device_id": 0x20B010DE, "memory": 40960 << 20, "capability": [8, 0], "cores": 6912}
+    fault = replace(host_copies("nothing", outcome="passed"), nvml=unbounded)
+    metrics = plant(fault)["checks"][0]["metrics"]
     told = {metric["name"]: metric for metric in metrics}
-    assert told["h2d_gb_per_s"]["verdict"] == "pass"
     assert told["d2h_gb_per_s"]["verdict"] == "no_threshold"
-    assert "add an entry to thresholds/nvidia/H200.json" in told["d2h_gb_per_s"]["source"]
+    assert "add an entry to thresholds/nvidia/A100-40GB.json" in told["d2h_gb_per_s"]["source"]
     assert [m["conditions"]["device"] for m in metrics if m["name"] == "d2h_device_gb_per_s"] == [0, 1, 2, 3]
 
 

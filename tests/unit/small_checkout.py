@@ -177,3 +177,10 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Done:
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return Done(int(ended.value.code or 0), captured.out, captured.err)
+
+
+def verify(
+    capsys: pytest.CaptureFixture[str], reference: str = f"oci:dist:{CPU_STACK}", *options: str
+) -> Done:
+    """`stackcheck verify` for a host without a GPU."""
+    return call(capsys, "verify", reference, "--device-model", "CPU", "--driver", "none", *options)

@@ -24,7 +24,7 @@ from stackcheck.oci import (
     descriptor,
     sha256,
 )
-from stackcheck.registry import Reference, open_store, parse_reference
+from stackcheck.registry import Reference, open_store, parse_reference, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +66,26 @@ def test_a_reference_is_read_and_spelled_back(text: str, expected: Reference) ->
 def test_what_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_reference(text)
+
+
+@pytest.mark.parametrize("text", ["oci:dist", "oci:/a/b.c", "127.0.0.1:5000/a/b", "registry.example.org/a"])
+def test_a_place_to_publish_to_is_read_as_it_is(text: str) -> None:
+    assert parse_target(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["oci:dist:rocm7", "registry.example.org/a:x", f"oci:dist@{DIGEST}", "a/b", ""]
+)
+def test_a_place_to_publish_to_has_no_tag_and_no_digest(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_target(text)
+
+
+def test_an_address_in_place_of_a_reference_shows_no_password() -> None:
+    with pytest.raises(ConfigurationError, match="docker login") as refused:
+        parse_target("https://name:secret@registry.example.org/a")
+    assert "secret" not in str(refused.value)
+    assert "secret" not in str(refused.value.got)
 
 
 @given(st.text(max_size=40))

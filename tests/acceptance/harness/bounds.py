@@ -12,11 +12,8 @@ from typing import Any
 
 from harness import models, thresholds
 
-PCIE_GB_PER_S_A_LANE = {
-    3: 0.985,
-    4: 1.969,
-    5: 3.938,
-}  # one way, by generation: PCI Express base specification
+# One way, by generation: PCI Express base specification.
+PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
 
 
 def main() -> None:

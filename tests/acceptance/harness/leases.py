@@ -145,7 +145,8 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True)
         folder.chmod(0o1777)  # for every uid; mkdir's mode is narrowed by the umask
     except FileExistsError:
-        pass
+        if folder.is_symlink() or not folder.is_dir():
+            raise LeaseError(f"{folder}: not a folder of locks; name another with --lease-dir") from None
     except OSError as error:
         raise LeaseError(f"{folder}: {error.strerror}; name a writable folder with --lease-dir") from error
 

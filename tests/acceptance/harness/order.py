@@ -49,10 +49,9 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             least[item.path] = min(least.get(item.path, devices(item)), devices(item))
     few = max(1, max(map(devices, items), default=0) // 2)
 
-    def place(item: pytest.Item) -> tuple[bool, bool, int, int]:
+    def place(item: pytest.Item) -> tuple[bool | int, ...]:
         count = least.get(item.path, devices(item))
-        turn = 1 if count == 0 else 0 if count <= few else 2
-        return is_last(item), is_performance(item), turn, count
+        return is_last(item), is_performance(item), count > few, count == 0, count
 
     return sorted(items, key=place)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from workloads.kernel_lists import numbers
 from workloads.measured import LINK_BYTES
 
 COPY_BYTES = 64 << 20
@@ -131,11 +132,9 @@ def _beside(bdf: str | None) -> Iterator[None]:
 
 
 def local_cores(bdf: str | None) -> set[int]:
-    """The cores on a device's NUMA node, as in "0-31,64-95"; none where the kernel does not say."""
+    """The cores on a device's NUMA node; none where the kernel does not say."""
     path = BUS / str(bdf) / "local_cpulist"
-    parts = path.read_text().strip().split(",") if path.is_file() else []
-    bounds = [part.partition("-") for part in parts if part]
-    return {core for first, _, last in bounds for core in range(int(first), int(last or first) + 1)}
+    return numbers(path.read_text()) if path.is_file() else set()
 
 
 def _properties(index: int) -> dict[str, Any]:

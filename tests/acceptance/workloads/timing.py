@@ -3,6 +3,7 @@
 Comes in: a function that enqueues work. Goes out: seconds per call, one figure per repeat.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -37,9 +38,15 @@ def repeats(
     """
     if device().type == "cpu":
         function()
-        return [(meet(), _on_host(function))[1] for _ in range(count)]
-    wipe = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device())
-    return [(meet(), _rested(function, calls, wipe))[1] for _ in range(count)]
+        once = functools.partial(_on_host, function)
+    else:
+        wipe = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device())
+        once = functools.partial(_rested, function, calls, wipe)
+    found = []
+    for _ in range(count):
+        meet()
+        found.append(once())
+    return found
 
 
 def _rested(function: Callable[[], object], calls: int, wipe: torch.Tensor) -> float:
