@@ -82,12 +82,13 @@ def materialise(
         setattr(module.get_submodule(owner), leaf, done[id(parameter)])
 
 
-def finish(model: nn.Module, options: Options, *, compiled: bool) -> None:
-    """Compile blocks or model, and recompute activations in backward, as the options say.
+def finish(model: nn.Module, options: Options, *, gpu: bool) -> None:
+    """Compile blocks or model (on a GPU, unless the options say), and recompute activations in backward.
 
     What recomputes goes inside the block: FSDP2 casts a block's inputs in forward and not in backward, so a
     call through its hooks again would see other types. The compiled forward goes inside what recomputes.
     """
+    compiled = gpu if options.compile is None else options.compile
     again, whole = options.recompute == "full", options.compile_scope == "model"
     if again:
         for block in model.blocks.values():

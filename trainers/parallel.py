@@ -81,7 +81,7 @@ def prepare(model: nn.Module, options: Options, world: World, tp: DeviceMesh | N
     if tp is not None and tp.size() > 1:
         for block in model.blocks.values():
             parallelize_module(block, tp, tensor_plan(block))
-    build.finish(model, options, compiled=options.compile if options.compile is not None else world.gpu)
+    build.finish(model, options, gpu=world.gpu)
 
 
 def tensor_plan(block: nn.Module) -> dict[str, Any]:

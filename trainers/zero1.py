@@ -51,8 +51,7 @@ class Zero1:
 
             self.model = fused.Model(model, peaks.find(world), fp8=options.precision == "fp8")
         else:
-            compiled = options.compile if options.compile is not None else world.gpu
-            build.finish(model, options, compiled=compiled)
+            build.finish(model, options, gpu=world.gpu)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Job; the sum over ranks is a mean because each share is divided by their number."""
