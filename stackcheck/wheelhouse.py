@@ -1,8 +1,8 @@
 """The local wheels that a lock names, as one folder for a build.
 
 In: locked packages, folders of wheels and local simple indexes (PEP 503), a wheel cache. Out: a flat folder
-of links to just those files, by hash where the lock has hashes: gigabytes of other wheels never travel to the
-builder. What is missing for a target is told.
+of just those files, by hash where the lock has hashes: gigabytes of other wheels never travel to the builder.
+What is missing for a target is told.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ class Found:
 
     Attributes:
         files: The files of each locked package that has any.
+        cached: Those of them that lie in the wheel cache.
     """
 
     files: dict[Locked, tuple[Path, ...]]
+    cached: frozenset[Path]
 
     def missing(self, wanted: Sequence[Locked], target: Target) -> tuple[Locked, ...]:
         """The packages of which no file installs on a target."""
@@ -42,13 +44,17 @@ class Found:
             if not any(target.takes(path.name) for path in self.files.get(package, ()))
         )
 
-    def link(self, folder: Path) -> tuple[str, ...]:
-        """Make a fresh folder of links to the files; their names, sorted."""
+    def lay_out(self, folder: Path) -> tuple[str, ...]:
+        """Make a fresh folder of the files; their names, sorted.
+
+        A file that is not the cache's is copied: a link to it would change its inode, and uv unpacks a local
+        wheel once more when its inode's time has changed (torch: 700 MB in uv's cache for each build).
+        """
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         named = {path.name: path for paths in self.files.values() for path in reversed(paths)}
         for name, path in named.items():
-            _link(path, folder / name)
+            (_link if path in self.cached else shutil.copyfile)(path, folder / name)
         return tuple(sorted(named))
 
 
@@ -69,7 +75,7 @@ def look(wanted: Sequence[Locked], settings: HostSettings, cached: Mapping[str, 
                 paths[path.name] = path
         if paths:
             files[package] = tuple(paths.values())
-    return Found(files=files)
+    return Found(files=files, cached=frozenset(cached.values()))
 
 
 def _candidates(package: Locked, settings: HostSettings) -> Iterator[tuple[Path, str | None]]:
@@ -116,5 +122,5 @@ def sha256(path: Path) -> str:
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # another file system, or a folder that one may only read
+    except OSError:  # another file system, or a cache that one may only read
         shutil.copyfile(source, target)

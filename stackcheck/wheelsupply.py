@@ -55,7 +55,7 @@ class Supply:
         """Fill a stage's folder of wheels; the pip.conf that goes with it."""
         wanted = packages(plan, stage)
         found = wheelhouse.look(wanted, self.settings, self.cached)
-        named = found.link(house)
+        named = found.lay_out(house)
         lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
         whole = bool(wanted) and not lacking and _all_by_hash(stage)
         return self.settings.pip_conf(wheelhouse=bool(named), closed=self.closed or whole)

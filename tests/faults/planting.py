@@ -36,6 +36,7 @@ FAULTS = Path(__file__).resolve().parent
 TESTS = FAULTS.parent
 STUBS = FAULTS / "stubs"
 TIMEOUT_S = 300
+CACHES = ("torchinductor_", "pytest-of-")  # what torch and pytest keep in a temporary folder
 PLANTED = "stackcheck_planted"  # the name of a report's property
 
 # The suites need torch, which the tool does not: its own tests may run beside a Python that has both.
@@ -133,11 +134,14 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
     if fault.patches:
         (planted / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
     path = [str(planted), *fault.paths, *([str(STUBS)] if fault.nvml is not None else [])]
+    scratch = folder / "scratch"
+    scratch.mkdir()
     variables = {
         "PYTHONPATH": os.pathsep.join(path),
         "STACKCHECK_PATCHES": json.dumps(dict(fault.patches)),
         "STACKCHECK_FAKE_NVML": json.dumps(dict(fault.nvml or {})),
         "STACKCHECK_FAKE_FOLDER": str(planted),
+        "TMPDIR": str(scratch),
         "OMP_NUM_THREADS": "1",  # suites run side by side here: waiting threads would take each other's time
         **fault.env,
     }
@@ -164,6 +168,8 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
         cwd=folder,
     )
     assert (out / "result.json").exists(), ended.stdout + ended.stderr
+    left = sorted(path.name for path in scratch.iterdir() if not path.name.startswith(CACHES))
+    assert not left, f"the run left {left} in its temporary folder\n{ended.stdout}{ended.stderr}"
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return {**result, "output": ended.stdout + ended.stderr, "exit": ended.returncode}
 

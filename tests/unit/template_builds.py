@@ -69,7 +69,7 @@ def build(
     scratch = context.parent
     settings = wheels.host_settings()
     wanted = [found for path in sorted(context.glob("*.lock")) for found in locked.read(path.read_text())]
-    named = wheelhouse.look(wanted, settings, {}).link(scratch / "wheels")
+    named = wheelhouse.look(wanted, settings, {}).lay_out(scratch / "wheels")
     if extra:
         shutil.copy(extra, scratch / "wheels")
     (scratch / "pip.conf").write_text(settings.pip_conf(wheelhouse=bool(named)))

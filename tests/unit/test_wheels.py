@@ -103,7 +103,7 @@ def entry(name: str, data: bytes) -> str:
 
 
 def gather(lock: str, host: wheels.HostSettings, folder: Path) -> tuple[str, ...]:
-    return wheelhouse.look(locked.read(lock), host, {}).link(folder)
+    return wheelhouse.look(locked.read(lock), host, {}).lay_out(folder)
 
 
 def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
@@ -133,3 +133,20 @@ def test_a_second_gathering_forgets_the_first(tmp_path: Path) -> None:
     gather("a==1.0\n", host, tmp_path / "house")
     assert gather("b==1.0\n", host, tmp_path / "house") == ()
     assert list((tmp_path / "house").iterdir()) == []
+
+
+def test_a_users_wheel_is_left_as_it_is_and_one_of_the_cache_is_linked(tmp_path: Path) -> None:
+    """uv unpacks a local wheel anew when its inode's time has changed, as a link to it would."""
+    host = host_with(tmp_path, {"a-1.0-py3-none-any.whl": b"a"})
+    users = host.folders[0] / "a-1.0-py3-none-any.whl"
+    cached = tmp_path / "cache" / "b-1.0-py3-none-any.whl"
+    cached.parent.mkdir()
+    cached.write_bytes(b"b")
+    wanted = locked.read(entry("a==1.0", b"a") + entry("b==1.0", b"b"))
+    before = users.stat().st_ctime_ns
+    house = tmp_path / "house"
+    named = wheelhouse.look(wanted, host, {hashlib.sha256(b"b").hexdigest(): cached}).lay_out(house)
+    assert named == (users.name, cached.name)
+    assert users.stat().st_ctime_ns == before
+    assert (house / users.name).read_bytes() == b"a"
+    assert (house / cached.name).samefile(cached)

@@ -33,9 +33,10 @@ def launch(
     token = uuid.uuid4().hex
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
-    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc), str(RANK))
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc))
+    logs = ("--log-dir", str(home))  # torchrun would leave a folder of its own in /tmp
     process = processes.start(
-        processes.python(*run, str(find(program)), *arguments),
+        processes.python(*run, *logs, str(RANK), str(find(program)), *arguments),
         env=processes.environment({**_recorder(home), **environment}, token, home),
         stdout=home / "stdout.txt",
         stderr=home / "stderr.txt",
