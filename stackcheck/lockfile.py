@@ -67,7 +67,7 @@ def _room(folder: Path) -> Iterator[None]:
             raise
         raise ConfigurationError(
             "a file could not be written",
-            where=str(error.filename or folder),
+            where=str(error.filename2 or error.filename or folder),  # of a copy, where it was to go
             got=error.strerror,
             next_step=MEND,
         ) from error

@@ -95,6 +95,12 @@ def test_a_disk_that_takes_nothing_is_told_with_its_place_by_whoever_holds_the_c
     assert caught.value.where == str(tmp_path / "build")
 
 
+def test_the_place_of_a_copy_that_does_not_fit_is_where_it_was_to_go(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught, lockfile.exclusive(tmp_path, "a test", print):
+        raise OSError(errno.ENOSPC, "no room", "/a/source", None, "/a/target")  # as shutil says it
+    assert caught.value.where == "/a/target"
+
+
 def test_other_failures_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError), lockfile.exclusive(tmp_path, "a test", print):
         raise IsADirectoryError(errno.EISDIR, "is a folder", "/some/folder")

@@ -8,6 +8,7 @@ between readings; after a timeout it is killed and the next reading starts anoth
 import os
 import pickle
 import select
+import shutil
 import tempfile
 import threading
 import time
@@ -39,7 +40,7 @@ class Monitor:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._answers = -1
         self._token = uuid.uuid4().hex
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # what the child writes
+        self._folder = Path(tempfile.gettempdir(), f"stackcheck-monitor-{self._token}")  # while a child lives
 
     def read(self) -> Host:
         """The whole host. Raises `VendorAbsentError` or `MonitorError`."""
@@ -63,9 +64,7 @@ class Monitor:
             os.close(self._answers)
             processes.kill(self._token, self._process)
             self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _call(self, *request: object) -> object:
         with self._lock:
@@ -75,7 +74,7 @@ class Monitor:
                 os.write(self._requests, pickle.dumps(request))
                 answer = self._read(time.monotonic() + self.timeout_s)
             except (BrokenPipeError, EOFError):
-                last = processes.tail(Path(self._folder.name, "stderr.txt")) if self._folder else ""
+                last = processes.tail(self._folder / "stderr.txt")
                 self.stop()
                 raise MonitorError(f"the {self.vendor} library ended its process:\n{last}") from None
             except TimeoutError:
@@ -109,15 +108,14 @@ class Monitor:
                 continue
 
     def _start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="stackcheck-monitor-")
-        folder = Path(self._folder.name)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         child_reads, self._requests = os.pipe()
         self._answers, child_writes = os.pipe()
         self._process = processes.start(
             processes.python("-m", "vendors.child", self.vendor, str(child_reads), str(child_writes)),
-            env=processes.environment({}, self._token, folder),
-            stdout=folder / "stdout.txt",
-            stderr=folder / "stderr.txt",
+            env=processes.environment({}, self._token, self._folder),
+            stdout=self._folder / "stdout.txt",
+            stderr=self._folder / "stderr.txt",
             pass_fds=(child_reads, child_writes),
         )
         os.close(child_reads)
