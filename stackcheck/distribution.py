@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 ACCEPT = f"{OCI_MANIFEST}, {OCI_INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
 OK, CREATED, ACCEPTED = 200, 201, 202
-LIST_UNSUPPORTED = DELETE_UNSUPPORTED = (404, 405)
+# A repository that is not there yet has no tags; where a registry cannot list them, nobody knows.
+NO_TAGS = (404,)
+NO_REFERRERS = DELETE_UNSUPPORTED = (404, 405)
 PAGES = 1000  # of tags or referrers
 
 
@@ -147,7 +149,7 @@ class Repository:
     def referrers(self, digest: str) -> tuple[Descriptor, ...] | None:
         """What the registry's referrers API lists; None where there is no such API."""
         found: list[Descriptor] = []
-        for page in self._pages(f"{self._root}/referrers/{digest}"):
+        for page in self._pages(f"{self._root}/referrers/{digest}", NO_REFERRERS):
             if page is None:
                 return None
             found += page.descriptors("manifests")
@@ -156,21 +158,22 @@ class Repository:
     def tags(self) -> tuple[str, ...]:
         """Every tag; none when the repository is not there yet."""
         found: list[str] = []
-        for page in self._pages(f"{self._root}/tags/list"):
+        for page in self._pages(f"{self._root}/tags/list", NO_TAGS):
             listed = (page.document.get("tags") if page else None) or []
             if not isinstance(listed, list):
                 raise RegistryError("the registry's list of tags is none", where=self.target, got=str(listed))
             found += map(str, listed)
         return tuple(found)
 
-    def _pages(self, url: str | None) -> Iterator[Manifest | None]:
-        """The pages of a list; None where the registry has no such list."""
+    def _pages(self, url: str | None, nothing: tuple[int, ...]) -> Iterator[Manifest | None]:
+        """The pages of a list; None where its first answer has a status that means that there is nothing."""
         seen: set[str] = set()
         while url:
             if url in seen or len(seen) == PAGES:
                 raise RegistryError("a list of the registry has no end", where=url, got=f"{len(seen)} pages")
             seen.add(url)
-            response = self._http.request("GET", url, expected=(200, *LIST_UNSUPPORTED), stream=True)
+            absent = nothing if len(seen) == 1 else ()  # half a list is none
+            response = self._http.request("GET", url, expected=(200, *absent), stream=True)
             if response.status_code != OK:
                 yield None
                 return
@@ -218,10 +221,11 @@ class Repository:
 
 
 def _lock_folder() -> Path:
-    """A folder of this user alone: in /tmp anybody could lay a lock, or a link, in the way."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return (Path(runtime) if runtime else state) / "stackcheck"
+    """A folder of this user alone: in /tmp anybody could lay a lock, or a link, in the way.
+
+    XDG_RUNTIME_DIR is not asked: a login has one and cron has none, so two writers would not meet.
+    """
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "stackcheck"
 
 
 def _opened(path: Path) -> IO[str]:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import itertools
 import json
-import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -140,25 +138,7 @@ def describe(
     digest = archive.manifest_digest(layout)
     manifest = archive.read_json(layout, digest)
     config = archive.read_json(layout, manifest["config"]["digest"])
-    history = config.get("history") or []
-    if len(sizes) != len(history) or len(manifest["layers"]) != sum(
-        not step.get("empty_layer") for step in history
-    ):
-        raise ConfigurationError(
-            "the image's history does not say which step made which layer",
-            where=reference,
-            got=f"{len(history)} steps, {len(manifest['layers'])} layers, {len(sizes)} sizes by the engine",
-            expected="an image whose builder records its history",
-        )
-    made = [
-        (size, step.get("created_by", ""))
-        for size, step in zip(sizes, history, strict=True)
-        if not step.get("empty_layer")
-    ]
-    layers = tuple(
-        Layer(digest=entry["digest"], size_bytes=size, created_by=step)
-        for entry, (size, step) in zip(manifest["layers"], made, strict=True)
-    )
+    layers = _layers(manifest["layers"], config.get("history") or [], sizes, where=reference)
     return Image(
         stack_id=stack_id,
         reference=reference,
@@ -172,6 +152,29 @@ def describe(
         key=key,
         inputs=dict(inputs),
         built=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _layers(
+    entries: Sequence[Mapping[str, Any]],
+    history: Sequence[Mapping[str, Any]],
+    sizes: Sequence[int],
+    *,
+    where: str,
+) -> tuple[Layer, ...]:
+    """Each layer with the step that made it; the engine's sizes are those of the steps."""
+    steps = [not step.get("empty_layer") for step in history]
+    if len(sizes) != len(history) or len(entries) != sum(steps):
+        raise ConfigurationError(
+            "the image's history does not say which step made which layer",
+            where=where,
+            got=f"{len(history)} steps, {len(entries)} layers, {len(sizes)} sizes by the engine",
+            expected="an image whose builder records its history",
+        )
+    made = itertools.compress(zip(sizes, history, strict=True), steps)
+    return tuple(
+        Layer(digest=entry["digest"], size_bytes=size, created_by=step.get("created_by", ""))
+        for entry, (size, step) in zip(entries, made, strict=True)
     )
 
 
@@ -210,15 +213,6 @@ def load_image(path: Path) -> Image:
     values["layers"] = tuple(Layer(**layer.model_dump()) for layer in read.layers)
     values["stages"] = tuple(StageUse(**stage.model_dump()) for stage in read.stages)
     return Image(**values, layout=path.parent / "oci", reused=True)
-
-
-def label(name: str) -> str:
-    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold.
-
-    A reference also gets an ending made of all of it: no two share a name, and none has that of a stack.
-    """
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
-    return plain if plain == name else f"{plain[:90]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...]:

@@ -107,13 +107,18 @@ def hint(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def _publish(path: Path, pem: bytes) -> None:
-    """Write the public key, or take the private one back where its name has been given to another."""
+    """Write the public key, or take the private one back where that cannot be: both halves or none."""
     public = public_path(path)
+    made = [path]
     try:
         with public.open("xb") as file:
+            made.append(public)
             file.write(pem)
-    except FileExistsError:
-        path.unlink()
+    except OSError as error:
+        for half in made:
+            half.unlink(missing_ok=True)
+        if not isinstance(error, FileExistsError):
+            raise
         raise ConfigurationError(
             "the public key of another signing key is in the way",
             where=str(public),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from stackcheck.addresses import is_port
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci import (
     SMALL_BLOB_LIMIT_BYTES,
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-_USER = re.compile(r"//[^/@]*@")  # of an address, with a password perhaps
+# Of an address, with a password perhaps: all up to the last @ that no digest (or start of one) follows.
+_USER = re.compile(r".*@(?!sha256:[0-9A-Fa-f]*$)", re.DOTALL)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(
-    r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|localhost|[A-Za-z0-9-]+(?=:)|\[[0-9a-fA-F:]+\])(?::\d+)?"
+    r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|localhost|[A-Za-z0-9-]+(?=:)|\[[0-9a-fA-F:]+\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
 )
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
 
@@ -108,7 +111,7 @@ def parse_reference(text: str) -> Reference:
         ConfigurationError: It is neither `oci:DIR[:TAG][@DIGEST]` nor `HOST/REPO[:TAG][@DIGEST]`.
     """
     if "://" in text:
-        raise _unreadable(_USER.sub("//…@", text), "leave the scheme out, and log in by docker login")
+        raise _unreadable(text, "leave the scheme out, and log in by docker login")
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
         raise _unreadable(text, "the digest is not sha256: and 64 hexadecimal digits")
@@ -177,14 +180,17 @@ def _target(target: str, text: str) -> str:
             raise _unreadable(text, "the folder is missing")
         return target
     host, slash, repository = target.partition("/")
-    if not slash or not _HOST.fullmatch(host) or not _REPOSITORY.fullmatch(repository):
+    named = _HOST.fullmatch(host)
+    if not slash or not named or not _REPOSITORY.fullmatch(repository):
         raise _unreadable(text, "there is no HOST/REPO in it")
+    if named["port"] and not is_port(int(named["port"])):
+        raise _unreadable(text, f"there is no port {named['port']}")
     return target
 
 
 def _unreadable(text: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"this is not a reference: {why}",
-        got=text,
+        got=_USER.sub("…@", text),
         expected="oci:DIR:TAG, HOST/REPO:TAG, or either with @sha256:…",
     )

@@ -6,10 +6,8 @@ foreign input: size, depth, unknown keys, doubled keys and numbers that are not 
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     AwareDatetime,
@@ -24,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from stackcheck import strictjson
 from stackcheck.errors import ChecksFailedError
 from stackcheck.regular import read_regular
 
@@ -94,13 +93,14 @@ class Host(_Part):
 class Selection(_Part):
     """What pytest was asked for, how many checks it was to run, and how many it left out.
 
-    `deselected` are those of a later tier, and `dropped` those that anything else took out of this one.
+    `deselected` are those of a later tier, and `dropped` those that anything else took out of this one; None
+    in a result that does not say, which is never PASSED.
     """
 
     arguments: tuple[str, ...]
     collected: NonNegativeInt
     deselected: NonNegativeInt
-    dropped: NonNegativeInt = 0
+    dropped: NonNegativeInt | None = None
 
 
 class Metric(_Part):
@@ -185,7 +185,7 @@ def load(path: Path) -> RunResult:
 def parse(text: bytes, *, where: str = "result.json") -> RunResult:
     """The run that a result file's bytes describe; `where` names the file in errors."""
     try:
-        json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+        strictjson.check(text)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise ResultError(
             "the result file is not valid JSON, so the run says nothing",
@@ -229,24 +229,6 @@ def read(path: Path) -> bytes:
             expected=f"at most {SIZE_LIMIT_BYTES} bytes",
         )
     return text
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that JSON has")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
-    return number
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError("an object names a key twice")
-    return members
 
 
 def _problems(error: ValidationError) -> str:

@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal
 
-from stackcheck import devicelocks, inputs, results, vendors
+from stackcheck import claims, devicelocks, inputs, results, vendors
 from stackcheck.container import USER_ENV
 from stackcheck.durable import write_atomically
 from stackcheck.engine import Mount, RunSpec
@@ -102,12 +102,14 @@ def earlier_result(plan: Plan, out: Path) -> results.RunResult | None:
         if key != plan.key() | {"result": sha256(body)}:
             return None
         result = results.parse(body, where=str(path))
-        _refuse_other(result, plan, path)
+        claims.refuse_other(result, _run_file(plan, result.run_id), path)
     except (OSError, ValueError, ChecksFailedError):
         return None  # nothing, or not whole: run again, which says more than the old file could
-    if result.finished is None or dt.datetime.now(dt.UTC) - result.finished > RENEW_AFTER:
+    if result.finished is None or result.state != "finished":
         return None
-    return result if result.state == "finished" else None
+    now = dt.datetime.now(dt.UTC)
+    recent = result.started <= result.finished <= now and now - result.finished <= RENEW_AFTER
+    return result if recent else None
 
 
 def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None]) -> results.RunResult:
@@ -122,9 +124,12 @@ def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None])
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
     spec = _container(plan, needs, out, folder)
     tail: deque[str] = deque(maxlen=LAST_LINES)
+    before = dt.datetime.now(dt.UTC)
     with (out / "container.log").open("w", encoding="utf-8") as log:
         code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, tail, report)))
+    after = dt.datetime.now(dt.UTC)
     result, digest = _read(plan, folder, code, run_id, tail)
+    claims.refuse_times(result, before, after, folder / "result.json")
     key = json.dumps(plan.key() | {"result": digest}, indent=2).encode()
     write_atomically(out / "key.json", (key,), failure=ConfigurationError)
     return result
@@ -143,9 +148,10 @@ def _fresh_folder(out: Path) -> Path:
 def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Path) -> RunSpec:
     told = out / "run.json"
     user = CONTAINER_USER if os.geteuid() == 0 else os.geteuid()
+    leases = devicelocks.mounts(plan.host.vendor)
     return RunSpec(
         image=plan.subject.reference,
-        command=_command(plan),
+        command=_command(plan, leases),
         user=f"{user}:{user}",
         env={
             **dict(vendors.site_environment()),
@@ -159,7 +165,7 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
             Mount(source=out / "suite" / "trainers", target="/stackcheck/trainers", read_only=True),
             Mount(source=told, target="/stackcheck/run.json", read_only=True),
             Mount(source=folder, target="/stackcheck/out", read_only=False),
-            *devicelocks.mounts(plan.host.vendor),
+            *leases,
             *(Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds),
         ),
         devices=needs.devices,
@@ -171,13 +177,13 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
     )
 
 
-def _command(plan: Plan) -> tuple[str, ...]:
+def _command(plan: Plan, leases: Iterable[Mount]) -> tuple[str, ...]:
     # One word an option: pytest takes a lone path for something to collect, and looks for its settings there.
     return (
         *("python3", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
         *(f"--gpu-vendor={plan.host.vendor}", f"--tier={plan.tier}"),
         *("--run-file=/stackcheck/run.json", "--result-dir=/stackcheck/out"),
-        *(f"--lease-dir={mount.target}" for mount in devicelocks.mounts(plan.host.vendor)),
+        *(f"--lease-dir={mount.target}" for mount in leases),
         *plan.selection,
     )
 
@@ -239,21 +245,5 @@ def _read(
         raise ChecksFailedError(
             "the suites left the result of another run", where=str(path), got=result.run_id, expected=run_id
         )
-    _refuse_other(result, plan, path)
+    claims.refuse_other(result, _run_file(plan, run_id), path)
     return result, sha256(body)
-
-
-def _refuse_other(result: results.RunResult, plan: Plan, path: Path) -> None:
-    """What the suites were told, they have to have written: their writer runs in the image being judged."""
-    told = _run_file(plan, result.run_id)
-    written = result.model_dump(mode="json")
-    told["host"]["memory_bytes"] = written["host"]["memory_bytes"]  # a virtual machine's may grow
-    for name in ("image", "inputs", "tier", "stack_id", "host"):
-        if written[name] != told[name]:
-            raise ChecksFailedError(
-                f"the result is about another {name.replace('_', ' ')} than the run",
-                where=str(path),
-                got=json.dumps(written[name])[:300],
-                expected=json.dumps(told[name])[:300],
-                next_step="run the suites again: stackcheck test",
-            )

@@ -1,11 +1,13 @@
 """The tags of a store: a floating one per stack, which moves, and unique ones, which stay with their digest.
 
-In: a store, a tag. Out: the unique tags of a floating one, the digest under a tag, and whose tag it is.
+In: a store, a tag, a name. Out: the unique tags of a floating one, the digest under a tag, whose tag it is,
+and the tag of a name.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import re
 from typing import TYPE_CHECKING
 
@@ -14,8 +16,18 @@ from stackcheck.oci import MissingError
 if TYPE_CHECKING:
     from stackcheck.registry import Store
 
+# Of these two no tag can be both: a label's ending begins with a letter, and a unique tag's with a number.
 _UNIQUE = re.compile(r"(?P<tag>.+)-(?P<date>\d{8})-(?P<number>\d+)(\.[0-9a-f]{8})?")
-_FOREIGN = re.compile(r".+-[0-9a-f]{8}")  # as image.label makes it of a reference
+_FOREIGN = re.compile(r".+-x[0-9a-f]{8}")
+
+
+def label(name: str) -> str:
+    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold.
+
+    A reference also gets an ending made of all of it: no two share a name, and none has that of a stack.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    return plain if plain == name else f"{plain[:90]}-x{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def floating(tag: str) -> str:

@@ -97,8 +97,10 @@ class Transport:
                 return response
             if response.status_code == requests.codes.unauthorized and not challenged:
                 challenged = True
-                response.close()
-                self._answer_challenge(response)
+                try:
+                    self._answer_challenge(response)  # may quote what the registry says
+                finally:
+                    response.close()
                 continue
             delay = next(delays) if response.status_code in RETRIED else None
             if delay is None:
@@ -113,8 +115,9 @@ class Transport:
         headers: Mapping[str, str] | None,
         body: Callable[[], Any] | None,
     ) -> requests.Response:
-        own = origin(url) == origin(self.base)
-        if not own and self.base.startswith("https:") and not url.startswith("https:"):
+        aim, home = (origin(address, self.base) for address in (url, self.base))
+        own = aim == home
+        if not own and home[0] == "https" and aim[0] != "https":
             raise RegistryError("the registry sends us on over plain http", where=self.base, got=url)
         try:
             return self._session.request(
@@ -134,11 +137,11 @@ class Transport:
         """The absolute form of an address that the registry sends us to; `RegistryError` where it is none."""
         try:
             found = urljoin(response.url, following)
-            origin(found)
         except ValueError as error:
             raise RegistryError(
                 "the registry names no usable address", where=self.base, got=following[:200]
             ) from error
+        origin(found, self.base)
         return found
 
     def body(self, response: requests.Response, limit: int) -> bytes:
@@ -180,19 +183,18 @@ class Transport:
         if scheme.lower() == "basic" and known:
             self._authorization = requests.auth._basic_auth_str(known.username, known.password)  # noqa: SLF001
         elif scheme.lower() == "bearer":
-            self._authorization = f"Bearer {self._token(response, dict(_CHALLENGE.findall(rest)), known)}"
+            self._authorization = f"Bearer {self._token(dict(_CHALLENGE.findall(rest)), known)}"
         else:
             raise self._refused(response.request.method or "", response.url, response)
 
     def _token(
         self,
-        response: requests.Response,
         challenge: Mapping[str, str],
         known: credentials.Credentials | None,
     ) -> str:
         realm = challenge.get("realm", "")
-        parts = urlsplit(self.next_address(response, realm))
-        if parts.scheme != "https" and not is_loopback(parts.netloc):
+        scheme, host, _ = origin(realm, self.base)
+        if scheme != "https" and not is_loopback(host):
             raise RegistryError(
                 "the registry sends us for a token over plain http", where=self.base, got=realm
             )

@@ -166,7 +166,9 @@ def _about_counts(result: RunResult) -> Iterator[str]:
     if not result.checks:
         yield "the run has no results"
     selection, reported = result.selection, len(result.checks)
-    if selection.dropped:
+    if selection.dropped is None:
+        yield "the result does not say how many checks of the tier were deselected"
+    elif selection.dropped:
         arguments = " ".join(selection.arguments) or "none"
         yield f"{selection.dropped} checks of the tier were deselected; arguments: {arguments}"
     if reported < selection.collected:

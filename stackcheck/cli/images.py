@@ -25,8 +25,8 @@ from stackcheck.cli.build import (
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.examine import examine, refusal
-from stackcheck.image import label
 from stackcheck.registry import parse_target
+from stackcheck.tags import label
 
 if TYPE_CHECKING:
     from stackcheck.engine import Engine

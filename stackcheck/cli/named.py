@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from stackcheck import resolve
 from stackcheck.errors import ConfigurationError, NothingSelectedError
-from stackcheck.image import label, load_image
+from stackcheck.image import load_image
+from stackcheck.tags import label
 
 if TYPE_CHECKING:
     from stackcheck.image import Image

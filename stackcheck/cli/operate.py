@@ -61,7 +61,9 @@ def promote_image(
 ) -> None:
     """Copy a certified image and its certificate to another target; the digest stays."""
     from stackcheck import publish
+    from stackcheck.registry import parse_target
 
+    to = parse_target(to)
     public_key = keys.load_public(key)
     if dry_run:
         print(f"{reference}: copy image and certificate to {to}, tag last")

@@ -5,7 +5,6 @@ An image whose python3 is a script that hands over an answer, and a checkout who
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import shutil
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING
 import result_files
 import shell_image
 from stackcheck import matrix
-from stackcheck.image import label
 from stackcheck.layout import OciLayout
+from stackcheck.tags import label
 
 if TYPE_CHECKING:
     import signal
@@ -27,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = "stackcheck-test/suites:bad-days"
 LABEL = label(REFERENCE)
 # Stands for python3 and its pytest: it sleeps for ever while the suites hold a file `slow`, and otherwise
-# hands over the result that lies among them, under the id and the inputs that run.json gives to this run.
+# hands over the result that lies among them, under the id and the inputs that run.json gives to this run, and
+# with the time of this run.
 PYTHON = r"""#!/bin/bash
 if [ "${*: -1}" = /stackcheck/inventory.py ]; then # what is in the image
     echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
@@ -40,6 +40,9 @@ told=$(</stackcheck/run.json)
 [[ $told =~ \"run_id\":\ \"([0-9a-f]+)\" ]]
 answer=$(</stackcheck/tests/acceptance/answer.json)
 answer=${answer//RUN_ID/${BASH_REMATCH[1]}}
+now=$EPOCHREALTIME
+TZ=UTC0 printf -v now '%(%FT%T)T.%sZ' "${now%.*}" "${now#*.}"
+answer=${answer//RUN_TIME/$now}
 [[ $told =~ \"inputs\":\ (\{[^}]*\}) ]]
 echo "${answer//\"INPUTS\"/${BASH_REMATCH[1]}}" > /stackcheck/out/result.json
 """
@@ -66,11 +69,10 @@ def make_checkout(root: Path) -> Path:
 def let_pass(checkout: Path) -> None:
     """Give the suites a healthy result to hand over; their image and host are the ones of the last run."""
     told = json.loads((checkout / "build" / LABEL / "run.json").read_text())
-    now = dt.datetime.now(dt.UTC).isoformat()
     checks = [result_files.check(name) for name in matrix.load(checkout / "matrix.yaml").required["cpu"]]
     same = {name: told[name] for name in ("tier", "stack_id", "image", "host")}
-    told_then = {"run_id": "RUN_ID", "inputs": "INPUTS"}
-    document = result_files.result(*checks, **same, **told_then, started=now, finished=now)
+    told_then = {"run_id": "RUN_ID", "inputs": "INPUTS", "started": "RUN_TIME", "finished": "RUN_TIME"}
+    document = result_files.result(*checks, **same, **told_then)
     (checkout / "tests" / "acceptance" / "answer.json").write_text(json.dumps(document))
     (checkout / "tests" / "acceptance" / "slow").unlink(missing_ok=True)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from stackcheck.distribution import Repository
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-Answer = tuple[int, dict[str, str], bytes]
+Answer = tuple[int, dict[str, str], "bytes | Iterable[bytes]"]  # in pieces: of a length that is not told
 
 
 @contextlib.contextmanager
@@ -28,11 +28,12 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
             status, headers, body = answer(self)
             with contextlib.suppress(ConnectionError):
                 self.send_response(status)
-                for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                told = {"Content-Length": str(len(body))} if isinstance(body, bytes) else {}
+                for name, value in (told | headers).items():
                     self.send_header(name, value)
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(body)
+                    self.wfile.writelines([body] if isinstance(body, bytes) else body)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815  # the base class's names
 

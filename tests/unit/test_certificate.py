@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import pathlib
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -234,6 +235,24 @@ def test_keys_side_by_side_keep_their_public_halves(tmp_path: Path) -> None:
     for name, public in names.items():
         pem = keys.public_pem(keys.load_or_create(tmp_path / name).public_key())
         assert (tmp_path / public).read_bytes() == pem
+
+
+def test_a_public_key_that_finds_no_room_leaves_no_half_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = pathlib.Path.open
+
+    def on_a_full_disk(path: Path, mode: str) -> Any:
+        opened(path, mode).close()
+        return opened(pathlib.Path("/dev/full"), "wb")
+
+    monkeypatch.setattr(pathlib.Path, "open", on_a_full_disk)
+    with pytest.raises(ConfigurationError, match="No space left"):
+        keys.load_or_create(tmp_path / "bob.key")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    keys.load_or_create(tmp_path / "bob.key")
+    assert keys.load_public(tmp_path / "bob.pub")
 
 
 @pytest.mark.parametrize("name", ["bob.key", "bob"])

@@ -55,3 +55,15 @@ def test_a_dry_run_revokes_nothing(dist: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(operate.app, [*command, "--key", str(tmp_path / "k.key")])
     assert done.exit_code == 0, done.output
     assert verified(dist)
+
+
+@pytest.mark.parametrize(
+    "target", ["oci:other:tag", "registry.example.org:99999/a", "https://registry.example.org/a"]
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_dry_run_refuses_the_target_that_promoting_refuses(
+    dist: Path, public: str, target: str, *, dry_run: bool
+) -> None:
+    command = ["promote", f"oci:{dist}:{STACK_ID}", "--key", public, "--to", target]
+    done = CliRunner().invoke(operate.app, [*command, *["--dry-run"] * dry_run])
+    assert isinstance(done.exception, ConfigurationError)

@@ -20,7 +20,7 @@ from small_checkout import (  # noqa: F401  # fixtures among them
     verify,
 )
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
-from stackcheck import image, matrix
+from stackcheck import matrix, tags
 from stackcheck.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_an_image_from_elsewhere_is_tested_certified_and_published_under_its_own
     assert tuple(json.loads(done.out)["required"]) == matrix.load(checkout / "matrix.yaml").required["cpu"]
     assert call(capsys, "certify", FOREIGN).code == 0
     assert call(capsys, "publish", FOREIGN).code == 0
-    label = image.label(FOREIGN)
+    label = tags.label(FOREIGN)
     assert label in OciLayout(checkout / "dist").tags()
     done = verify(capsys, f"oci:dist:{label}", "--json")
     assert json.loads(done.out)["stack"] is None

@@ -17,8 +17,8 @@ from small_checkout import (  # noqa: F401  # fixtures among them
 )
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
 from stackcheck import tags
-from stackcheck.image import label
 from stackcheck.registry import is_tag
+from stackcheck.tags import label
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,3 +75,12 @@ def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_refer
     assert len(set(labels)) == len(names)
     assert all(is_tag(item) for item in (*labels, label(f"registry.example.org/{'a' * 200}:1")))
     assert [tags.names(item, None) for item in labels] == [False, True, True]
+
+
+def test_the_tag_of_a_reference_is_never_read_as_one_that_stays() -> None:
+    # Among so many hashes some are digits alone, as the number of a unique tag is.
+    for number in range(1000):
+        found = label(f"registry.example.org/pytorch{number}:nightly-20250101")
+        assert tags.names(found, None)
+        assert not tags.is_unique(found)
+        assert tags.floating(f"{found}-20250102-1.0123abcd") == found

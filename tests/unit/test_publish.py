@@ -222,7 +222,7 @@ def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other
     ("stack_id", "tag"),
     [
         (STACK_ID, "rocm7.2-torch2.13.0-py3.12-debian12"),
-        (STACK_ID, "registry.example.org-team-image-1-0123abcd"),
+        (STACK_ID, "registry.example.org-team-image-1-x0123abcd"),
         (None, STACK_ID),
     ],
 )

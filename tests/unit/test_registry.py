@@ -81,11 +81,39 @@ def test_a_place_to_publish_to_has_no_tag_and_no_digest(text: str) -> None:
         parse_target(text)
 
 
-def test_an_address_in_place_of_a_reference_shows_no_password() -> None:
-    with pytest.raises(ConfigurationError, match="docker login") as refused:
-        parse_target("https://name:secret@registry.example.org/a")
-    assert "secret" not in str(refused.value)
-    assert "secret" not in str(refused.value.got)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://name:secret@registry.example.org/a",
+        "https://name:se/cret@registry.example.org/a",
+        "https://name:s@cret@registry.example.org/a",
+        f"https://name:s@cret@registry.example.org/a@{DIGEST}",
+        "name:secret@registry.example.org/a",
+        "name:secret@registry.example.org:5000",
+        f"name:secret@registry.example.org/a@{DIGEST}",
+        "name:se\ncret@registry.example.org/a",
+    ],
+)
+def test_an_address_in_place_of_a_reference_shows_no_password(text: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_target(text)
+    assert "cret" not in str(refused.value)
+    assert "cret" not in str(refused.value.got)
+    assert str(refused.value.got).startswith("…@registry.example.org")
+
+
+@pytest.mark.parametrize("digest", ["sha256:12", DIGEST + "0", "sha256:"])
+def test_a_digest_that_is_none_is_shown_as_it_was_given(digest: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_reference(f"registry.example.org/a@{digest}")
+    assert refused.value.got == f"registry.example.org/a@{digest}"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "123456", "٣"])
+def test_a_port_that_no_host_has_is_refused(port: str) -> None:
+    for text in (f"localhost:{port}/a:x", f"registry.example.org:{port}/a", f"[::1]:{port}/a"):
+        with pytest.raises(ConfigurationError, match="not a reference"):
+            parse_reference(text)
 
 
 @given(st.text(max_size=40))

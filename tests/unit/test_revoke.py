@@ -105,6 +105,30 @@ def test_promoting_lifts_no_withdrawal_of_the_target_without_the_signing_key(wor
         publish.promote(str(one.reference), target=other, **known)
 
 
+def test_lifting_a_later_withdrawal_lifts_the_earlier_one_of_the_target(world: World) -> None:
+    image, other = world.image(b"first"), f"oci:{world.folder / 'other'}"
+    world.publish(image)
+    known: Any = {"public_key": world.key.public_key(), "report": quiet, "now": NOW + 9 * HOUR}
+    publish.promote(world.reference, target=other, **known)
+    world.revoke(f"{other}:{STACK_ID}", now=NOW + HOUR)
+    world.revoke(world.reference, now=NOW + 2 * HOUR)
+    world.publish(image, now=NOW + 4 * HOUR)
+    publish.promote(world.reference, target=other, **known)
+    assert world.verify(f"{other}:{STACK_ID}", now=NOW + 9 * HOUR).verified_at == NOW + 4 * HOUR
+
+
+def test_lifting_an_earlier_withdrawal_does_not_lift_the_later_one_of_the_target(world: World) -> None:
+    image, other = world.image(b"first"), f"oci:{world.folder / 'other'}"
+    world.publish(image)
+    known: Any = {"public_key": world.key.public_key(), "report": quiet, "now": NOW + 9 * HOUR}
+    publish.promote(world.reference, target=other, **known)
+    world.revoke(world.reference, now=NOW + HOUR)
+    world.revoke(f"{other}:{STACK_ID}", now=NOW + 2 * HOUR)
+    world.publish(image, now=NOW + 4 * HOUR)
+    with pytest.raises(PublishError, match="does not say that it lifts"):
+        publish.promote(world.reference, target=other, **known)
+
+
 def test_a_revoked_image_is_not_promoted(world: World) -> None:
     one = world.publish(world.image(b"first"))
     world.revoke(world.reference)

@@ -9,12 +9,14 @@ import os
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 import result_files
 from stackcheck import devicelocks, suite
 from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.oci import sha256
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = result_files.CONFIG_DIGEST
+HOUR, NONE = dt.timedelta(hours=1), dt.timedelta()
 
 
 class FakeEngine:
@@ -180,12 +183,59 @@ def test_a_result_that_was_edited_is_not_kept(tmp_path: Path) -> None:
     assert suite.earlier_result(plan, tmp_path) is None
 
 
+def keep_as_of(out: Path, started: dt.datetime, finished: dt.datetime) -> None:
+    """Give what a run left other times, as if it were of then."""
+    result, key = out / "run" / "result.json", out / "key.json"
+    times = {"started": started.isoformat(), "finished": finished.isoformat()}
+    result.write_text(json.dumps(json.loads(result.read_text()) | times))
+    digest = {"result": sha256(result.read_bytes())}
+    key.write_text(json.dumps(json.loads(key.read_text()) | digest))
+
+
 @pytest.mark.parametrize(("days", "kept"), [(6, True), (8, False)])
 def test_a_result_is_kept_for_a_week(tmp_path: Path, days: int, *, kept: bool) -> None:
-    then = (dt.datetime.now(dt.UTC) - dt.timedelta(days=days)).isoformat()
     plan = make_plan(tmp_path)
-    run(plan, tmp_path, answer=lambda told: json.dumps(of_run(told, started=then, finished=then)))
+    run(plan, tmp_path)
+    then = dt.datetime.now(dt.UTC) - dt.timedelta(days=days)
+    keep_as_of(tmp_path, then, then)
     assert (suite.earlier_result(plan, tmp_path) is not None) == kept
+
+
+@pytest.mark.parametrize(("started", "finished"), [(-1, 1), (1, 1), (1, -1)])
+def test_a_result_from_the_future_is_not_kept(tmp_path: Path, started: int, finished: int) -> None:
+    plan, now = make_plan(tmp_path), dt.datetime.now(dt.UTC)
+    run(plan, tmp_path)
+    keep_as_of(tmp_path, now + started * HOUR, now + finished * HOUR)
+    assert suite.earlier_result(plan, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("started", "finished"),
+    [(-HOUR, -HOUR), (-HOUR, NONE), (NONE, HOUR), (HOUR, HOUR), (HOUR, NONE), (HOUR, None), (NONE, -HOUR)],
+)
+def test_times_that_the_image_made_up_are_refused(
+    tmp_path: Path, started: dt.timedelta, finished: dt.timedelta | None
+) -> None:
+    def lying(told: dict[str, Any]) -> str:
+        now = dt.datetime.now(dt.UTC)
+        ended = None if finished is None else (now + finished).isoformat()
+        state = "finished" if ended else "running"
+        return json.dumps(of_run(told, started=(now + started).isoformat(), finished=ended, state=state))
+
+    plan = make_plan(tmp_path)
+    with pytest.raises(ChecksFailedError, match="another time"):
+        run(plan, tmp_path, answer=lying)
+    assert suite.earlier_result(plan, tmp_path) is None
+
+
+def test_times_in_whole_milliseconds_are_those_of_the_run(tmp_path: Path) -> None:
+    def writing(told: dict[str, Any]) -> str:
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        return json.dumps(of_run(told, started=now, finished=now))
+
+    plan = make_plan(tmp_path)
+    run(plan, tmp_path, answer=writing)
+    assert suite.earlier_result(plan, tmp_path) is not None
 
 
 def of_vendor(plan: suite.Plan, vendor: str) -> suite.Plan:
@@ -210,11 +260,19 @@ def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
     assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
 
 
+def test_the_lease_folder_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devicelocks, "FOLDER", tmp_path / "leases")
+    with mock.patch.object(devicelocks, "mounts", wraps=devicelocks.mounts) as asked:
+        run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)
+    asked.assert_called_once()
+
+
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
 def test_a_host_without_devices_asks_for_no_limit_that_its_daemon_may_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
     monkeypatch.setattr(devicelocks, "FOLDER", tmp_path / "leases")
+    monkeypatch.setattr(nvidia, "CDI_SPECS", ())  # this machine may have one
     for module in (amd, nvidia):
         monkeypatch.setattr(module, "DEV", tmp_path / "dev")
     (spec,) = run(of_vendor(make_plan(tmp_path), vendor), tmp_path).specs

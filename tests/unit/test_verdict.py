@@ -81,13 +81,20 @@ def test_a_deselected_instance_is_failed_and_says_by_what_although_another_insta
 
 
 def test_checks_of_a_later_tier_may_be_left_out() -> None:
-    selection = {"arguments": [], "collected": 3, "deselected": 7}
+    selection = {"arguments": [], "collected": 3, "deselected": 7, "dropped": 0}
     assert judged(*HEALTHY, selection=selection).status == "PASSED"
+
+
+@pytest.mark.parametrize("dropped", [{}, {"dropped": None}])
+def test_a_result_that_does_not_say_what_was_left_out_of_its_tier_is_failed(dropped: dict[str, None]) -> None:
+    verdict = judged(*HEALTHY, selection={"arguments": [], "collected": 3, "deselected": 3, **dropped})
+    assert verdict.reasons == ("the result does not say how many checks of the tier were deselected",)
+    assert verdict.status == "FAILED"
 
 
 @pytest.mark.parametrize("deselected", [0, 1, 9])
 def test_fewer_reports_than_selected_checks_are_failed(deselected: int) -> None:
-    selection = {"arguments": [], "collected": 4, "deselected": deselected}
+    selection = {"arguments": [], "collected": 4, "deselected": deselected, "dropped": 0}
     assert "4 checks were selected and 3 reported" in judged(*HEALTHY, selection=selection).reasons[0]
 
 
