@@ -99,8 +99,11 @@ def propose(runs: Sequence[RunResult], *, root: Path) -> Baseline:
     file = bounds.load(root, vendor, model)
     proposals = tuple(
         _proposal(figure, runs, rules, file.holding(figure.name, figure.conditions), physical)
-        for figure, physical in zip(figures, rules.ceilings, strict=True)
+        for figure, physical, reached in zip(figures, rules.ceilings, rules.reached, strict=True)
+        if reached
     )
+    unjudged = (figure for figure, reached in zip(figures, rules.reached, strict=True) if not reached)
+    left_out += [f"{figure.label()}: these suites judge it by no bound" for figure in unjudged]
     return Baseline(vendor=vendor, model=model, runs=len(runs), proposals=proposals, left_out=tuple(left_out))
 
 

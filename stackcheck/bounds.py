@@ -74,6 +74,7 @@ class Rules(_Part):
 
     metrics: dict[str, MetricRule]
     ceilings: tuple[Number | None, ...]
+    reached: tuple[bool, ...]  # whether a check judges each figure by a bound
     lowest_share: FiniteFloat  # of its ceiling, below which a bound means nothing
     problems: tuple[str, ...]
 

@@ -154,6 +154,8 @@ def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, .
     """Before the first check no other process holds memory on a device."""
     only_with(vendor.VISIBILITY, "a CPU is always shared")
     for device in devices:
+        if isinstance(device.processes, Absence) and device.processes.is_failure:
+            known(device.processes, "processes")
         if others := occupants(device):
             invalid(f"device {device.index} is shared with {', '.join(others.values())}")
         used = known(device.memory_used_bytes, "memory in use")

@@ -3,7 +3,7 @@
 import pytest
 
 import vendors
-from harness.readings import Findings, of, only_with
+from harness.readings import Findings, is_unread, of, only_with
 from harness.session import AcceptanceSession
 from vendors import Device, Host
 
@@ -31,9 +31,10 @@ def test_no_memory_error_since_the_start(
     findings = Findings()
     for device in devices:
         early, late = device.ecc, of(whole_run, device).ecc
-        findings.knows(late.uncorrectable, "uncorrectable memory errors")
         for name in ("uncorrectable", "pending", "failed"):
             before, after = getattr(early, name), getattr(late, name)
+            if name == "uncorrectable" or not is_unread(after):  # not every part repairs rows
+                findings.knows(after, f"{name} memory errors")
             if isinstance(before, int) and isinstance(after, int) and after > before:
                 findings.wrong.append(f"device {device.index}: {name} grew from {before} to {after}")
     findings.conclude()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import thresholds
+from harness import preflight
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession
@@ -52,7 +52,6 @@ PLANNED = {"seq": "seq_len", "batch": "global_batch", "micro_batch": "micro_batc
 LEAST_TIMED = 5
 LEARNED = 0.9  # of the first loss: the tiny model is at 0.5 here, an untrained or truncated curve at 1.0
 FUSED = {"cudnn", "flash", "efficient"}
-UNFIT_SHARE = 0.9  # of the bound that the checks of kernels and collectives hold the image to
 
 Kept = dict[str, Mapping[str, Any]]
 
@@ -178,8 +177,8 @@ def test_throughput(
     record_metric: RecordMetric,
 ) -> None:
     """A small job's tokens per second and GPU are told on a machine that passed its preflight; no bound."""
-    told_preflight(jobs["preflight"], record_metric)
-    require_fit(jobs["preflight"], ranks, acceptance)
+    preflight.keep(jobs["preflight"], record_metric)
+    preflight.require_fit(jobs["preflight"], ranks, acceptance)
     told_speed(proxy, record_metric, gate=False)
 
 
@@ -202,8 +201,8 @@ def test_throughput_8b(
         pytest.skip(f"needs {needed:.1f} GiB of each of {large_ranks} devices, {present:.1f} GiB are there")
     flags = {"large": (*LARGE, "--micro-batch", micro_batch)}
     ran = _launched(launch, flags, large_ranks, LARGE_S, **LARGE_MEMORY)
-    told_preflight(ran["preflight"], record_metric)
-    require_fit(ran["preflight"], large_ranks, acceptance)
+    preflight.keep(ran["preflight"], record_metric)
+    preflight.require_fit(ran["preflight"], large_ranks, acceptance)
     record = ran["records"]["large"]
     assert record["problems"] == []
     assert record["performance"] is not None, f"no step was timed: {record['phases_s']}"
@@ -239,37 +238,3 @@ def told_speed(record: Mapping[str, Any], record_metric: RecordMetric, *, gate: 
             record_metric(f"train_{name}", memory[name], unit=unit, conditions=conditions)
     assert math.isfinite(value)
     assert value > 0
-
-
-def told_preflight(found: Mapping[str, Any], record_metric: RecordMetric) -> None:
-    """Keep what the machine could do just before the job."""
-    for name, value, unit, conditions in ceilings(found):
-        record_metric(f"preflight_{name}", value, unit=unit, conditions=conditions)
-
-
-def require_fit(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSession) -> None:
-    """End the check as invalid when the machine is too slow for its figures to speak of the image."""
-    problems = list(found["problems"])
-    entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
-    for name, value, unit, conditions in ceilings(found):
-        entry = thresholds.find(entries, name, {"devices": ranks, **conditions})
-        if entry is not None and not value >= UNFIT_SHARE * entry.bound:
-            problems.append(f"{name} {value:.4g} {unit} is under 90 % of {entry.bound:g} ({entry.source})")
-    if problems:
-        invalid(f"preflight: {'; '.join(problems)}")
-
-
-def ceilings(found: Mapping[str, Any]) -> list[tuple[str, float, str, dict[str, Any]]]:
-    """Name, value, unit and conditions of each figure, named as the other suites name theirs."""
-    shape = ("dtype", "m", "n", "k")
-    gemm = [("gemm_tflops", e["tflops"], "TFLOP/s", {key: e[key] for key in shape}) for e in found["gemm"]]
-    copy = found["copy"]
-    size = {"bytes": copy["bytes"], "kind": "device"}
-    return [
-        *gemm,
-        ("copy_gb_per_s", copy["gb_per_s"], "GB/s", size),
-        *(
-            (f"{e['op']}_busbw", e["busbw_gb_per_s"], "GB/s", {"bytes": e["bytes"]})
-            for e in found["collectives"]
-        ),
-    ]

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 import time
 
 import pytest
@@ -164,3 +165,28 @@ def test_instances_taken_out_by_the_environment_are_counted_apart_from_later_tie
     selection = result["selection"]
     assert (selection["collected"], selection["deselected"]) == (2, 1)
     assert selection["dropped"] > 1
+
+
+@pytest.mark.healthy
+def test_reading_beside_a_sampler_whose_library_stumbles_is_a_reading() -> None:
+    """Whoever stops the child does so while nobody else talks to it."""
+    from harness.monitor import Monitor, MonitorError
+
+    monitor, over, stumbled = Monitor("cpu"), threading.Event(), []
+
+    def stumble() -> None:
+        while not over.is_set():
+            with pytest.raises(MonitorError):
+                monitor._call("a call that the library does not have")
+            stumbled.append(1)
+
+    thread = threading.Thread(target=stumble)
+    thread.start()
+    try:
+        hosts = [monitor.read_devices() for _ in range(10)]
+    finally:
+        over.set()
+        thread.join()
+        monitor.stop()
+    assert stumbled
+    assert all(host.devices for host in hosts)

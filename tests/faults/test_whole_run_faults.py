@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +45,15 @@ def test_check_that_said_how_long_it_lasts_is_waited_for(tmp_path) -> None:
     ended.expect(30.0)
     threading.Timer(0.5, ended.add, (0,)).start()
     assert ended.wait_for(1, stall_s=0.1)
+
+
+def test_check_that_ended_is_not_waited_for_any_longer(tmp_path) -> None:
+    ended = order.Ended(tmp_path / "ended")
+    ended.expect(30.0)
+    ended.add(0)
+    began = time.monotonic()
+    assert not ended.wait_for(2, stall_s=0.1)
+    assert time.monotonic() - began < 10
 
 
 def test_check_that_hangs_beyond_what_it_said_is_not_waited_for(tmp_path) -> None:

@@ -70,9 +70,23 @@ def test_a_container_of_two_gpus_misses_no_other(machine: Path) -> None:
 def test_a_container_of_all_gpus_misses_one_that_the_toolkit_could_not_give(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The toolkit shows neither the node nor the driver's file of what it did not give."""
     (machine / "dev/nvidia2").unlink()
+    (machine / "proc/driver/nvidia/gpus/0000:02:00.0/information").unlink()
+    assert nvidia_bus.unlisted(_listed(0, 1, 3)) == ()
     monkeypatch.setenv(nvidia_bus.GIVEN, "all")
     assert nvidia_bus.unlisted(_listed(0, 1, 3)) == ("0000:02:00.0",)
+
+
+def test_an_image_that_says_all_by_itself_promises_nothing(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CUDA's base images do; two nodes were bound by hand."""
+    for number in (2, 3):
+        (machine / f"dev/nvidia{number}").unlink()
+    _device(machine, "0000:04:00.0", "0x10de", "0x030200", "")
+    monkeypatch.setenv(nvidia_bus.GIVEN, "all")
+    assert nvidia_bus.unheld() == nvidia_bus.unlisted(_listed(0, 1)) == ()
 
 
 def test_a_job_misses_no_gpu_of_others(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...]}; stdout: {"metrics": {name:
 {"unit", "direction", "conditions"}}, "ceilings": [what devices.json says of each figure, or null],
+"reached": [whether some check judges each figure by a bound],
 "lowest_share": of a ceiling, for a bound to mean something, "problems": [what the lint says of the entries]}.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import models, thresholds
+from workloads import measured
 
 # One way, by generation: PCI Express base specification.
 PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
@@ -25,6 +27,7 @@ def main() -> None:
             for name, (unit, direction, conditions) in thresholds.METRICS.items()
         },
         "ceilings": [ceiling(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
+        "reached": [measured.reaches(figure["metric"], figure["conditions"]) for figure in asked["figures"]],
         "lowest_share": thresholds.LOWEST_SHARE,
         "problems": list(thresholds.lint(asked["entries"])),
     }

@@ -74,10 +74,12 @@ class Check:
         """
         given = {"devices": self.count, **(conditions or {})}
         entry = self._threshold(name, unit, given)
-        verdict = self._verdict(name, value, unit, given, entry, gate=gate)
+        verdict, problem = self._verdict(name, value, unit, given, entry, gate=gate)
         source = self._source(entry, gate=gate)
         if verdict == "no_threshold" and not bound_needed:
-            source = self.violations.pop()
+            source = problem
+        elif problem is not None:
+            self.violations.append(problem)
         self.metrics.append(
             Metric(
                 name=name,
@@ -109,7 +111,8 @@ class Check:
         """The samples taken beside a performance check, in figures."""
         clocks = [float(sample.clock_mhz) for sample in self.samples if is_known(sample.clock_mhz)]
         watts = [float(sample.power_w) for sample in self.samples if is_known(sample.power_w)]
-        reasons = sorted({reason for sample in self.samples for reason in (*sample.unfit, *sample.normal)})
+        held = [sample.throttle for sample in self.samples]
+        reasons = sorted({reason for throttle in held for reason in (*throttle.unfit, *throttle.normal)})
         return {
             "samples": len(self.samples),
             "clock_mhz_median": statistics.median(clocks) if clocks else None,
@@ -135,22 +138,22 @@ class Check:
         entry: thresholds.Threshold | None,
         *,
         gate: bool,
-    ) -> MetricVerdict:
+    ) -> tuple[MetricVerdict, str | None]:
+        """What the bound says, and in words what is wrong with that."""
         where = f"{self.model} x{self.count}"
         if not math.isfinite(value):
-            self.violations.append(f"{name} is {value} {unit} on {where}: not a number, never a pass")
-            return "fail"
-        if entry is not None and (not gate or entry.accepts(value)):
-            return "pass" if entry.accepts(value) and gate else "recorded"
+            return "fail", f"{name} is {value} {unit} on {where}: not a number, never a pass"
+        if not gate:
+            return "recorded", None
         if entry is not None:
-            self.violations.append(_violation(name, value, conditions, entry, where))
-            return "fail"
-        if not gate or self.vendor == "cpu":
-            return "recorded"
-        self.violations.append(
-            _no_threshold(name, value, unit, conditions=conditions, vendor=self.vendor, model=self.model)
+            if entry.accepts(value):
+                return "pass", None
+            return "fail", _violation(name, value, conditions, entry, where)
+        if self.vendor == "cpu":
+            return "recorded", None
+        return "no_threshold", _no_threshold(
+            name, value, unit, conditions=conditions, vendor=self.vendor, model=self.model
         )
-        return "no_threshold"
 
     def _source(self, entry: thresholds.Threshold | None, *, gate: bool) -> str | None:
         if entry is not None:

@@ -27,10 +27,15 @@ def link_counts(host: Host) -> dict[str, Any]:
 
 
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What got worse between two readings of the same devices, in words."""
+    """What got worse between two readings of the same devices, or was not told any more, in words."""
     found = []
     for index, late in after.items():
         early = before.get(index, late)
+        told = {
+            "throttle reasons": late["throttle_reading"],
+            "uncorrectable memory errors": late["uncorrectable"],
+        }
+        found += [f"device {index}: {words}" for words in unanswered(told | dict(late["accumulators"]))]
         found += [f"device {index} throttled: {reason}" for reason in late["unfit"]]
         found += [
             f"device {index} throttled during the check: {name} grew to {value}"
@@ -40,6 +45,15 @@ def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
         if _grew(early["uncorrectable"], late["uncorrectable"]):
             found.append(f"device {index} counted uncorrectable memory errors during the check")
     return found
+
+
+def unanswered(readings: Mapping[str, Any]) -> list[str]:
+    """What the device or the library should have told and did not, in words."""
+    return [
+        f"{what}: {reading}, so nothing is known of it"
+        for what, reading in readings.items()
+        if isinstance(reading, Absence) and reading.is_failure
+    ]
 
 
 def occupants(device: Device) -> dict[int, str]:
@@ -65,11 +79,24 @@ def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]
         new = [words for pid, words in occupants(device).items() if pid not in occupants(early)]
         if new:
             found.append(f"device {device.index} is shared with {', '.join(new)}")
-        used, first = device.memory_used_bytes, early.memory_used_bytes
-        if is_known(used) and is_known(first) and int(used) > int(first) + SLACK_BYTES:
-            more = (int(used) - int(first)) / 2**30
-            found.append(f"device {device.index} has {more:.1f} GiB more in use than at the start of the run")
-    return found
+        told = {"processes": device.processes, "memory in use": device.memory_used_bytes}
+        found += [f"device {device.index}: {words}" for words in unanswered(told)]
+    return found + [
+        f"device {index} has {more / 2**30:.1f} GiB more in use than at the start of the run"
+        for index, more in newly_used(start, now, devices).items()
+    ]
+
+
+def newly_used(start: Host, now: Host, devices: Sequence[Device]) -> dict[int, int]:
+    """Index -> bytes that a device has in use beyond those of the start and a driver's own."""
+    before = {device.index: device.memory_used_bytes for device in start.devices}
+    late = {device.index: device.memory_used_bytes for device in now.devices}
+    grown = {
+        index: int(late[index]) - int(before[index])
+        for index in (device.index for device in devices)
+        if is_known(late[index]) and is_known(before[index])
+    }
+    return {index: more for index, more in grown.items() if more > SLACK_BYTES}
 
 
 def _state(device: Device) -> dict[str, Any]:

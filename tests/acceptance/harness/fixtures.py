@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,21 @@ import vendors
 from harness import launch as launcher
 from harness import leases, models, order
 from harness.check import Check, InvalidRun
-from harness.evidence import SLACK_BYTES, device_names, evidence, link_counts, newly_shared, newly_unfit
+from harness.evidence import (
+    device_names,
+    evidence,
+    link_counts,
+    newly_shared,
+    newly_unfit,
+    newly_used,
+    unanswered,
+)
 from harness.monitor import Sampler
 from harness.protocols import Launch, OnDevice, RecordMetric
 from harness.readings import machine
 from harness.session import CHECK, AcceptanceSession
 from harness.worker import WorkloadError
-from vendors import Device, Host
+from vendors import Device, Host, Sample
 
 CLEAN_WAIT_S = 30.0
 GONE_WAIT_S = 10.0  # a process that ended is in the readings for a moment longer
@@ -108,7 +116,9 @@ def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
             "other checks of this run have not ended, so nothing can be said of the whole", pytrace=False
         )
     assert acceptance.host is not None
-    late = machine(acceptance.monitor.read)
+    # A second reading would find what the first one set to zero.
+    cleared = any(link.errors_cleared for link in acceptance.host.links)
+    late = machine(acceptance.monitor.read, attempts=1 if cleared else 2)
     check.devices = device_names(acceptance.devices)
     for kept, seen in ((check.before, acceptance.host), (check.after, late)):
         kept.update(evidence(seen, acceptance.devices) | {"links": link_counts(seen)})
@@ -193,11 +203,20 @@ def _sampled(
         yield
     finally:
         check.samples = list(sampler.finish())
-        if not check.samples:
-            check.unfit.append(f"the library told nothing while the check ran: {sampler.problem}")
+        check.unfit += _untold(check.samples, held.devices, sampler.problem)
         check.unfit += sorted(
-            {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.unfit}
+            {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.throttle.unfit}
         )
+
+
+def _untold(samples: Sequence[Sample], devices: Sequence[Device], problem: str | None) -> Iterator[str]:
+    """Devices of which no sample at all says whether they were throttled, in words."""
+    for device in devices:
+        readings = [sample.throttle.reading for sample in samples if sample.index == device.index]
+        failed = [words for reading in readings for words in unanswered({"throttle reasons": reading})]
+        if len(failed) == len(readings):
+            last = failed[-1] if failed else problem
+            yield f"device {device.index} told nothing while the check ran: {last}"
 
 
 @contextlib.contextmanager
@@ -216,25 +235,12 @@ def _left_behind(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
     if acceptance.shares_devices:
         return ""
     assert acceptance.host is not None
-    start = {device.index: device.memory_used_bytes for device in acceptance.host.devices}
     deadline = time.monotonic() + CLEAN_WAIT_S
     try:
-        while dirty := _dirty(machine(acceptance.monitor.read_devices), lease, start):
+        while dirty := newly_used(acceptance.host, machine(acceptance.monitor.read_devices), lease.devices):
             if time.monotonic() > deadline:
-                return f"devices {dirty} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
+                return f"devices {list(dirty)} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
             time.sleep(1)
     except InvalidRun as unread:
         return str(unread)
     return ""
-
-
-def _dirty(host: Host, lease: leases.Lease, start: Mapping[int, Any]) -> list[int]:
-    leased = {device.index for device in lease.devices}
-    return [
-        device.index
-        for device in host.devices
-        if device.index in leased
-        and isinstance(device.memory_used_bytes, int)
-        and isinstance(start.get(device.index), int)
-        and device.memory_used_bytes > start[device.index] + SLACK_BYTES
-    ]

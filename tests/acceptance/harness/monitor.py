@@ -36,7 +36,7 @@ class Monitor:
     def __init__(self, vendor: VendorName, *, timeout_s: float | None = None) -> None:
         self.vendor = vendor
         self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._answers = -1
         self._token = uuid.uuid4().hex
@@ -59,7 +59,9 @@ class Monitor:
 
     def stop(self) -> None:
         """End the child."""
-        if self._process is not None:
+        with self._lock:
+            if self._process is None:
+                return
             os.close(self._requests)
             os.close(self._answers)
             processes.kill(self._token, self._process)
@@ -83,11 +85,11 @@ class Monitor:
                     f"the {self.vendor} library did not answer in {self.timeout_s:g} s: a wedged driver; "
                     "look at dmesg, then reset the device or reboot"
                 ) from None
+            if isinstance(answer, RuntimeError):
+                self.stop()  # whoever asks again asks a library that was opened anew
+                raise MonitorError(str(answer))
         if isinstance(answer, VendorAbsentError):
             raise answer
-        if isinstance(answer, RuntimeError):
-            self.stop()  # whoever asks again asks a library that was opened anew
-            raise MonitorError(str(answer))
         return answer
 
     def _read(self, deadline: float) -> object:

@@ -6,6 +6,7 @@ leaves a mark in a folder that all workers see, and a last one waits for all the
 for long, as its tier asks, says so there before it begins.
 """
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -74,16 +75,21 @@ class Ended:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.expected: Path | None = None  # the mark of the check that this process is in
 
     def add(self, number: int) -> None:
         """Say that the check of that number has ended."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / str(number)).touch()
+        if self.expected is not None:
+            self.expected.unlink()
+            self.expected = None
 
     def expect(self, seconds: float) -> None:
-        """Say that the check which begins now goes on for so long: until then, silence is no stall."""
+        """Say that the check which begins now goes on for so long: until it ends, silence is no stall."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"{LASTS}{seconds:g}").touch()
+        self.expected = self.folder / f"{LASTS}{seconds:g}-{os.getpid()}"
+        self.expected.touch()
 
     def wait_for(self, count: int, *, stall_s: float = STALL_S) -> bool:
         """Wait until so many have ended; False when none has for too long, whatever any of them lasts."""
@@ -100,7 +106,9 @@ class Ended:
         return sum(not name.startswith(LASTS) for name in self._marks())
 
     def _longest(self) -> float:
-        said = (name.removeprefix(LASTS) for name in self._marks() if name.startswith(LASTS))
+        said = (
+            name.removeprefix(LASTS).rpartition("-")[0] for name in self._marks() if name.startswith(LASTS)
+        )
         return max(map(float, said), default=0.0)
 
     def _marks(self) -> list[str]:

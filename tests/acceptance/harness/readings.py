@@ -70,12 +70,13 @@ def _unanswered(absence: Absence, what: str) -> str:
     )
 
 
-def machine(reading: Callable[[], Host]) -> Host:
+def machine(reading: Callable[[], Host], *, attempts: int = 2) -> Host:
     """A reading of the machine during the run. A library that stumbles is asked again, and then it is the
     machine that is unfit: nothing was found out about the image.
     """
-    with contextlib.suppress(MonitorError, VendorAbsentError):
-        return reading()
+    for _ in range(attempts - 1):
+        with contextlib.suppress(MonitorError, VendorAbsentError):
+            return reading()
     try:
         return reading()
     except (MonitorError, VendorAbsentError) as error:

@@ -59,14 +59,13 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
 
 def sample(smi: Any, handle: Any, index: int, metrics: Metrics, earlier: Metrics) -> Sample:
     """What moves under load."""
-    held = throttle(str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower(), metrics, earlier)
+    bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     return Sample(
         index=index,
         clock_mhz=_clock(smi, handle, metrics),
         power_w=_draw(metrics),
         temperature_c=field(metrics, "temperature_hotspot"),
-        unfit=held.unfit,
-        normal=held.normal,
+        throttle=throttle(bdf, metrics, earlier),
     )
 
 

@@ -10,11 +10,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from vendors import pci_bus
+
 SYS = Path("/sys")
 DEV = Path("/dev")
 AMD = "0x1002"
 COMPUTE_CLASSES = ("0x1200", "0x0380")  # processing accelerator (MI300), other display controller (MI200)
-HANDED_ON = "vfio-pci"  # given to a virtual machine on purpose
 
 # struct gpu_metrics_v1_3 of the kernel's kgd_pp_interface.h: the last eight bytes; bits of amdgpu_smu.h.
 METRICS_V1_3 = (1, 3)
@@ -68,14 +69,8 @@ def compute_units(node: Mapping[str, int]) -> int | None:
 
 def unheld() -> tuple[str, ...]:
     """AMD compute devices on the PCI bus that neither amdgpu nor a virtual machine holds."""
-    found = []
-    for device in sorted((SYS / "bus/pci/devices").glob("*")):
-        if _text(device / "vendor") != AMD or not _text(device / "class").startswith(COMPUTE_CLASSES):
-            continue
-        driver = (device / "driver").resolve().name if (device / "driver").exists() else ""
-        if driver not in ("amdgpu", HANDED_ON):
-            found.append(device.name)
-    return tuple(found)
+    found = pci_bus.drivers(SYS, AMD, COMPUTE_CLASSES)
+    return tuple(bdf for bdf, driver in found.items() if driver not in ("amdgpu", pci_bus.HANDED_ON))
 
 
 def render_nodes() -> tuple[Path, ...]:
@@ -86,7 +81,7 @@ def render_nodes() -> tuple[Path, ...]:
 def power_cap_w(bdf: str) -> float | None:
     """The cap in the kernel's own file, or None where there is none."""
     for cap in sorted((SYS / "bus/pci/devices" / bdf / "hwmon").glob("hwmon*/power1_cap")):
-        return int(_text(cap)) / 1e6
+        return int(pci_bus.text(cap)) / 1e6
     return None
 
 
@@ -114,7 +109,7 @@ def _bdf(node: Mapping[str, int]) -> str:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    return dict(_pairs(_text(path)))
+    return dict(_pairs(pci_bus.text(path)))
 
 
 def _pairs(text: str) -> Iterator[tuple[str, int]]:
@@ -122,7 +117,3 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
         name, _, value = line.partition(" ")
         if value.strip().isdigit():
             yield name, int(value)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.exists() else ""

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vendors import Absence, Device, Event, Host, Requirement, Sample, VendorName
+from vendors import Absence, Device, Event, Host, Requirement, Sample, Throttle, VendorName
 from vendors.container import shared_memory
 
 NAME: VendorName = "cpu"
@@ -56,7 +56,7 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
     """Nothing of a CPU is judged while it works."""
     nothing = Absence.NOT_AVAILABLE
     return tuple(
-        Sample(index=index, clock_mhz=nothing, power_w=nothing, temperature_c=nothing, unfit=(), normal=())
+        Sample(index=index, clock_mhz=nothing, power_w=nothing, temperature_c=nothing, throttle=Throttle())
         for index in indices
     )
 

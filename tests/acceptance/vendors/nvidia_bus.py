@@ -10,22 +10,18 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from vendors import pci_bus
+
 SYS, PROC, DEV = Path("/sys"), Path("/proc"), Path("/dev")
 NVIDIA = "0x10de"
-COMPUTE_CLASS = "0x0302"  # 3D controller: a GPU without a display
-HANDED_ON = "vfio-pci"  # given to a virtual machine on purpose
-GIVEN = "NVIDIA_VISIBLE_DEVICES"  # the container toolkit's variable
+COMPUTE_CLASSES = ("0x0302",)  # 3D controller: a GPU without a display
+GIVEN = "NVIDIA_VISIBLE_DEVICES"  # the container toolkit's variable, which CUDA's base images set to "all"
 JOB = "SLURM_JOB_ID"  # its jobs hold some of the devices in a container that was promised all
 
 
 def gpus() -> Mapping[str, str]:
     """The data-centre GPUs of the bus -> the driver that holds each, or ""."""
-    found = {}
-    for device in sorted((SYS / "bus/pci/devices").glob("*")):
-        if _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(COMPUTE_CLASS):
-            driver = device / "driver"
-            found[device.name] = driver.resolve().name if driver.exists() else ""
-    return found
+    return pci_bus.drivers(SYS, NVIDIA, COMPUTE_CLASSES)
 
 
 def unheld() -> tuple[str, ...]:
@@ -33,7 +29,7 @@ def unheld() -> tuple[str, ...]:
     found = gpus()
     if not all(_is_given(bdf) for bdf, driver in found.items() if driver == "nvidia"):
         return ()
-    return tuple(bdf for bdf, driver in found.items() if driver not in ("nvidia", HANDED_ON))
+    return tuple(bdf for bdf, driver in found.items() if driver not in ("nvidia", pci_bus.HANDED_ON))
 
 
 def unlisted(listed: Collection[str]) -> tuple[str, ...]:
@@ -43,8 +39,12 @@ def unlisted(listed: Collection[str]) -> tuple[str, ...]:
 
 
 def _is_given(bdf: str) -> bool:
-    promised = os.environ.get(GIVEN) == "all" and JOB not in os.environ
-    return promised or ((node := _node(bdf)) is not None and node.exists())
+    """By its node, where the driver's file names that. The toolkit hides the file of what it did not give,
+    and then its promise counts; an image's own "all" promises nothing of GPUs whose files are in sight.
+    """
+    if (node := _node(bdf)) is not None:
+        return node.exists()
+    return os.environ.get(GIVEN) == "all" and JOB not in os.environ
 
 
 def _is_allowed(bdf: str) -> bool:
@@ -62,9 +62,7 @@ def _is_allowed(bdf: str) -> bool:
 
 
 def _node(bdf: str) -> Path | None:
-    told = re.search(r"Device Minor:\s*(\d+)", _text(PROC / "driver/nvidia/gpus" / bdf / "information"))
+    told = re.search(
+        r"Device Minor:\s*(\d+)", pci_bus.text(PROC / "driver/nvidia/gpus" / bdf / "information")
+    )
     return DEV / f"nvidia{told[1]}" if told else None
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.exists() else ""

@@ -169,12 +169,10 @@ def _recovery(nvml: Any, handle: Any) -> Reading:
 
 
 def sample(nvml: Any, handle: Any, index: int) -> Sample:
-    throttle = _throttle(nvml, handle)
     return Sample(
         index=index,
         clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
         power_w=_watts(ask(nvml, "nvmlDeviceGetPowerUsage", handle)),
         temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-        unfit=throttle.unfit,
-        normal=throttle.normal,
+        throttle=_throttle(nvml, handle),
     )

@@ -19,7 +19,9 @@ _ATTENTION = [
     {"dtype": "bf16", "backend": backend, "causal": True, "sequence": ATTENTION_SEQUENCE}
     for backend in ATTENTION_BACKENDS
 ]
-_BUSBW = [{"dtype": "bf16", "bytes": size} for size in (*COLLECTIVE_BYTES, PLATEAU_BYTES)]
+_BUSBW = [
+    {"dtype": "bf16", "bytes": size} for size in (*COLLECTIVE_BYTES, PLATEAU_BYTES) if size > GRAPHED_BYTES
+]
 _LATENCY = [
     {"dtype": "bf16", "bytes": size, "graph": True} for size in COLLECTIVE_BYTES if size <= GRAPHED_BYTES
 ]

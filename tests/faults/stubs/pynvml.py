@@ -228,7 +228,13 @@ nvmlDeviceGetGspFirmwareVersion = _reader("gsp")
 nvmlDeviceGetCurrPcieLinkGeneration = nvmlDeviceGetMaxPcieLinkGeneration = _reader("pcie_generation")
 nvmlDeviceGetCurrPcieLinkWidth = nvmlDeviceGetMaxPcieLinkWidth = _reader("pcie_width")
 nvmlDeviceGetPcieReplayCounter = _reader("replays")
-nvmlDeviceGetRemappedRows = _reader("remapped")
+
+
+def nvmlDeviceGetRemappedRows(handle):
+    late = "remapped_late" in STATE and is_late()
+    return value(handle, "remapped_late" if late else "remapped")
+
+
 nvmlDeviceGetCurrentClocksEventReasons = _reader("reasons")
 nvmlDeviceGetEnforcedPowerLimit = _reader("cap")
 nvmlDeviceGetPowerManagementDefaultLimit = _reader("default_cap")
