@@ -1,8 +1,8 @@
 """Time trainer settings, each in fresh processes: one line and one JSON record each.
 
     python benchmarks/train.py --out records.jsonl 4 'bf16: --size 8b …' 1 'alone: --size 8b …'
-    python benchmarks/train.py --out records.jsonl --budget-s 560 --ablate native --gpus 1
-    python benchmarks/train.py --out records.jsonl --budget-s 560 --ablate native --beside 0,1,2,3
+    python benchmarks/train.py --out records.jsonl --budget-s 600 --ablate native --gpus 1
+    python benchmarks/train.py --out records.jsonl --budget-s 600 --ablate native --beside 0,1,2,3
 
 A number says on how many GPUs the settings after it run. Every result is written as it comes, also that a
 setting did not run; a setting that --out already holds is not run again: a command that ran out of time is
@@ -132,10 +132,11 @@ def line(name: str, gpus: int, result: dict) -> str:
         f"{speed.get('power_w', 0):4.0f} W",
         f"loss {result['losses'][0]:.3f}>{result['losses'][-1]:.3f} first {result['first_step_s']:.0f} s",
         f"attention {(result['extra'].get('attention') or {}).get('backend')}",
+        *result["problems"],
     ]
     kinds = result["extra"].get("where", {}).get("kernel_ms", {})
     table = "".join(f" {kind} {ms:.0f}" for kind, ms in kinds.items())
-    return "  ".join(parts) + (f"\n     kernel ms:{table}" if table else "") + "".join(result["problems"])
+    return "  ".join(parts) + (f"\n     kernel ms:{table}" if table else "")
 
 
 def _parser() -> argparse.ArgumentParser:

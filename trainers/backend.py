@@ -57,10 +57,13 @@ def _own_cache(order: list[SDPBackend]) -> contextlib.AbstractContextManager[obj
     """Compiled graphs of this order alone. They hold the backend that was chosen when they were traced, and
     torch's cache does not tell orders apart: a job with flash got the graph with cuDNN of an earlier one.
     """
-    if not hasattr(torch.compiler.config, "cache_key_tag"):  # torch before 2.7, which has no such cache
-        return contextlib.nullcontext()
+    config = getattr(torch.compiler, "config", None)  # torch 2.4 does not import it
+    if not hasattr(config, "cache_key_tag"):  # torch before 2.6: nothing tells orders apart, so no cache
+        from torch._inductor import config as inductor
+
+        return inductor.patch(fx_graph_cache=False)
     tag = "attention=" + ",".join(backend.name for backend in order)
-    return torch.compiler.config.patch(cache_key_tag=tag)
+    return config.patch(cache_key_tag=tag)
 
 
 def seen(microbatch: Callable[[], object], world: World) -> dict[str, Any]:

@@ -85,8 +85,9 @@ def materialise(
 def finish(model: nn.Module, options: Options, *, gpu: bool) -> None:
     """Compile blocks or model (on a GPU, unless the options say), and recompute activations in backward.
 
-    What recomputes goes inside the block: FSDP2 casts a block's inputs in forward and not in backward, so a
-    call through its hooks again would see other types. The compiled forward goes inside what recomputes.
+    What recomputes goes inside the block, under its layout's hooks: around it, they would run again in
+    backward, and need not do there what they do in forward (FSDP2's casts did not, in torch 2.11 and other
+    versions before pytorch/pytorch#182580). The compiled forward goes inside what recomputes.
     """
     compiled = gpu if options.compile is None else options.compile
     again, whole = options.recompute == "full", options.compile_scope == "model"

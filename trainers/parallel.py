@@ -2,7 +2,7 @@
 its state.
 
 FSDP2 (with tensor parallel and HSDP meshes) is here; classic.py (FSDP1), pipeline.py and zero1.py hold the
-other layouts. Order that torch demands: tensor parallel, FP8, recompute, compile, shard.
+other layouts. Order that torch demands: FP8, tensor parallel, compile, recompute around it, shard.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ def shard(model: nn.Module, options: Options, meshes: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if half(options) else None,
         reduce_dtype=torch.float32 if options.reduce == "fp32" else torch.bfloat16,
+        cast_forward_inputs=False,  # embeddings are half already; the rotary table must stay float32
     )
     for name, unit in list(build.units(model)):
         stays = name == "head" or not options.reshard

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 TRAIN = Path(__file__).with_name("train.py")
-SOUND = {0, 3}  # 3: it ran, and the record says what is wrong
 TRACEBACK = "Traceback (most recent call last):"
+LINKS = ("The above exception was the direct cause of", "During handling of the above exception")
 STACK_S = 0.3
 GRACE_S = 15.0  # torchrun gives its ranks 30 s to hear SIGTERM; nothing is to be saved after a time limit
 
@@ -139,15 +139,31 @@ def _why(where: System, code: int | None, lines: list[str], errors: str, timeout
 
 
 def raised(lines: list[str], keep: int = 30) -> list[str]:
-    """The end of the first traceback: what a rank died of comes before torchrun's, which says only that."""
-    first = next((i for i, line in enumerate(lines) if TRACEBACK in line), None)
+    """The end of the first traceback: what a rank died of comes before torchrun's, which says only that.
+
+    Of exceptions that caused each other it is the last one's, which says what that meant for the run.
+    """
+    first = next((line for line in lines if TRACEBACK in line), None)
     if first is None:
         return []
-    prefix = lines[first].partition(TRACEBACK)[0]  # torch puts [rank0]: before each line of some
-    inside = itertools.takewhile(lambda line: line.startswith(f"{prefix}  "), lines[first + 1 :])
-    end = first + 1 + len(list(inside))
-    message = itertools.takewhile(lambda line: TRACEBACK not in line, lines[end : end + 10])
-    return [*lines[max(first, end - keep) : end], *message]
+    prefix = first.partition(TRACEBACK)[0]  # torch puts [rank0]: before each line of some
+    own = [line for line in lines[lines.index(first) :] if line.startswith(prefix)]
+    begin = _last_linked(own, prefix + TRACEBACK)
+    inside = itertools.takewhile(lambda line: line.startswith(f"{prefix}  "), own[begin + 1 :])
+    end = begin + 1 + len(list(inside))
+    message = itertools.takewhile(lambda line: TRACEBACK not in line, own[end : end + 10])
+    return [*own[max(begin, end - keep) : end], *message]
+
+
+def _last_linked(own: list[str], title: str) -> int:
+    """Where the last traceback of the first chain begins."""
+    begins = [number for number, line in enumerate(own) if line.startswith(title)]
+    last = 0
+    for before, after in itertools.pairwise(begins):
+        if not any(link in line for line in own[before:after] for link in LINKS):
+            break
+        last = after
+    return last
 
 
 def timestamp() -> str:

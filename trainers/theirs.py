@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from errors import RefusedError
-from models.layers import LossHead
+from models.layers import LossHead, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,9 +53,7 @@ class Model(nn.Module):
         x = self.embedding(tokens)
         place = torch.arange(tokens.shape[1], device=x.device)[None]
         rotary = self.angles(self.shape).to(x.device)(x, place)
-        for block in self.blocks.values():
-            x = block(x, rotary)
-        return self.head(x, labels)
+        return self.head(run_blocks(self.blocks, x, rotary), labels)
 
 
 def causal_lm(config: Config) -> nn.Module:

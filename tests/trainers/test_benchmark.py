@@ -1,13 +1,16 @@
 """Timing settings keeps what it has when time runs out, and each lever's flags are flags of the trainer."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import options as cli
+import systems
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -44,6 +47,57 @@ def test_a_failure_is_kept_beside_results_and_neither_is_run_again(tmp_path: Pat
 def test_a_rank_that_raises_says_what_it_raised(tmp_path: Path) -> None:
     said = run(tmp_path / "out.jsonl", "1", f"bad: {TINY} --record {tmp_path}")
     assert "IsADirectoryError" in said, said
+
+
+CHAINED = """
+import os, sys
+print("a warning", file=sys.stderr)
+try:
+    try:
+        {}["weights"]
+    except KeyError as error:
+        raise OSError("half of it was read") from error
+except OSError:
+    raise RuntimeError("the checkpoint is damaged")
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_of_chained_exceptions_the_last_is_told(prefix: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CHAINED], capture_output=True, text=True, check=False)
+    own = [line and prefix + line for line in done.stderr.splitlines()]
+    torchruns = ["Traceback (most recent call last):", '  File "run.py", line 1', "ChildFailedError"]
+    other = ["[rank2]: Traceback (most recent call last):", "[rank2]: RuntimeError: lost a peer"]
+    said = systems.raised([*own, *other, *torchruns])
+    assert "RuntimeError: the checkpoint is damaged" in said[-1], said
+    assert not any("half of it" in line for line in said)
+    alone = systems.raised([*other, *own, *torchruns])
+    assert alone == other
+
+
+def test_each_problem_stands_apart_in_the_line_of_a_setting() -> None:
+    speed = {
+        "unit": "tokens", "tokens_per_s_per_gpu": 1.0, "tflops_noncausal": 1.0, "tflops_causal": 1.0,
+        "step_s": {"median": 1.0, "p5": 1.0, "p95": 1.0}, "timed_steps": 1,
+    }  # fmt: skip
+    record = {
+        "performance": speed, "memory": None, "losses": [1.0], "first_step_s": 1.0,
+        "extra": {"attention": {"backend": "cudnn"}, "where": {"kernel_ms": {"gemm": 3.0}}},
+        "problems": ["a gradient is zero", "a loss is no number"],
+    }  # fmt: skip
+    said = timing().line("x", 1, record)
+    assert "attention cudnn  a gradient is zero  a loss is no number\n" in said
+
+
+def timing() -> ModuleType:
+    """benchmarks/train.py, whose name is also that of the trainer."""
+    where = importlib.util.spec_from_file_location("timing", BENCHMARKS / "train.py")
+    assert where is not None
+    assert where.loader is not None
+    module = importlib.util.module_from_spec(where)
+    sys.modules["timing"] = module
+    where.loader.exec_module(module)
+    return module
 
 
 def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path: Path) -> None:

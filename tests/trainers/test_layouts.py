@@ -65,7 +65,8 @@ def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float]
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
-def test_recomputed_activations_are_those_of_forward() -> None:
+def test_recomputation_changes_no_loss() -> None:
+    # test_blocks.py holds where it happens: this alone passes in torch 2.13 with it around a block too.
     flags = (*BATCH, "--precision", "bf16", "--parallel", "fsdp2", "--no-reshard")
     assert record(2, *flags, "--recompute", "full")["losses"] == record(2, *flags)["losses"]
 

@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import backend
 import peaks
@@ -75,6 +77,19 @@ GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
 )
 def test_the_kernels_name_the_backend_that_ran(kernels: set[str], operators: set[str], ran: str) -> None:
     assert backend.chosen(operators, kernels, gpu=True)["backend"] == ran
+
+
+def test_where_stored_graphs_cannot_be_told_apart_none_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.delattr(torch.compiler, "config")
+    asked, gpu = Asked("flash"), SimpleNamespace(gpu=True)
+    with backend.order(asked, gpu):
+        assert not config.fx_graph_cache
+    monkeypatch.undo()
+    with backend.order(asked, gpu):
+        assert torch.compiler.config.cache_key_tag == "attention=FLASH_ATTENTION"
+    assert torch.compiler.config.cache_key_tag == ""
 
 
 class Asked:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import attention
+from models.layers import attention, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,9 +187,7 @@ class Model(nn.Module):
         if ends.guidance is not None:
             condition = condition + ends.guidance(waves(torch.full_like(times, GUIDANCE)).to(kind))
         x = torch.cat((ends.text(text.to(kind)), ends.image(noisy.to(kind))), 1)
-        table = rotary(self.config, x.device)
-        for block in self.blocks.values():
-            x = block(x, condition, table)
+        x = run_blocks(self.blocks, x, condition, rotary(self.config, x.device))
         return ends(x[:, self.config.text_tokens :], condition)
 
     def forward(self, latents: Tensor, text: Tensor, pooled: Tensor, noise: Tensor, times: Tensor) -> Tensor:
