@@ -15,6 +15,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PATIENCE_S = 60.0  # for what has to be taken away: containers, daemons, mounts
 POLL_S = 0.1
@@ -64,24 +68,46 @@ class Command:
         return False
 
 
-def together(texts: list[str]) -> bool:
+class Interruption:
+    """Whatever ends us ends the commands: the first signal, once a command that starts is known."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.holding = False
+
+    def __call__(self, number: int, _frame: object) -> None:
+        """Hear a signal."""
+        if self.number:
+            return  # the commands are being ended: a second signal must not leave one of them running
+        self.number = number
+        if not self.holding:
+            raise SystemExit(128 + number)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep a signal that comes meanwhile until the end of the block."""
+        self.holding = True
+        yield
+        self.holding = False
+        if self.number:
+            raise SystemExit(128 + self.number)
+
+
+def together(texts: list[str], interruption: Interruption) -> bool:
     """Run all of them to their end, also when one fails: each failure is shown."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         commands = []
         for number, text in enumerate(texts):
-            commands.append(Command(text, Path(folder, str(number))))
-            stack.callback(commands[-1].end)
+            with interruption.held():
+                commands.append(Command(text, Path(folder, str(number))))
+                stack.callback(commands[-1].end)
         ended = [command.succeeded() for command in commands]
     return all(ended)
 
 
-def interrupt(number: int, _frame: object) -> None:
-    """Whatever ends us ends the commands."""
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
+    interruption = Interruption()
     # SIGINT too: where it is ignored, as behind a shell's `&`, the commands would not hear it either.
     for known in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(known, interrupt)
-    sys.exit(not together(sys.argv[1:]))
+        signal.signal(known, interruption)
+    sys.exit(not together(sys.argv[1:], interruption))

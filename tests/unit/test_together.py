@@ -42,3 +42,26 @@ def test_who_interrupts_it_ends_every_command_which_may_clean_up(
     process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert [path.read_text() for path in said] == ["yes\n", "yes\n"]
+
+
+SIGNALLED_WHILE_IT_STARTS_ONE = """
+import os, runpy, signal, subprocess, sys, time
+
+class Slow(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+
+subprocess.Popen = Slow
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_signal_between_the_start_of_a_command_and_its_note_leaves_nothing_running(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    commands = [f"echo $$ > {pid}; exec sleep 600", "true"]
+    process = subprocess.Popen([sys.executable, "-c", SIGNALLED_WHILE_IT_STARTS_ONE, TOGETHER, *commands])
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert not pid.exists() or not Path("/proc", pid.read_text().strip()).exists()
