@@ -69,7 +69,11 @@ def draw(name: str, shape: torch.Size, layers: int, options: Options, device: to
 def materialise(
     model: nn.Module, module: nn.Module, prefix: str, options: Options, device: torch.device
 ) -> None:
-    """Give every meta weight of `module` (named from `prefix`) its initial value; tied weights stay tied."""
+    """Give every meta weight of `module` (named from `prefix`) its initial value; tied weights stay tied.
+
+    A model that is not ours says by which of our names a weight is drawn, and so starts where ours does.
+    """
+    ours = getattr(model, "our_name", str)
     done: dict[int, nn.Parameter] = {}
     for path, parameter in list(module.named_parameters(remove_duplicate=False)):
         if not parameter.is_meta:
@@ -77,7 +81,7 @@ def materialise(
         owner, _, leaf = path.rpartition(".")
         if id(parameter) not in done:
             name = f"{prefix}.{path}" if prefix else path
-            value = draw(name, parameter.shape, model.config.layers, options, device)
+            value = draw(ours(name), parameter.shape, model.config.layers, options, device)
             done[id(parameter)] = nn.Parameter(value)
         setattr(module.get_submodule(owner), leaf, done[id(parameter)])
 

@@ -1,7 +1,7 @@
 """The library's own model in our loop: transformers' Llama or Mistral, because that is what users run.
 
-In: the shape of a preset. Out: a model with the same forward, whose blocks the layouts shard and compile as
-they do ours.
+In: the shape of a preset. Out: a model with the same forward and the same first weights, whose blocks the
+layouts shard and compile as they do ours.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import torch
 from torch import nn
 
 from errors import RefusedError
+from models import llama
 from models.layers import LossHead, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from models.llama import Config
+
+OURS = {name: name for name in ("embedding", "blocks", "head.norm", "head.out")} | {
+    f"layer.{name}": ours for ours, name in llama.NAMES.items()
+}
 
 
 class Block(nn.Module):
@@ -47,6 +52,10 @@ class Model(nn.Module):
         self.head = LossHead(theirs.model.norm, theirs.lm_head, loss_chunks)
         self.angles = type(theirs.model.rotary_emb)
         self.shape = theirs.config
+
+    def our_name(self, name: str) -> str:
+        """What our Llama calls a weight of this model."""
+        return llama.rename(name, OURS)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy."""
