@@ -25,6 +25,7 @@ OPTIONS = ("model", "size", "layers", "data", "steps", "lr_warmup", "clip", "see
 PLAN = ("seq_len", "global_batch", "lr")
 GAINED = 0.7  # of the reference's fall a curve must make
 LEAST_FALL = 0.03  # of its first loss a reference must fall, or no floor would mean anything
+LEAST_LEFT = 0.01  # of its first loss must be left: what is known by heart differs by factors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,11 @@ def reference(record: dict[str, Any], band: Band, *, measured: str) -> Curve:
     fall = losses[0] - statistics.mean(losses[-tail:])
     if fall < LEAST_FALL * losses[0]:
         raise RefusedError(f"no reference: the loss fell from {losses[0]:.4f} by {fall:.4f} only")
+    if losses[0] - fall < LEAST_LEFT * losses[0]:
+        raise RefusedError(
+            f"no reference: the loss fell from {losses[0]:.4f} to {losses[0] - fall:.4f}: the model knows "
+            "its data by heart, and no band around that says anything; take fewer steps or more data"
+        )
     return Curve(
         job=job_of(record),
         losses=losses,

@@ -103,12 +103,18 @@ def test_another_job_is_not_compared_and_the_difference_is_named() -> None:
         curves.comparable(LLAMA, record(WANT, seed=2))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [record(WANT[:10]), record(WANT, 5), {**record(WANT), "problems": ["x"]}, record([5.0] * len(WANT))],
-    ids=["truncated", "resumed", "unsound", "flat"],
-)
-def test_a_run_that_is_not_whole_or_learned_nothing_makes_no_reference(bad: dict) -> None:
+BY_HEART = [12.66, 5.68, 2.8, 0.16, *[0.002] * (len(WANT) - 4)]  # 500 steps over 2.5 KB of text at width 4096
+NONE = {
+    "truncated": record(WANT[:10]),
+    "resumed": record(WANT, 5),
+    "unsound": {**record(WANT), "problems": ["x"]},
+    "flat": record([5.0] * len(WANT)),
+    "by heart": record(BY_HEART),
+}
+
+
+@pytest.mark.parametrize("bad", NONE.values(), ids=NONE)
+def test_a_run_that_is_not_whole_or_shows_no_learning_makes_no_reference(bad: dict) -> None:
     with pytest.raises(RefusedError, match="no reference"):
         curves.reference(bad, LLAMA.band, measured="2026-01-01")
 
