@@ -136,7 +136,7 @@ def unsound(losses: list[float], norms: list[float], timed: dict[str, Any] | Non
         found.append("a loss is not finite")
     if not all(map(math.isfinite, norms)):
         found.append("a gradient norm is not finite")
-    if 0.0 in norms:  # torch 2.11 compiles a whole sharded model into steps that are fast and learn nothing
+    if 0.0 in norms:  # steps whose gradient a compiler lost are fast
         found.append("a gradient is zero: nothing was learnt from that step")
     shares = [timed[key] for key in ("mfu_noncausal_percent", "mfu_causal_percent")] if timed else []
     if any(share is not None and share > 100 for share in shares):

@@ -83,7 +83,7 @@ class _ChunkedLoss(torch.autograd.Function):
         dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
         for rows, target, out in zip(x.chunk(chunks), labels.chunk(chunks), dx.chunk(chunks), strict=True):
             part, dlogits = _loss_and_gradient(rows @ weight.t(), target, count)
-            loss += part
+            loss = loss + part  # in place, torch 2.11's compiler takes the result for one without a gradient
             torch.mm(dlogits, weight, out=out)
             dweight += dlogits.t() @ rows
         ctx.save_for_backward(dx, dweight.to(weight.dtype))
