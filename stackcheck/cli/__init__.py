@@ -68,10 +68,12 @@ class VerbGroup(TyperGroup):
     def invoke(self, ctx: Context) -> object:
         """Run a verb; Typer would end an interrupted one without a word."""
         try:
-            return super().invoke(ctx)
+            found = super().invoke(ctx)
+            _hear_no_more()
         except KeyboardInterrupt:
             print("interrupted; the next run carries on from what was done", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+        return found
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002
         """The verbs and their lines, from the table alone."""
@@ -98,6 +100,13 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _hear_no_more() -> None:
+    """Let a signal end the interpreter when the work is over: unwound there, it would be a traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def main() -> None:
     """Run one verb; turn errors into a message on stderr and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
@@ -112,3 +121,5 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
+    finally:
+        _hear_no_more()
