@@ -31,7 +31,6 @@ class Counting:
     gpu: int
     path: str
     text: str
-    after_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ FAULTS = (
     HostState(
         name="ecc-during-run",
         product=MI300X,
-        counting=(Counting(gpu=3, path="ras/umc_err_count", text=_errors(2, 17, 1), after_s=0.1),),
+        counting=(Counting(gpu=3, path="ras/umc_err_count", text=_errors(2, 17, 1)),),
     ),
     _one(MI300X, "ecc-before-run", 3, Change(files={"ras/umc_err_count": _errors(2, 17, 1)})),
     _one(
@@ -103,7 +102,7 @@ FAULTS = (
     HostState(
         name="xgmi-error",
         product=MI300X,
-        counting=(Counting(gpu=3, path="ras/xgmi_wafl_err_count", text=_errors(0, 2, 0), after_s=0.1),),
+        counting=(Counting(gpu=3, path="ras/xgmi_wafl_err_count", text=_errors(0, 2, 0)),),
     ),
     _one(MI250, "xgmi-error-mi250", 3, Change(files={"xgmi_error": "1"})),
     HostState(name="page-fault", product=MI300X, reports={3: "1 1089:python3"}),
