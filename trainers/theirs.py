@@ -1,4 +1,4 @@
-"""The library's own model in our loop: transformers' Llama or Mistral, because that is what users run.
+"""The library's own model in our loop: transformers' Llama, because that is what users run.
 
 In: the shape of a preset. Out: a model with the same forward and the same first weights, whose blocks the
 layouts shard and compile as they do ours.
@@ -17,8 +17,6 @@ from models.layers import LossHead, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from models.llama import Config
 
 OURS = {name: name for name in ("embedding", "blocks", "head.norm", "head.out")} | {
     f"layer.{name}": ours for ours, name in llama.NAMES.items()
@@ -43,7 +41,7 @@ class Model(nn.Module):
 
     whole_graph = False
 
-    def __init__(self, config: Config, loss_chunks: int) -> None:
+    def __init__(self, config: llama.Config, loss_chunks: int) -> None:
         super().__init__()
         theirs = causal_lm(config)
         self.config = config
@@ -65,7 +63,7 @@ class Model(nn.Module):
         return self.head(run_blocks(self.blocks, x, rotary), labels)
 
 
-def causal_lm(config: Config) -> nn.Module:
+def causal_lm(config: llama.Config) -> nn.Module:
     """Their model of this shape, with torch's attention."""
     try:
         import transformers
@@ -90,7 +88,7 @@ def causal_lm(config: Config) -> nn.Module:
     )
 
 
-def skeleton(config: Config, loss_chunks: int) -> Model:
+def skeleton(config: llama.Config, loss_chunks: int) -> Model:
     """The model on the meta device."""
     with torch.device("meta"):
         return Model(config, loss_chunks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +43,7 @@ def test_a_registry_that_recovers_is_not_an_error() -> None:
         assert repository(host).read_manifest("x").body == b"{}"
 
 
+@pytest.mark.timeout(30)
 def test_a_registry_that_hangs_is_given_up_in_time() -> None:
     over = threading.Event()
 
@@ -52,10 +52,8 @@ def test_a_registry_that_hangs_is_given_up_in_time() -> None:
         return 200, {}, b""
 
     with serving(hang) as (host, _seen):
-        start = time.monotonic()
         with pytest.raises(RegistryError, match="does not answer"):
             repository(host).read_manifest("x")
-        assert time.monotonic() - start < 30
         over.set()
 
 

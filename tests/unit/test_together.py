@@ -50,8 +50,9 @@ import os, runpy, signal, subprocess, sys, time
 class Slow(subprocess.Popen):
     def __init__(self, *words, **options):
         super().__init__(*words, **options)
+        while not os.path.exists("up"):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.2)
 
 subprocess.Popen = Slow
 sys.argv = sys.argv[1:]
@@ -61,7 +62,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_a_signal_between_the_start_of_a_command_and_its_note_leaves_nothing_running(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    commands = [f"echo $$ > {pid}; exec sleep 600", "true"]
-    process = subprocess.Popen([sys.executable, "-c", SIGNALLED_WHILE_IT_STARTS_ONE, TOGETHER, *commands])
+    commands = [f"echo $$ > {pid}; touch up; exec sleep 600", "true"]
+    command = [sys.executable, "-c", SIGNALLED_WHILE_IT_STARTS_ONE, TOGETHER, *commands]
+    process = subprocess.Popen(command, cwd=tmp_path)
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
-    assert not pid.exists() or not Path("/proc", pid.read_text().strip()).exists()
+    assert not Path("/proc", pid.read_text().strip()).exists()
