@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stackcheck.image import Image
+    from stackcheck.build.image import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST_REPEATS = 7
@@ -65,17 +65,17 @@ def measure(clone: Path) -> list[tuple[str, float, float]]:
 
 def show_stored() -> None:
     """A row a runtime version: bytes of all its images, bytes that a store needs, and their ratio."""
-    from stackcheck import buildreport
+    from stackcheck.build import build
 
     groups: dict[str, list[Image]] = {}
-    for image in buildreport.recorded(ROOT / "build", ROOT):
+    for image in build.recorded(ROOT / "build", ROOT):
         groups.setdefault((image.stack_id or "elsewhere").split("-")[0], []).append(image)
     print(
         f"{'runtime':16}{'images':>8}{'sum GB':>10}{'stored GB':>11}{'largest GB':>12}{'ratio':>8}{'aim':>8}"
     )
     for name, images in sorted(groups.items()):
         total = sum(image.size_bytes for image in images)
-        stored = buildreport.stored_bytes(images)
+        stored = build.stored_bytes(images)
         largest = max(image.size_bytes for image in images)
         sizes = f"{total / 1e9:10.2f}{stored / 1e9:11.2f}{largest / 1e9:12.2f}"
         print(f"{name:16}{len(images):8}{sizes}{stored / largest:8.2f}{STORED_AIM:8.2f}")

@@ -18,9 +18,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck import cells, compat, explain, matrix, render, resolve, yamlfile
-from stackcheck.combination import broken_by_cell, combination
-from stackcheck.question import parse_question
+from stackcheck.files import yamlfile
+from stackcheck.matrix import compat, expand, explain, matrix, resolve
+from stackcheck.matrix.combination import broken_by_cell, combination
+from stackcheck.matrix.query import parse_question
+from stackcheck.recipe import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +68,7 @@ def ten_thousand() -> int:
     ]  # fmt: skip
     value.pop("include")
     found = matrix.parse(value)
-    expanded, settings_of = cells.expand(found), cells.settings(found)
+    expanded, settings_of = expand.expand(found), expand.settings(found)
     for cell in expanded:
         settings = settings_of(cell)
         values = combination(cell, "amd", rules)

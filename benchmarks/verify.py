@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck import keys, publish
-from stackcheck.layout import OciLayout
-from stackcheck.oci import OCI_MANIFEST, Manifest, compact_json
+from stackcheck.certificate import keys, publish
+from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json
+from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
     from small_images import SmallImage

@@ -80,6 +80,12 @@ class PublishError(StackcheckError):
     exit_code = 8
 
 
+class FileError(StackcheckError):
+    """A file cannot be read or written: the disk is full or read-only, or a permission is missing."""
+
+    exit_code = 10
+
+
 class MachineUnfitError(StackcheckError):
     """The machine was throttled, shared or broken, so nothing can be said of the image."""
 

@@ -1,37 +1,106 @@
-"""The main job: build, run, judge, sign and publish, stack by stack; each step leaves its file.
+"""The main job on one page: build, test, judge, sign, publish. Every verb runs a part of it.
 
-In: stacks and `Settings`. Out: an `Outcome` each. A step is skipped only when all that it depends on is
-unchanged, and the outcome says so.
+In: stacks or an image, and `Settings`. Out: an `Outcome` for each. Each step leaves its files under
+`build/<name>/`. A step is skipped only if nothing that it depends on has changed; the outcome says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck import build, candidate, keys, publish, pull, signing, vendors
+from stackcheck import vendors
+from stackcheck.build import build
+from stackcheck.certificate import keys, publish, pull, signing
 from stackcheck.errors import (
     CertificateError,
+    ChecksFailedError,
     ConfigurationError,
+    MachineUnfitError,
     PublishError,
     StackcheckError,
 )
-from stackcheck.examine import examine, refusal
-from stackcheck.oci import RegistryError
-from stackcheck.suite import RENEW_AFTER
+from stackcheck.files.atomic import write_atomically
+from stackcheck.matrix import matrix, resolve
+from stackcheck.oci.documents import RegistryError
+from stackcheck.oci.tags import label
+from stackcheck.suite import run, sbom, verdict
+from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
-    from stackcheck.build import Image
-    from stackcheck.candidate import Candidate, Settings
-    from stackcheck.engine import Engine
-    from stackcheck.results import RunResult
-    from stackcheck.stack import Stack
-    from stackcheck.verdict import Verdict
+    from stackcheck.build.image import Image
+    from stackcheck.certificate.statement import Envelope
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix.matrix import Tier
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.results import RunResult
+    from stackcheck.suite.subject import Subject
+    from stackcheck.suite.verdict import Status, Verdict, Waiver
+    from stackcheck.vendors import Vendor
 
 State = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
+SHOWN_REASONS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a user can choose.
+
+    Attributes:
+        root: The checkout.
+        target: Where to publish (`oci:DIR` or `HOST/REPO`).
+        key: Signing key, PEM; made on first use.
+        tier: How thorough the suites are.
+        vendor: The vendor whose checks run; None means the stack's own.
+        waivers: Named exceptions; each is signed into the certificate.
+        force: Run again even if nothing changed.
+        plain_http: Talk http to a registry that is not on a loopback address.
+        build: How images are built.
+    """
+
+    root: Path
+    target: str
+    key: Path
+    tier: Tier = "smoke"
+    vendor: Vendor | None = None
+    waivers: tuple[Waiver, ...] = ()
+    force: bool = False
+    plain_http: bool = False
+    build: build.Options = build.DEFAULTS
+
+    def folder(self, name: str) -> Path:
+        """Where the steps of one stack or image leave their files."""
+        return self.root / "build" / name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A run of the suites and its verdict.
+
+    Attributes:
+        folder: The files of this subject; where a reader finds the log.
+        reused: Whether the result is of an earlier run, because nothing changed since.
+    """
+
+    result: RunResult
+    verdict: Verdict
+    folder: Path
+    reused: bool
+
+    def require(self, *accepted: Status) -> None:
+        """Raise the error that a verdict ends with, unless its status is one of `accepted`.
+
+        Raises:
+            MachineUnfitError: The verdict is UNFIT.
+            ChecksFailedError: The verdict is FAILED.
+        """
+        if self.verdict.status not in accepted:
+            raise _refusal(self.verdict, self.folder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,83 +121,120 @@ class Outcome:
 def images(
     stacks: Iterable[Stack], engine: Engine, settings: Settings, report: Callable[[str], None]
 ) -> Iterator[Outcome]:
-    """Build, test, certify and publish each stack; one that fails does not keep the others back."""
+    """Build, test, certify and publish each stack; if one fails, the others still run."""
     for stack in stacks:
         start = time.monotonic()
-        try:
-            (image,) = build.build(
-                (stack,), engine, root=settings.root, report=report, options=settings.build
-            )
-        except StackcheckError as error:
-            yield _stopped(stack.id, "not built", error, start)
-            continue
-        subject = candidate.of_stack(stack, image, settings)
-        yield _certified_and_published(subject, engine, settings, report, start)
+        ended = _image(stack, engine, settings, report)
+        yield dataclasses.replace(ended, seconds=time.monotonic() - start)
 
 
-def _certified_and_published(
-    subject: Candidate, engine: Engine, settings: Settings, report: Callable[[str], None], start: float
-) -> Outcome:
+def _image(stack: Stack, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Outcome:
+    """One stack through all steps; the first error decides the state."""
+    reached = Outcome(name=stack.id, state="not built", reason="", seconds=0.0)
     try:
-        result, judged, reused = examine(subject, engine, settings, report)
+        subject = built(stack, engine, settings, report)
+        reached = dataclasses.replace(reached, state="failed", image=subject.image)
+        judged = test(subject, engine, settings, report)
+        reached = dataclasses.replace(reached, result=judged.result, verdict=judged.verdict)
+        judged.require("PASSED")
+        reached = dataclasses.replace(reached, state="not published")
+        reference = f"{settings.target}:{subject.name}"
+        if judged.reused and _still_valid(reference, subject, judged.result, settings):
+            reason = "same image, suites, thresholds and host; certificate still valid"
+            return dataclasses.replace(reached, state="unchanged", reason=reason, reference=reference)
+        envelopes = sign(subject, judged, settings)
+        published = publish_signed(subject.image, subject.name, envelopes, settings, report)
+    except MachineUnfitError as error:
+        return dataclasses.replace(reached, state="unfit", reason=error.what, error=error)
     except StackcheckError as error:
-        return _stopped(subject.name, "failed", error, start, image=subject.image)
-    if judged.status != "PASSED":
-        state: State = "unfit" if judged.status == "UNFIT" else "failed"
-        refused = refusal(judged, settings.folder(subject.name))
-        return _stopped(
-            subject.name, state, refused, start, image=subject.image, result=result, verdict=judged
-        )
-    try:
-        reference, unchanged = _published(subject, result, judged, settings, report, may_keep=reused)
-    except StackcheckError as error:
-        return _stopped(
-            subject.name, "not published", error, start, image=subject.image, result=result, verdict=judged
-        )
-    return Outcome(
-        name=subject.name,
-        state="unchanged" if unchanged else "certified",
-        reason="same image, suites, thresholds and host; certificate still valid" if unchanged else "",
-        seconds=time.monotonic() - start,
-        image=subject.image,
-        result=result,
-        verdict=judged,
-        reference=reference,
+        return dataclasses.replace(reached, reason=error.what, error=error)
+    return dataclasses.replace(reached, state="certified", reference=str(published.reference))
+
+
+def find_subject(name: str, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Subject:
+    """STACK|IMAGE as typed: a stack of the matrix, built if it has to be, or any image of the engine."""
+    found = subjects.find_stack(name, settings.root)
+    if found:
+        return built(found, engine, settings, report)
+    tag = label(name)
+    image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
+    loaded = matrix.load(settings.root / "matrix.yaml")
+    labels = engine.inspect(image.reference).labels
+    stack = subjects.declared(labels, resolve.load_stacks(settings.root), name)
+    return subjects.foreign(image, loaded, stack, name=tag, vendor=settings.vendor)
+
+
+def built(stack: Stack, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Subject:
+    """Build a stack's image, unless nothing changed."""
+    (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
+    return subjects.of_stack(stack, image, root=settings.root, vendor=settings.vendor)
+
+
+def test(subject: Subject, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Judged:
+    """Run the suites, or take the earlier result if nothing changed; then judge, and list the packages.
+
+    Raises:
+        ChecksFailedError: The run left no result that can be read.
+    """
+    folder = settings.folder(subject.name)
+    plan = run.plan(subject, tier=settings.tier, root=settings.root, out=folder)
+    for reason in verdict.other_machine((device.model for device in plan.host.devices), subject.machines):
+        report(f"{subject.name}: this run cannot end PASSED: {reason}")
+    earlier = None if settings.force else run.earlier_result(plan, folder)
+    if earlier:
+        report(f"{subject.name}: not run again: same image, suites, thresholds and host")
+    result = earlier or run.run(plan, engine, out=folder, report=report)
+    sbom.keep(subject.image, engine, folder, report)
+    judged = verdict.judge(
+        result,
+        subject.required,
+        image_config_digest=subject.image.config_digest,
+        machines=subject.machines,
+        vendor=subject.vendor,
+        waivers=settings.waivers,
     )
+    text = json.dumps(dataclasses.asdict(judged), indent=2).encode()
+    write_atomically(folder / "verdict.json", (text,))
+    report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
+    return Judged(result=result, verdict=judged, folder=folder, reused=earlier is not None)
 
 
-def _published(
-    subject: Candidate,
-    result: RunResult,
-    judged: Verdict,
+def sign(subject: Subject, judged: Judged, settings: Settings) -> tuple[Envelope, ...]:
+    """Sign a verdict, PASSED or FAILED. Raises MachineUnfitError for UNFIT: there is nothing to state."""
+    judged.require("PASSED", "FAILED")
+    return signing.sign(subject, judged.result, judged.verdict, judged.folder, settings.key)
+
+
+def publish_signed(
+    image: Image,
+    tag: str,
+    envelopes: tuple[Envelope, ...],
     settings: Settings,
     report: Callable[[str], None],
-    *,
-    may_keep: bool,
-) -> tuple[str, bool]:
-    """Publish unless the same image stands there under a certificate that is still fresh."""
-    reference = f"{settings.target}:{subject.name}"
+) -> publish.Published:
+    """Publish an image with its statements under a floating tag.
+
+    Raises:
+        PublishError: The target refused, or what it holds is damaged.
+    """
     key = keys.load_or_create(settings.key)
-    if may_keep and _still_valid(reference, subject, result, settings):
-        return reference, True
-    envelopes = signing.sign(subject, result, judged, settings)
     try:
-        done = publish.publish(
-            subject.image.layout,
-            tag=subject.name,
+        return publish.publish(
+            image.layout,
+            tag=tag,
             envelopes=envelopes,
             target=settings.target,
             public_key=key.public_key(),
             report=report,
             key=key,
+            plain_http=settings.plain_http,
         )
     except RegistryError as error:
-        raise _with_a_way_on(error, settings.target) from error
-    return str(done.reference), False
+        raise _with_next_step(error, settings.target) from error
 
 
-def _with_a_way_on(error: RegistryError, target: str) -> PublishError:
-    """Damage besides the image may hide a withdrawal: only the layout's owner may put it aside."""
+def _with_next_step(error: RegistryError, target: str) -> PublishError:
+    """A damaged layout may hide a revocation, so only its owner may move it away."""
     folder = target.removeprefix("oci:")
     if error.next_step or folder == target:
         return error
@@ -137,18 +243,18 @@ def _with_a_way_on(error: RegistryError, target: str) -> PublishError:
         where=error.where,
         got=error.got,
         expected=error.expected,
-        next_step=f"move {folder} away, then run the same command again: what it holds is published anew",
+        next_step=f"move {folder} away, then run the same command again: it publishes everything anew",
     )
 
 
-def _still_valid(reference: str, subject: Candidate, result: RunResult, settings: Settings) -> bool:
+def _still_valid(reference: str, subject: Subject, result: RunResult, settings: Settings) -> bool:
     """Whether the target holds this image under a fresh certificate of this run and these waivers."""
     host = vendors.host(subject.vendor)
     try:
         verified = pull.verify(
             reference,
             public_key=keys.load_or_create(settings.key).public_key(),
-            max_age=RENEW_AFTER,
+            max_age=run.RENEW_AFTER,
             device_model=host.devices[0].model if host.devices else "none",
             driver=host.driver,
         )
@@ -159,23 +265,20 @@ def _still_valid(reference: str, subject: Candidate, result: RunResult, settings
     return found == (subject.image.manifest_digest, result.run_id, waivers)
 
 
-def _stopped(
-    name: str,
-    state: State,
-    error: StackcheckError,
-    start: float,
-    *,
-    image: Image | None = None,
-    result: RunResult | None = None,
-    verdict: Verdict | None = None,
-) -> Outcome:
-    return Outcome(
-        name=name,
-        state=state,
-        reason=error.what,
-        seconds=time.monotonic() - start,
-        image=image,
-        result=result,
-        verdict=verdict,
-        error=error,
+def _refusal(judged: Verdict, folder: Path) -> StackcheckError:
+    """The error of a verdict other than PASSED: the first reasons, and where to find all of them."""
+    hidden = len(judged.reasons) - SHOWN_REASONS
+    shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
+    expected, next_step = "every required check passed", f"read {folder / 'container.log'}"
+    if (
+        judged.status == "UNFIT" and not judged.invalid
+    ):  # no check found it: this is not a machine of the stack
+        expected += ", on a machine that the stack names"
+        next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
+    kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError
+    return kind(
+        f"the verdict is {judged.status}; nothing is published",
+        got="\n    ".join(shown),
+        expected=expected,
+        next_step=next_step,
     )

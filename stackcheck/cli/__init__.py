@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from stackcheck.errors import StackcheckError
+from stackcheck.files.atomic import UNUSABLE, file_error
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -117,9 +118,15 @@ def main() -> None:
     except StackcheckError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in UNUSABLE:
+            raise  # a defect of ours, with its traceback
+        unusable = file_error(error)
+        print(f"error: {unusable}", file=sys.stderr)
+        sys.exit(unusable.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(INTERRUPTED)
     finally:
         _hear_no_more()

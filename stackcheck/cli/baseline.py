@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from stackcheck import baseline, bounds, results
+from stackcheck.cli.options import HERE, AsJson, Root
 from stackcheck.cli.output import print_json, print_table
+from stackcheck.proof import baseline, thresholds
+from stackcheck.suite import results
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -24,16 +26,16 @@ def propose_thresholds(
     write: Annotated[
         bool, typer.Option("--write", help="Put the proposals into the thresholds file.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    root: Annotated[Path, typer.Option(help="The checkout.", show_default=False)] = Path(),
+    as_json: AsJson = False,
+    root: Root = HERE,
 ) -> None:
     """Propose thresholds from n healthy runs: the median minus 5 % or three robust spreads."""
     found = baseline.propose([results.load(path) for path in files], root=root.resolve())
-    file = bounds.load(root.resolve(), found.vendor, found.model)
+    file = thresholds.load(root.resolve(), found.vendor, found.model)
     entries = [proposal.entry for proposal in found.proposals]
-    bounds.require_clean(root.resolve(), found.model, file.merged(entries), file.path)
+    thresholds.require_clean(root.resolve(), found.model, file.merged(entries), file.path)
     if write and entries:
-        bounds.write(file, entries)
+        thresholds.write(file, entries)
     if as_json:
         print_json(_document(found, file, written=write))
         return
@@ -53,7 +55,7 @@ def _row(proposal: baseline.Proposal) -> tuple[str, ...]:
     return entry.metric, conditions, held, f"{entry.bound:g}", entry.unit, proposal.change, *figures
 
 
-def _document(found: baseline.Baseline, file: bounds.File, *, written: bool) -> dict[str, object]:
+def _document(found: baseline.Baseline, file: thresholds.File, *, written: bool) -> dict[str, object]:
     return {
         "vendor": found.vendor,
         "model": found.model,

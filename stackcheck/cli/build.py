@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from stackcheck import build, forecast, platforms, resolve, vendors, wheelcache
+from stackcheck import vendors
+from stackcheck.build import build, forecast, platforms
+from stackcheck.build.wheels.wheel_cache import OFF, default_folder
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    NoCache,
+    Platform,
+    Root,
+    Selectors,
+    WheelCache,
+    Wheelhouse,
+)
 from stackcheck.cli.output import Progress, print_json, print_table
-from stackcheck.engine import Engine
+from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
+from stackcheck.files.checkout_lock import exclusive
+from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from stackcheck.stack import Stack
+    from stackcheck.build.image import Image
+    from stackcheck.matrix.stack import Stack
 
 app = typer.Typer()
-
-Selectors = Annotated[list[str] | None, typer.Argument(metavar="[SELECTOR]…", help="Patterns on stack ids.")]
-Root = Annotated[Path, typer.Option(help="The checkout.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Wheelhouse = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Take wheels from this folder only; ask no index.")
-]
-WheelCache = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Keep what was downloaded or built here, by hash; `off` for nowhere "
-        f"(${wheelcache.VARIABLE}, or the user's cache folder).",
-    ),
-]
-Platform = Annotated[
-    Literal["linux/amd64", "linux/arm64"] | None, typer.Option(help="What to build for (this host's own).")
-]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Build every step again.")]
-
-HERE = Path()
 
 
 @app.command("build")
@@ -61,7 +55,7 @@ def build_images(
         show_forecast(forecast.forecast(chosen, root.resolve(), options), as_json=as_json)
         return
     report = Progress()
-    with build.exclusive(root.resolve(), "stackcheck build", report):
+    with exclusive(root.resolve(), "stackcheck build", report):
         engine = connected(report)
         built = build.build(chosen, engine, root=root.resolve(), report=report, options=options)
     if as_json:
@@ -74,9 +68,9 @@ def build_options(
     wheelhouse: Path | None, wheel_cache: str | None, platform: str | None, *, no_cache: bool
 ) -> build.Options:
     """What the user chose; the wheel cache is on unless they say otherwise."""
-    cache = wheelcache.default_folder()
+    cache = default_folder()
     if wheel_cache:
-        cache = None if wheel_cache == wheelcache.OFF else Path(wheel_cache).expanduser().resolve()
+        cache = None if wheel_cache == OFF else Path(wheel_cache).expanduser().resolve()
     return build.Options(
         wheelhouse=wheelhouse.resolve() if wheelhouse else None,
         wheel_cache=cache,
@@ -87,7 +81,7 @@ def build_options(
 
 def connected(report: Progress, *, builds: bool = True) -> Engine:
     """An engine that answers, set up when this host lacks one."""
-    from stackcheck import host_setup
+    from stackcheck.engine import host_setup
 
     host_setup.ensure_engine(report, builds=builds)
     return Engine.connect()
@@ -128,7 +122,7 @@ def show_forecast(found: Iterable[forecast.Forecast], *, then: str = "", as_json
         raise typer.Exit(refused[0].exit_code)
 
 
-def gigabytes(image: build.Image) -> str:
+def gigabytes(image: Image) -> str:
     """An image's unpacked size for a table."""
     return f"{image.size_bytes / 1e9:.2f} GB"
 
@@ -138,7 +132,7 @@ def _forecast_row(one: forecast.Forecast) -> dict[str, Any]:
     return {"id": one.stack_id, "state": one.state, "reason": one.reason, "stages": stages}
 
 
-def _row(image: build.Image) -> dict[str, Any]:
+def _row(image: Image) -> dict[str, Any]:
     return {
         "id": image.stack_id,
         "reference": image.reference,
@@ -150,7 +144,7 @@ def _row(image: build.Image) -> dict[str, Any]:
     }
 
 
-def _cells(image: build.Image) -> tuple[str, ...]:
+def _cells(image: Image) -> tuple[str, ...]:
     built = sum(use.how == "built" for use in image.stages)
     stages = "kept" if image.reused else f"{built} built, {len(image.stages) - built} reused"
     shared = f"{image.shared_bytes / 1e9:.2f} GB"

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck import keys
+from stackcheck.certificate import keys
+from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stackcheck import vendors
-    from stackcheck.verify import Verified
+    from stackcheck.certificate.verify import Verified
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -25,14 +26,9 @@ NONE = "none"
 _AGE = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
-Ref = Annotated[str, typer.Argument(metavar="REF", help="oci:DIR:TAG, HOST/REPO:TAG, or with @sha256:….")]
-PublicKey = Annotated[Path | None, typer.Option("--key", help="Public key, PEM (default: this user's own).")]
 MaxAge = Annotated[str, typer.Option(help="How old the verdict may be: 30d, 12h, 45m.")]
 Model = Annotated[str, typer.Option(help="Device model it has to be certified for.")]
 Driver = Annotated[str, typer.Option(help="Driver it has to be certified for; 'none' without a GPU.")]
-PlainHttp = Annotated[bool, typer.Option("--plain-http", help="Talk http to a registry on another machine.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 
 
 @app.command("verify")
@@ -70,8 +66,8 @@ def pull_image(
     dry_run: DryRun = False,
 ) -> None:
     """Verify, then fetch exactly that digest into the local engine."""
-    from stackcheck import pull
-    from stackcheck.engine import Engine
+    from stackcheck.certificate import pull
+    from stackcheck.engine.client import Engine
 
     verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
     facts = {"image": pull.local_name(verified), "digest": verified.digest}
@@ -93,8 +89,9 @@ def run_image(
     dry_run: DryRun = False,
 ) -> None:
     """Verify, then run a command in the image with the current folder mounted, and nothing else."""
-    from stackcheck import pull, vendors
-    from stackcheck.engine import Engine
+    from stackcheck import vendors
+    from stackcheck.certificate import pull
+    from stackcheck.engine.client import Engine
 
     verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
     vendor = verified.facts["host"]["vendor"]
@@ -111,7 +108,7 @@ def run_image(
 def _verified(
     reference: str, key: Path | None, max_age: str, device_model: str, driver: str, *, plain_http: bool
 ) -> Verified:
-    from stackcheck.verify import verify
+    from stackcheck.certificate.verify import verify
 
     model, version = _machine(device_model, driver)
     return verify(

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stackcheck.cli.options import HERE, AsJson, Root
 from stackcheck.cli.output import print_json
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from stackcheck.explain import Explanation
+    from stackcheck.matrix.explain import Explanation
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document for machines.")]
-Root = Annotated[Path, typer.Option("--root", help="The checkout.", hidden=True)]
-HERE = Path()
 
 
 @app.command()
 def explain(
     question: Annotated[list[str], typer.Argument(help="A stack id, or axis=value texts such as rocm=7.2.")],
-    json: Json = False,
+    as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
     """Say why a combination is allowed or refused: rule, reason, source."""
-    from stackcheck import compat, matrix
-    from stackcheck import explain as explaining
-    from stackcheck.question import parse_question
+    from stackcheck.matrix import compat, matrix
+    from stackcheck.matrix import explain as explaining
+    from stackcheck.matrix.query import parse_question
 
     rules, found = compat.load(root / "images" / "compat.yaml"), matrix.load(root / "matrix.yaml")
     answer = explaining.explain_stack(question[0], found, rules) if len(question) == 1 else None
     answer = answer or explaining.explain(parse_question(question, rules), rules, found)
-    if json:
+    if as_json:
         print_json(_document(answer))
     else:
         print("\n".join(_lines(answer)))
@@ -91,20 +87,20 @@ def _texts(combination: Mapping[str, str]) -> str:
 
 @app.command()
 def compat(
-    action: Annotated[str, typer.Argument(help="check")] = "check", json: Json = False, root: Root = HERE
+    action: Annotated[str, typer.Argument(help="check")] = "check", as_json: AsJson = False, root: Root = HERE
 ) -> None:
     """Check the compatibility rules for contradictions."""
-    from stackcheck import compat as rules_of
-    from stackcheck.contradictions import contradictions
+    from stackcheck.matrix import compat as rules_of
+    from stackcheck.matrix.contradictions import contradictions
 
     if action != "check":
         raise ConfigurationError("no such action", got=action, expected="stackcheck compat check")
     rules = rules_of.load(root / "images" / "compat.yaml")
     pairs = contradictions(rules)
-    if json:
+    if as_json:
         print_json({"rules": len(rules), "contradictions": [[a.id, b.id, axis] for a, b, axis in pairs]})
     if pairs:
         lines = [f"{a.id} and {b.id} ask for different values of {axis}" for a, b, axis in pairs]
         raise ConfigurationError("\n".join(lines), where="images/compat.yaml")
-    if not json:
+    if not as_json:
         print(f"{len(rules)} rules, no two contradict each other")

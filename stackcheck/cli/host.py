@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from stackcheck import doctor, host_setup, matrix
+from stackcheck.cli.options import HERE, AsJson, Root
 from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.engine import doctor, host_setup
 from stackcheck.errors import EngineError
+from stackcheck.matrix import matrix
 
 app = typer.Typer()
 
@@ -22,8 +24,8 @@ def examine_host(
         bool, typer.Option("--fix", help="Install and start what is missing (root only).")
     ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    root: Annotated[Path, typer.Option(help="The checkout.", show_default=False)] = Path(),
+    as_json: AsJson = False,
+    root: Root = HERE,
 ) -> None:
     """Say what this host has and lacks, each with the command that mends it; exit 4 when it cannot build."""
     if stop:

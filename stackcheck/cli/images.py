@@ -1,49 +1,51 @@
-"""The verbs that make images trustworthy: test, certify, publish, and images for all of it."""
+"""The verbs of the main job: images does all of it; test, certify and publish do one part each.
+
+In: stacks or an image. Out: a table or JSON on stdout, and an exit code.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from stackcheck import build, candidate, flow, forecast, keys, matrix, publish, resolve, signing
+from stackcheck import flow
+from stackcheck.build import forecast
+from stackcheck.certificate import keys, signing
 from stackcheck.cli import build as building
-from stackcheck.cli import named, outcomes
-from stackcheck.cli.build import (
+from stackcheck.cli import outcomes
+from stackcheck.cli.options import (
     HERE,
     AsJson,
     DryRun,
+    Force,
+    Name,
     NoCache,
+    PlainHttp,
     Platform,
     Root,
     Selectors,
+    SigningKey,
+    Target,
+    Tier,
+    Vendor,
     WheelCache,
     Wheelhouse,
-    build_options,
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
-from stackcheck.examine import examine, refusal
-from stackcheck.registry import parse_target
-from stackcheck.tags import label
+from stackcheck.files.checkout_lock import exclusive
+from stackcheck.matrix import matrix
+from stackcheck.oci.store import parse_target
+from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
-    from stackcheck.engine import Engine
+    from pathlib import Path
+
+    from stackcheck.matrix.matrix import Tier as TierName
+    from stackcheck.vendors import Vendor as VendorName
 
 app = typer.Typer()
-
-TierName = Literal["smoke", "standard", "soak"]
-VendorName = Literal["amd", "nvidia", "cpu"]
-
-Name = Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or any image reference.")]
-Tier = Annotated[TierName, typer.Option(help="How thorough: smoke, standard or soak.")]
-Vendor = Annotated[VendorName | None, typer.Option("--gpu-vendor", help="Whose checks run (the stack's).")]
-Target = Annotated[
-    str | None, typer.Option("--to", help="Where to publish: oci:DIR or HOST/REPO (the matrix's).")
-]
-Key = Annotated[Path | None, typer.Option(help="Signing key, PEM (made on first use).")]
-Force = Annotated[bool, typer.Option("--force", help="Run again even when nothing changed.")]
 
 
 @app.command("images")
@@ -52,7 +54,7 @@ def make_images(
     *,
     tier: Tier = "smoke",
     to: Target = None,
-    key: Key = None,
+    key: SigningKey = None,
     force: Force = False,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
@@ -64,7 +66,7 @@ def make_images(
 ) -> None:
     """Build, test, certify and publish every stack this host can run, or the selected ones."""
     chosen = building.selected(root, selectors)
-    options = build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
+    options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
     target = _target(root, to)
     if dry_run:
         found = forecast.forecast(chosen, root.resolve(), options)
@@ -74,7 +76,7 @@ def make_images(
     report = Progress()
     settings = _settings(root, tier=tier, target=target, key=key, force=force)
     settings = dataclasses.replace(settings, build=options)
-    with build.exclusive(settings.root, "stackcheck images", report):
+    with exclusive(settings.root, "stackcheck images", report):
         ended = list(flow.images(chosen, building.connected(report), settings, report))
     outcomes.show(ended, as_json=as_json)
     errors = [outcome.error for outcome in ended if outcome.error]
@@ -98,23 +100,22 @@ def run_suites(
         return
     report = Progress()
     settings = _settings(root, tier=tier, vendor=vendor, force=True)
-    with build.exclusive(settings.root, "stackcheck test", report):
-        engine = building.connected(report, builds=not named.is_reference(name))
-        subject = _candidate(name, engine, settings, report)
-        _result, judged, _reused = examine(subject, engine, settings, report)
+    with exclusive(settings.root, "stackcheck test", report):
+        engine = building.connected(report, builds=not subjects.is_reference(name))
+        subject = flow.find_subject(name, engine, settings, report)
+        judged = flow.test(subject, engine, settings, report)
     facts = {
         "image": subject.image.reference,
-        "verdict": judged.status,
-        "passed": str(len(judged.passed)),
-        "failed": str(len(judged.failed)),
-        "skipped": str(len(judged.skipped)),
-        "result": str(settings.folder(subject.name) / "run" / "result.json"),
+        "verdict": judged.verdict.status,
+        "passed": str(len(judged.verdict.passed)),
+        "failed": str(len(judged.verdict.failed)),
+        "skipped": str(len(judged.verdict.skipped)),
+        "result": str(judged.folder / "run" / "result.json"),
     }
-    if judged.status == "PASSED":
+    if judged.verdict.status == "PASSED":
         facts["next"] = f"stackcheck certify {name}"
-    print_json(dataclasses.asdict(judged)) if as_json else print_facts(facts)
-    if judged.status != "PASSED":
-        raise refusal(judged, settings.folder(subject.name))
+    print_json(dataclasses.asdict(judged.verdict)) if as_json else print_facts(facts)
+    judged.require("PASSED")
 
 
 @app.command("certify")
@@ -123,7 +124,7 @@ def certify_image(
     *,
     tier: Tier = "smoke",
     vendor: Vendor = None,
-    key: Key = None,
+    key: SigningKey = None,
     force: Force = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -135,23 +136,20 @@ def certify_image(
         return
     report = Progress()
     settings = _settings(root, tier=tier, vendor=vendor, key=key, force=force)
-    with build.exclusive(settings.root, "stackcheck certify", report):
-        engine = building.connected(report, builds=not named.is_reference(name))
-        subject = _candidate(name, engine, settings, report)
-        result, judged, _reused = examine(subject, engine, settings, report)
-        if judged.status == "UNFIT":
-            raise refusal(judged, settings.folder(subject.name))
-        signing.sign(subject, result, judged, settings)
+    with exclusive(settings.root, "stackcheck certify", report):
+        engine = building.connected(report, builds=not subjects.is_reference(name))
+        subject = flow.find_subject(name, engine, settings, report)
+        judged = flow.test(subject, engine, settings, report)
+        flow.sign(subject, judged, settings)
     facts = {
-        "verdict": judged.status,
+        "verdict": judged.verdict.status,
         "digest": subject.image.manifest_digest,
-        "statements": str(settings.folder(subject.name) / "statements"),
+        "statements": str(judged.folder / "statements"),
     }
-    if judged.status == "PASSED":
+    if judged.verdict.status == "PASSED":
         facts["next"] = f"stackcheck publish {name}"
     print_json(facts) if as_json else print_facts(facts)
-    if judged.status != "PASSED":
-        raise refusal(judged, settings.folder(subject.name))
+    judged.require("PASSED")
 
 
 @app.command("publish")
@@ -159,30 +157,22 @@ def publish_image(
     name: Name,
     *,
     to: Target = None,
-    key: Key = None,
+    key: SigningKey = None,
+    plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
     """Publish an image that `certify` signed as PASSED: candidate, attach, verify, tag last."""
     target = _target(root, to)
-    settings = _settings(root, target=target, key=key)
-    image = named.image(name, settings.root)
+    settings = _settings(root, target=target, key=key, plain_http=plain_http)
+    image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
-    envelopes = signing.signed(tag, settings)
+    envelopes = signing.signed(settings.folder(tag), settings.key)
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
-    signing_key = keys.load_or_create(settings.key)
-    done = publish.publish(
-        image.layout,
-        tag=tag,
-        envelopes=envelopes,
-        target=target,
-        public_key=signing_key.public_key(),
-        report=Progress(),
-        key=signing_key,
-    )
+    done = flow.publish_signed(image, tag, envelopes, settings, Progress())
     facts = {
         "reference": str(done.reference),
         "digest": image.manifest_digest,
@@ -199,39 +189,26 @@ def _settings(
     key: Path | None = None,
     vendor: VendorName | None = None,
     force: bool = False,
-) -> candidate.Settings:
-    return candidate.Settings(
+    plain_http: bool = False,
+) -> flow.Settings:
+    return flow.Settings(
         root=root.resolve(),
         tier=tier,
         target=target,
         key=key or keys.default_path(),
         vendor=vendor,
         force=force,
-        build=build_options(None, None, None, no_cache=False),
+        plain_http=plain_http,
+        build=building.build_options(None, None, None, no_cache=False),
     )
 
 
 def _target(root: Path, to: str | None) -> str:
-    """Where images are published: as the user says, else as the matrix does."""
+    """Where images are published: the option's value, else the one in matrix.yaml."""
     return parse_target(to or matrix.load(root.resolve() / "matrix.yaml").publish)
 
 
-def _candidate(
-    name: str, engine: Engine, settings: candidate.Settings, report: Progress
-) -> candidate.Candidate:
-    """A stack of the matrix (built when it has to be), or any image reference."""
-    found = named.stack(name, settings.root)
-    if found:
-        (image,) = build.build((found,), engine, root=settings.root, report=report, options=settings.build)
-        return candidate.of_stack(found, image, settings)
-    image = build.adopt(name, engine, folder=settings.folder(label(name)), report=report)
-    loaded = matrix.load(settings.root / "matrix.yaml")
-    labels = engine.inspect(image.reference).labels
-    stack = candidate.declared(labels, resolve.load_stacks(settings.root), name)
-    return candidate.foreign(image, label(name), loaded, settings, stack)
-
-
 def _show_plan(name: str, root: Path, steps: str) -> None:
-    """The dry run of a verb that takes STACK|IMAGE; a stack that is not there is refused as in a run."""
-    found = named.stack(name, root.resolve())
+    """The dry run of a verb that takes STACK|IMAGE; an unknown stack is refused as in a real run."""
+    found = subjects.find_stack(name, root.resolve())
     print(f"{found.id if found else name}: {steps}")

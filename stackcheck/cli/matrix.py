@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck import resolve
+from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Selectors
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
+from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stackcheck.stack import Package, Stack
+    from stackcheck.matrix.stack import Package, Stack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-Selectors = Annotated[list[str] | None, typer.Argument(help="Patterns on stack ids; all stacks without one.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document for machines.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written.")]
-Root = Annotated[Path, typer.Option("--root", help="The checkout.", hidden=True)]
-HERE = Path()
 
 
 @app.command("list")
 def list_stacks(
     selectors: Selectors = None,
-    json: Json = False,
+    as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table for a README.")] = False,
     root: Root = HERE,
 ) -> None:
     """List the stacks of the matrix and their state."""
     stacks = resolve.load_stacks(root, selectors or ())
     if markdown:
-        from stackcheck import table
+        from stackcheck.recipe import stack_table
 
-        print(table.markdown(stacks))
+        print(stack_table.markdown(stacks))
         return
-    if json:
+    if as_json:
         print_json({"stacks": [summary(stack) for stack in stacks]})
         return
     rows = [
@@ -87,8 +81,8 @@ def render(
     root: Root = HERE,
 ) -> None:
     """Write the Dockerfiles of stacks, or check them with --check."""
-    from stackcheck import render as rendering
-    from stackcheck import table
+    from stackcheck.recipe import render as rendering
+    from stackcheck.recipe import stack_table
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
     pages = (
@@ -97,21 +91,26 @@ def render(
     if check or dry_run:
         drifted = [*rendering.check(stacks, images, whole=not selectors)]
         drifted += [
-            f"{page}: its table of stacks is not fresh" for page in pages if not table.fresh(page, stacks)
+            f"{page}: its table of stacks is not fresh"
+            for page in pages
+            if not stack_table.fresh(page, stacks)
         ]
         if drifted and check:
             raise ConfigurationError("\n".join(drifted), next_step="stackcheck render")
         print("\n".join(drifted) or f"{len(stacks)} stacks are as their templates say")
         return
-    written = [*rendering.write(stacks, images), *(page for page in pages if table.refresh(page, stacks))]
+    written = [
+        *rendering.write(stacks, images),
+        *(page for page in pages if stack_table.refresh(page, stacks)),
+    ]
     print("\n".join(str(path) for path in written) or f"{len(stacks)} stacks are as their templates say")
 
 
 @app.command()
 def lock(selectors: Selectors = None, dry_run: DryRun = False, root: Root = HERE) -> None:
     """Write pins and hashes of stacks."""
-    from stackcheck import lock as locking
-    from stackcheck.upstream import Upstream
+    from stackcheck.recipe import lock as locking
+    from stackcheck.recipe.upstream import Upstream
 
     report = Progress()
     upstream = Upstream()
@@ -128,9 +127,9 @@ def lock(selectors: Selectors = None, dry_run: DryRun = False, root: Root = HERE
 
 
 @app.command()
-def outdated(selectors: Selectors = None, json: Json = False, root: Root = HERE) -> None:
+def outdated(selectors: Selectors = None, as_json: AsJson = False, root: Root = HERE) -> None:
     """Compare pins with what the package indexes offer."""
-    from stackcheck import indexes
+    from stackcheck.recipe import indexes
 
     pinned = _pinned(resolve.load_stacks(root, selectors or ()))
     newest = indexes.newest(sorted({name for name, _ in pinned}))
@@ -139,7 +138,7 @@ def outdated(selectors: Selectors = None, json: Json = False, root: Root = HERE)
         for (name, version), ids in sorted(pinned.items())
         if newest[name] != version.partition("+")[0]
     ]
-    if json:
+    if as_json:
         keys = ("name", "pinned", "newest", "stacks")
         print_json({"outdated": [dict(zip(keys, pin, strict=True)) for pin in behind]})
         return

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stackcheck import keys
-from stackcheck.cli.consume import AsJson, DryRun, PlainHttp, PublicKey, Ref
+from stackcheck.certificate import keys
+from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, SigningKey
 from stackcheck.cli.output import Progress, print_facts, print_json
 
 app = typer.Typer(rich_markup_mode=None)
-
-SigningKey = Annotated[
-    Path | None, typer.Option("--key", help="Signing key, PEM (default: this user's own).")
-]
 
 
 @app.command("revoke")
@@ -30,7 +25,7 @@ def revoke_image(
     dry_run: DryRun = False,
 ) -> None:
     """Withdraw a certificate: a signed FAILED verdict, then the floating tags back to what was certified."""
-    from stackcheck.revoke import revoke
+    from stackcheck.certificate.revoke import revoke
 
     signing_key = keys.load(key or keys.default_path())
     if dry_run:
@@ -60,8 +55,8 @@ def promote_image(
     dry_run: DryRun = False,
 ) -> None:
     """Copy a certified image and its certificate to another target; the digest stays."""
-    from stackcheck import publish
-    from stackcheck.registry import parse_target
+    from stackcheck.certificate import publish
+    from stackcheck.oci.store import parse_target
 
     to = parse_target(to)
     public_key = keys.load_public(key)
@@ -89,7 +84,7 @@ def show_key(
     dry_run: DryRun = False,
 ) -> None:
     """Make the signing key on first use, and show its public half."""
-    from stackcheck.certificate import policy_text
+    from stackcheck.certificate.predicates import policy_text
 
     if policy:
         print(policy_text(), end="")

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from stackcheck import prove
+from stackcheck.cli.options import HERE, AsJson, Root
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
+from stackcheck.proof import prove
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -32,8 +33,8 @@ def prove_checks(
         typer.Option(help="The certified cpu image to run in (default: the matrix's, in dist)."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many faults at a time.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    root: Annotated[Path, typer.Option(help="The checkout.", show_default=False)] = Path(),
+    as_json: AsJson = False,
+    root: Root = HERE,
 ) -> None:
     """Plant every fault and show which check catches it; exit 6 unless all are, by every check there is."""
     root = root.resolve()
@@ -54,8 +55,9 @@ def _on_this_host() -> Runner:
 
 def _in_image(reference: str, report: Progress) -> Runner:
     """Verify and fetch a certified image; gives what runs a proof in it, with the checkout mounted."""
-    from stackcheck import keys, pull, vendors
-    from stackcheck.engine import Engine
+    from stackcheck import vendors
+    from stackcheck.certificate import keys, pull
+    from stackcheck.engine.client import Engine
 
     verified = pull.verify(
         reference, public_key=keys.load_public(None), max_age=MAX_AGE, device_model="CPU", driver=None
@@ -74,7 +76,7 @@ def _in_image(reference: str, report: Progress) -> Runner:
 
 def _cpu_image(root: Path) -> str:
     """Where `stackcheck images` puts the stack that needs no GPU."""
-    from stackcheck import resolve
+    from stackcheck.matrix import resolve
 
     for stack in resolve.load_stacks(root):
         if stack.vendor == "cpu":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from stackcheck import keys, sbom
+from stackcheck.certificate import attached_sbom, keys
+from stackcheck.cli.options import AsJson, PlainHttp, PublicKey, Ref
 from stackcheck.cli.output import print_json, print_table
 
 app = typer.Typer(rich_markup_mode=None)
@@ -15,18 +15,14 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command("sbom")
 def print_sbom(
-    reference: Annotated[
-        str, typer.Argument(metavar="REF", help="oci:DIR:TAG or HOST/REPO:TAG, or @sha256:….")
-    ],
+    reference: Ref,
     *,
-    key: Annotated[Path | None, typer.Option(help="Public key, PEM (default: this user's own).")] = None,
-    plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Talk http to a registry on another machine.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The signed CycloneDX document itself.")] = False,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the packages of a published image, from the signed document that is attached to it."""
-    document = sbom.attached(reference, public_key=keys.load_public(key), plain_http=plain_http)
+    document = attached_sbom.attached(reference, public_key=keys.load_public(key), plain_http=plain_http)
     if as_json:
         print_json(document)
         return

@@ -22,8 +22,8 @@ import requests
 
 import scripted
 from referrers_proxy import referrers_proxy
-from stackcheck import apt, host_setup
-from stackcheck.engine import Engine
+from stackcheck.engine import apt, host_setup
+from stackcheck.engine.client import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from stackcheck.engine import Engine
+    from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -126,7 +126,7 @@ def test_an_interrupted_publication_leaves_no_half_published_tag_and_the_next_on
 def test_an_interruption_while_a_container_is_being_made_leaves_none(
     scripted_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stackcheck.engine import RunSpec
+    from stackcheck.engine.client import RunSpec
 
     client: Any = scripted_engine._client
     made = type(client.containers).create

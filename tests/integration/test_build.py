@@ -24,13 +24,18 @@ from small_stacks import (  # noqa: F401  # fixtures among them
     silent,
     small_stack,
 )
-from stackcheck import apt, archive, bootstrap, build, buildplan, resolve, wheels
-from stackcheck.engine import Engine
+from stackcheck.build import bootstrap, build, plans
+from stackcheck.build.wheels import host_settings
+from stackcheck.engine import apt
+from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, EngineError
+from stackcheck.oci import archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from stackcheck.matrix import resolve
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -59,20 +64,20 @@ def planted_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[b
     monkeypatch.setenv("PIP_INDEX_URL", "https://planted-user:planted-token@index.invalid/simple")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CERT", str(certificates))
-    archives = [line.encode() for line in wheels.apt_sources("debian12").splitlines()]
+    archives = [line.encode() for line in host_settings.apt_sources("debian12").splitlines()]
     return (b"planted-user", b"planted-token", b"index.invalid", b"planted-folder", b"planted certificate",
             b"planted wheel", b"planted-bundle", *archives)  # fmt: skip
 
 
 def test_settings_of_the_host_reach_the_build_and_no_layer_keeps_them(
-    engine: Engine,
+    engine: Engine,  # its set-up has made the host ready
     checkout: Path,
     cpu_stack: resolve.Stack,
     planted_settings: tuple[bytes, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Plain layers can be searched byte by byte; the config names the same unpacked layers either way.
-    monkeypatch.setattr(buildplan, "COMPRESSION", "compression=uncompressed,force-compression=true")
+    monkeypatch.setattr(plans, "COMPRESSION", "compression=uncompressed,force-compression=true")
     stack = small_stack(checkout, "secrets", cpu_stack, lock="planted==1.0\n")
     image = build_one(stack, engine, checkout)
     everything = layer_bytes(image)

@@ -15,14 +15,14 @@ import pytest
 
 from small_stacks import ASSETS, ROOT, build_one, committed_cpu_stack, real_engine  # noqa: F401  # fixtures among them
 from small_wheels import locked_line, make_wheel
-from stackcheck import archive
 from stackcheck.errors import BuildError
+from stackcheck.oci import archive
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stackcheck.engine import Engine
-    from stackcheck.stack import Stack
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -50,7 +50,7 @@ def stack(tmp_path: Path, cpu_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_folder_of_wheels_suffices_where_nothing_else_can_be_reached(
     stack: Stack,
-    engine: Engine,
+    engine: Engine,  # its set-up has made the host ready
     tmp_path: Path,
 ) -> None:
     image = build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
@@ -62,7 +62,7 @@ def test_a_folder_of_wheels_suffices_where_nothing_else_can_be_reached(
 
 def test_a_missing_wheel_is_named_before_the_build_with_a_command_that_fetches_it(
     stack: Stack,
-    engine: Engine,
+    engine: Engine,  # its set-up has made the host ready
     tmp_path: Path,
 ) -> None:
     (tmp_path / "wheels" / NAME).rename(tmp_path / NAME)
@@ -81,7 +81,7 @@ def test_a_missing_wheel_is_named_before_the_build_with_a_command_that_fetches_i
 
 def test_a_wheel_of_another_content_is_as_good_as_none(
     stack: Stack,
-    engine: Engine,
+    engine: Engine,  # its set-up has made the host ready
     tmp_path: Path,
 ) -> None:
     shutil.copy(make_wheel(tmp_path, word="another word"), tmp_path / "wheels" / NAME)

@@ -16,14 +16,14 @@ from small_stacks import (  # noqa: F401  # fixtures among them
     empty_checkout,
     real_engine,
 )
-from stackcheck import build, buildreport
+from stackcheck.build import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from stackcheck.engine import Engine
-    from stackcheck.stack import Stack
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -153,6 +153,4 @@ def test_images_that_did_not_change_count_as_reused(small: Checkout) -> None:
     small.build(*stacks)
     images = small.build(*stacks)
     assert all(image.reused for image in images)
-    assert buildreport.line(images).startswith(
-        "stages: 0 built, 10 reused (10 in images that did not change)"
-    )
+    assert build.line(images).startswith("stages: 0 built, 10 reused (10 in images that did not change)")

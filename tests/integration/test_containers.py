@@ -15,13 +15,13 @@ from small_stacks import (  # noqa: F401  # fixtures among them
     image_of_a_shell,
     real_engine,
 )
-from stackcheck.engine import Engine, Mount, RunSpec
+from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stackcheck import build
+    from stackcheck.build import build
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -15,8 +15,10 @@ import shell_image
 from scripted import ROOT
 from second_daemon import second_daemon
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
-from stackcheck import archive, host_setup, keys, publish
-from stackcheck.engine import Engine
+from stackcheck.certificate import keys, publish
+from stackcheck.engine import host_setup
+from stackcheck.engine.client import Engine
+from stackcheck.oci import archive
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,14 +22,14 @@ from small_stacks import (  # noqa: F401  # fixtures
     image_of_a_shell,
     real_engine,
 )
-from stackcheck import archive, export
+from stackcheck.oci import archive, export
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from stackcheck.build import Image
-    from stackcheck.engine import Engine
+    from stackcheck.build.build import Image
+    from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

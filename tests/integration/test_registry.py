@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck import attachments, certificate, keys, publish, pull, revoke, sbom
-from stackcheck.engine import Engine
+from stackcheck.certificate import attached_sbom, attachments, keys, predicates, publish, pull, revoke
+from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
+from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError, PublishError
-from stackcheck.layout import OciLayout
-from stackcheck.registry import open_store
-from stackcheck.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
+from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,7 +193,7 @@ def test_skopeo_opens_the_layout_and_the_registry(
 def cosign_verify(cosign: Path, tmp_path: Path) -> Verify:
     """The command that the README gives to those who do not have stackcheck."""
     policy = tmp_path / "stackcheck.cue"
-    policy.write_text(certificate.policy_text())
+    policy.write_text(predicates.policy_text())
     pinned = tmp_path / "stackcheck.pub"
     pinned.write_bytes(keys.public_pem(KEY.public_key()))
 
@@ -226,7 +226,9 @@ def test_cosign_gives_the_list_of_packages_by_its_own_name_for_it(
     done = cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true", kind="cyclonedx")
     assert done.returncode == 0, done.stderr
     statement = json.loads(base64.b64decode(json.loads(done.stdout)["payload"]))
-    assert statement["predicate"] == sbom.attached(f"{target}:{STACK_ID}", public_key=KEY.public_key())
+    assert statement["predicate"] == attached_sbom.attached(
+        f"{target}:{STACK_ID}", public_key=KEY.public_key()
+    )
     assert statement["predicate"]["bomFormat"] == "CycloneDX"
 
 

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stackcheck import bootstrap, host_setup, resolve
-from stackcheck.buildplan import bases, kernels
-from stackcheck.engine import Engine
+from stackcheck.build import bootstrap
+from stackcheck.build.plans import bases, kernels
+from stackcheck.engine import host_setup
+from stackcheck.engine.client import Engine
+from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

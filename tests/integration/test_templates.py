@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck.stack import FlashAttention, Stack
-from stackcheck.upstream import Upstream
+from stackcheck.matrix.stack import FlashAttention, Stack
+from stackcheck.recipe.upstream import Upstream
 from template_builds import CPU, build, offer, prepare, with_extension
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stackcheck import extensions, indexes
-from stackcheck.stack import Package, Stack
+from stackcheck.matrix.stack import Package, Stack
+from stackcheck.recipe import extensions, indexes
 from template_builds import build, prepare, with_extension
 
 if TYPE_CHECKING:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from small_images import make_image, quiet
-from stackcheck import host_setup, lock, render, resolve
-from stackcheck.layout import OciLayout
-from stackcheck.registry import open_store
-from stackcheck.stack import Base, Stack
-from stackcheck.upstream import OutOfReachError, Upstream
+from stackcheck.engine import host_setup
+from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Base, Stack
+from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.stores import open_store
+from stackcheck.recipe import lock, render
+from stackcheck.recipe.upstream import OutOfReachError, Upstream
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -17,12 +17,14 @@ from small_checkout import (  # noqa: F401  # fixtures among them
 )
 from small_flow import world_of_one_checkout  # noqa: F401  # a fixture
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
-from stackcheck import build, candidate, matrix, signing
-from stackcheck.examine import examine
-from stackcheck.matrix import TestTarget
-from stackcheck.predicates import RUN_FIELD
-from stackcheck.statement import PROVENANCE, TEST_RESULT, VSA, facts, status
-from stackcheck.verdict import Waiver
+from stackcheck import flow
+from stackcheck.build import build
+from stackcheck.certificate.predicates import RUN_FIELD
+from stackcheck.certificate.statement import PROVENANCE, TEST_RESULT, VSA, facts, status
+from stackcheck.matrix import matrix
+from stackcheck.matrix.matrix import TestTarget
+from stackcheck.suite import subject as subjects
+from stackcheck.suite.verdict import Waiver
 
 if TYPE_CHECKING:
     from small_flow import World
@@ -141,13 +143,13 @@ def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(world: World) -> 
     engine: Any = world.engine
     loaded = matrix.load(world.root / "matrix.yaml")
     image = build.adopt(FOREIGN, engine, folder=world.settings.folder("foreign"), report=world.lines.append)
-    subject = candidate.foreign(image, "foreign", loaded, world.settings)
+    subject = subjects.foreign(image, loaded, None, name="foreign", vendor=None)
     assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required["cpu"], None)
-    result, judged, _reused = examine(subject, engine, world.settings, world.lines.append)
-    assert judged.status == "PASSED"
-    assert judged.required == loaded.required["cpu"]
-    signing.sign(subject, result, judged, world.settings)
+    judged = flow.test(subject, engine, world.settings, world.lines.append)
+    assert judged.verdict.status == "PASSED"
+    assert judged.verdict.required == loaded.required["cpu"]
+    flow.sign(subject, judged, world.settings)
     predicate = world.signed("foreign")[PROVENANCE].document["predicate"]
     assert predicate["buildDefinition"]["externalParameters"]["origin"] == "not built by this project"
     assert predicate["buildDefinition"]["resolvedDependencies"] == []
-    assert world.signed("foreign")[TEST_RESULT].document["predicate"][RUN_FIELD]["id"] == result.run_id
+    assert world.signed("foreign")[TEST_RESULT].document["predicate"][RUN_FIELD]["id"] == judged.result.run_id

@@ -11,11 +11,11 @@ import pytest
 from small_checkout import CPU_STACK, fake_engine, small_checkout  # noqa: F401  # fixtures among them
 from small_flow import world_of_one_checkout  # noqa: F401  # a fixture
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
-from stackcheck import keys, signing
+from stackcheck.certificate import keys, signing
+from stackcheck.certificate.revoke import revoke
 from stackcheck.errors import CertificateError
-from stackcheck.layout import OciLayout
-from stackcheck.revoke import revoke
-from stackcheck.verdict import Waiver
+from stackcheck.oci.layout import OciLayout
+from stackcheck.suite.verdict import Waiver
 
 if TYPE_CHECKING:
     from small_flow import World

@@ -1,0 +1,189 @@
+"""The definition that `docker buildx bake` takes: one target a distinct stage, and one an image.
+
+In: plans of images, where wheels come from. Out: a `Bake`, with each target's context, folder of wheels and
+secrets on disk. A stage takes the stages it needs by `target:` contexts, so that the builder sees one and the
+same graph for all images: by names alone each image has its own context, and equal stages only meet again
+when the builder has hashed the files that they copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.build import bootstrap, plans, stages
+from stackcheck.build.wheels import host_settings
+from stackcheck.build.stages import GIVEN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.build.plans import Plan
+    from stackcheck.build.stages import Stage
+    from stackcheck.build.wheels.wheel_supply import Supply
+
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bake:
+    """What to build.
+
+    Attributes:
+        definition: The bake definition, as JSON takes it.
+        owners: Stage key -> the plan whose Dockerfile it is built from; stages of the definition only.
+        plans: Target -> the same plan.
+        handed_over: Stage key -> the folder that a stage's files are written to.
+    """
+
+    definition: Mapping[str, Any]
+    owners: Mapping[str, Plan]
+    plans: Mapping[str, Plan]
+    handed_over: Mapping[str, Path]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every target: one that is only another's context would be stored as an image of its own."""
+        return tuple(self.definition["target"])
+
+
+def stage_target(stage: Stage) -> str:
+    """The name of a stage's target."""
+    return f"stage-{re.sub(r'[^A-Za-z0-9_-]', '-', stage.name)}-{stage.key[:16]}"
+
+
+def make(plans: Sequence[Plan], supply: Supply, scratch: Path, *, classic: bool, no_cache: bool) -> Bake:
+    """Lay out everything that a build of these plans reads.
+
+    Args:
+        plans: The images, with their stages.
+        supply: Where wheels, and files of stages that were built before, come from.
+        scratch: A folder for secrets that ends with the build.
+        classic: Whether the engine has the classic image store.
+        no_cache: Build every step again.
+    """
+    owners: dict[str, Plan] = {}
+    made_by: dict[str, Plan] = {}
+    taken: dict[str, Path] = {}
+    handed_over: dict[str, Path] = {}
+    targets: dict[str, Any] = {}
+    for plan in plans:
+        context = _context(plan, closed=supply.closed)
+        for stage in _order(plan, {} if no_cache else supply.handed_over(plan.stages), taken):
+            if stage.key in owners:
+                continue
+            owners[stage.key] = plan
+            if stage is plan.stages[-1]:
+                name, output = plan.target, _image_output(plan, classic=classic)
+            elif stage.hands_over and supply.cache:
+                handed_over[stage.key] = scratch / "handed-over" / stage.key
+                name, output = stage_target(stage), f"type=local,dest={handed_over[stage.key]}"
+            else:
+                name, output = stage_target(stage), "type=cacheonly"
+            target = _target(plan, stage, context, supply, secrets=scratch / name, taken=taken)
+            common = {"target": stage.name, "output": [output], "no-cache": no_cache}
+            targets[name] = target | common
+            made_by[name] = plan
+    group = {"default": {"targets": list(targets)}}
+    return Bake(
+        definition={"group": group, "target": targets},
+        owners=owners,
+        plans=made_by,
+        handed_over=handed_over,
+    )
+
+
+def _order(plan: Plan, known: Mapping[str, Path], taken: dict[str, Path]) -> tuple[Stage, ...]:
+    """The stages to build: the last one, and what it needs that no cache hands over."""
+    by_name = {stage.name: stage for stage in plan.stages}
+    wanted: dict[str, Stage] = {}
+
+    def want(stage: Stage) -> None:
+        if stage.key in known:
+            taken[stage.key] = known[stage.key]
+            return
+        for need in stage.needs:
+            if need != GIVEN:
+                want(by_name[need])
+        wanted[stage.name] = stage
+
+    want(plan.stages[-1])
+    return tuple(wanted.values())
+
+
+def _target(
+    plan: Plan, stage: Stage, context: Path, supply: Supply, *, secrets: Path, taken: Mapping[str, Path]
+) -> dict[str, Any]:
+    """One stage's target, with its wheels and secrets on disk."""
+    by_name = {other.name: other for other in plan.stages}
+    contexts = {}
+    for need in stage.needs:
+        if need != GIVEN:
+            key = by_name[need].key
+            contexts[need] = str(taken[key]) if key in taken else f"target:{stage_target(by_name[need])}"
+    pip_conf = ""
+    if stage.takes_wheels:
+        house = plan.folder / "wheelhouse" / stage.name
+        contexts[GIVEN] = str(house)
+        pip_conf = supply.lay_out(plan, stage, house)
+    elif _asks(stage, "pip_conf"):
+        pip_conf = supply.pip_conf()
+    texts = {
+        "pip_conf": pip_conf.encode(),
+        "ca": supply.settings.ca.read_bytes() if supply.settings.ca else b"",
+        "apt_sources": host_settings.apt_sources(plan.stack.os).encode(),
+    }
+    secrets.mkdir(mode=0o700, parents=True)
+    for name, text in texts.items():
+        (secrets / name).write_bytes(text)
+    arguments = {name: os.environ[name] for name in PROXIES if name in os.environ}
+    target: dict[str, Any] = {
+        "context": str(context),
+        "contexts": contexts,
+        "args": {"SOURCE_DATE_EPOCH": str(bootstrap.SOURCE_DATE_EPOCH), **arguments},
+        # An empty certificate file would hide the base's own.
+        "secret": [f"id={name},src={secrets / name}" for name, text in texts.items() if text],
+    }
+    if plan.foreign:
+        target["platforms"] = [plan.platform]
+    return target
+
+
+def _asks(stage: Stage, secret: str) -> bool:
+    return any(f"id={secret}" in line for line in stage.instructions)
+
+
+def _image_output(plan: Plan, *, classic: bool) -> str:
+    if classic:
+        return f"type=docker,name={temporary_name(plan)}"
+    unfinished = plan.folder / "oci.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    return f"type=oci,dest={unfinished},tar=false,rewrite-timestamp=true,{plans.COMPRESSION}"
+
+
+def temporary_name(plan: Plan) -> str:
+    """What the classic image store calls an image until its layout is written."""
+    return f"stackcheck/{plan.stack.id}:unfinished"
+
+
+def _context(plan: Plan, *, closed: bool) -> Path:
+    """The folder that the builder sees: the stack's committed files and the base.
+
+    A `closed` supply leaves nothing to fetch, and so nothing that installs wheels can.
+    """
+    context = plan.folder / "context"
+    shutil.rmtree(context, ignore_errors=True)
+    context.mkdir(parents=True)
+    for path in plans.context_files(plan.source):
+        shutil.copy(path, context / path.name)
+    if closed:
+        dockerfile = context / "Dockerfile"
+        text = stages.without_network(dockerfile.read_text(encoding="utf-8"))
+        dockerfile.write_text(text, encoding="utf-8")
+    if plan.rootfs:
+        os.link(plan.rootfs.path, context / "rootfs.tar")
+    return context

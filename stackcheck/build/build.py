@@ -1,0 +1,317 @@
+"""Stacks -> images: one bake definition, one OCI layout a stack, and `image.json`, which describes it.
+
+In: resolved stacks with their rendered files, an engine. Out: `build/<stack-id>/oci` with exactly one manifest, the
+same image in the engine, and an `Image` that says which stages ran and what sharing saved. An image whose inputs did
+not change is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from stackcheck.oci import archive
+from stackcheck.build import bakefile
+from stackcheck.engine import buildx
+from stackcheck.build.wheels import host_settings, wheel_supply
+from stackcheck.build.plans import Plan, digest_of, make_plan
+from stackcheck.errors import BuildError
+from stackcheck.build.image import Image, StageUse, describe, load_image, save_image, size_report
+from stackcheck.files.checkout_lock import exclusive
+from stackcheck.build.wheels.wheel_cache import WheelCache
+import collections
+from typing import TYPE_CHECKING
+from stackcheck.build.image import StageUse, load_image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix.stack import Stack
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.build.bakefile import Bake
+    from stackcheck.build.plans import Plan
+    from stackcheck.build.image import How, Image
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user can choose of a build.
+
+    Attributes:
+        wheelhouse: The only folder that wheels come from; no index is asked. None: as the host's pip is set.
+        wheel_cache: A folder that keeps what was downloaded or built, by hash; None for none.
+        platform: `linux/amd64` or `linux/arm64`; None for this host's own.
+        no_cache: Build every step again, as a proof that the same comes out.
+    """
+
+    wheelhouse: Path | None = None
+    wheel_cache: Path | None = None
+    platform: str | None = None
+    no_cache: bool = False
+
+
+DEFAULTS = Options()
+
+
+def build(
+    stacks: Sequence[Stack],
+    engine: Engine,  # noqa: ARG001  # its set-up has made the host ready
+    *,
+    root: Path,
+    report: Callable[[str], None],
+    options: Options = DEFAULTS,
+) -> tuple[Image, ...]:
+    """Make the images of stacks, or keep those whose inputs did not change.
+
+    Args:
+        stacks: In this order they come back.
+        engine: Builds, and then holds, the images.
+        root: The checkout.
+        report: Gets a line a step, and at the end what was built, reused and saved.
+        options: What the user chose.
+
+    Raises:
+        BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
+        ConfigurationError: There is no such wheelhouse.
+    """
+    if options.wheelhouse:
+        host_settings.only(options.wheelhouse)  # before an image is kept: what is named wrongly is never passed over
+    plans = [
+        make_plan(stack, engine.description, root, report, platform=options.platform) for stack in stacks
+    ]
+    for plan in plans:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    kept = {p.stack.id: image for p in plans if not options.no_cache and (image := _kept(p, engine, report))}
+    missing = [plan for plan in plans if plan.stack.id not in kept]
+    made = _bake(missing, engine, report, options) if missing else {}
+    images = tuple((kept | made)[stack.id] for stack in stacks)
+    report(line(images))
+    return images
+
+
+def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str], None]) -> Image:
+    """Any image as a subject of tests: fetched when the engine lacks it, and written as a layout."""
+    start = time.monotonic()
+    if not engine.has(reference):
+        report(f"{reference}: pulling")
+        engine.pull(reference)
+    report(f"{reference}: writing its layout")
+    engine.save(reference, folder / "oci")
+    fixed = engine.inspect(reference).id  # a tag may move between the test and the verdict
+    image = describe(
+        folder / "oci",
+        sizes=engine.step_sizes(fixed),
+        stack_id=None,
+        reference=fixed,
+        seconds=time.monotonic() - start,
+        key="",
+        inputs={},
+    )
+    save_image(image, folder / "image.json")
+    return image
+
+
+def _kept(plan: Plan, engine: Engine, report: Callable[[str], None]) -> Image | None:
+    """The earlier image, when nothing that decides it changed and it is still there."""
+    path = plan.folder / "image.json"
+    if not path.exists():
+        return None
+    image = load_image(path)
+    if image.key != plan.key or not archive.blob(image.layout, image.manifest_digest).exists():
+        return None
+    if not engine.has(image.reference):
+        report(f"{plan.stack.id}: loading the layout again, as the engine lost the image")
+        engine.load(image.layout, image.reference)
+    report(f"{plan.stack.id}: not built again: same Dockerfile, lock, base and engine")
+    return dataclasses.replace(image, reused=True)
+
+
+def _bake(
+    plans: Sequence[Plan], engine: Engine, report: Callable[[str], None], options: Options
+) -> dict[str, Image]:
+    cache = WheelCache(options.wheel_cache) if options.wheel_cache else None
+    supply = wheel_supply.prepare(plans, wheelhouse_only=options.wheelhouse, cache=cache, report=report)
+    _check_platforms(plans)
+    if not engine.containerd_store:
+        report("the engine has the classic image store: layers and manifest come from `docker save`")
+    with tempfile.TemporaryDirectory(prefix="stackcheck-secrets-") as scratch:
+        bake = bakefile.make(
+            plans, supply, Path(scratch), classic=not engine.containerd_store, no_cache=options.no_cache
+        )
+        log = plans[0].folder / "build.log"
+        label = plans[0].stack.id if len(plans) == 1 else f"{len(plans)} stacks"
+        done = engine.bake(
+            bake.definition, bake.targets, report=lambda line: report(f"{label}: {line}"), log=log
+        )
+        for key, output in bake.handed_over.items():
+            if cache:
+                cache.keep(key, output)
+    report(f"{label}: {done.steps} steps, {done.cached} of them reused, {done.seconds:.1f} s")
+    used = uses(plans, bake, done.stages)
+    return {plan.stack.id: _finish(plan, engine, report, done.seconds, used[plan.stack.id]) for plan in plans}
+
+
+def _check_platforms(plans: Sequence[Plan]) -> None:
+    """Say before the first step that this builder cannot run a platform's programs."""
+    wanted = {plan.platform for plan in plans if plan.foreign}
+    if not wanted:
+        return
+    known = buildx.platforms()
+    for platform in sorted(wanted - set(known)):
+        raise BuildError(
+            "the builder cannot run this platform's programs",
+            got=platform,
+            expected=f"one of {', '.join(known)}",
+            next_step=f"docker run --privileged --rm tonistiigi/binfmt --install {platform.split('/')[1]}, "
+            f"or build on a machine of {platform}",
+        )
+
+
+def _finish(
+    plan: Plan,
+    engine: Engine,  # noqa: ARG001  # its set-up has made the host ready
+    report: Callable[[str], None],
+    seconds: float,
+    stages: tuple[StageUse, ...],
+) -> Image:
+    """Put the finished layout in its place, load it, and write down what it is."""
+    start = time.monotonic()
+    layout = plan.folder / "oci"
+    if engine.containerd_store:
+        unfinished = plan.folder / "oci.unfinished"
+        archive.keep_only(unfinished, archive.manifest_digest(unfinished))
+        archive.annotate(unfinished)
+        archive.replace(unfinished, layout)
+    else:
+        engine.save(bakefile.temporary_name(plan), layout)
+        engine.remove(bakefile.temporary_name(plan))
+        archive.annotate(layout)
+    config = archive.read_json(layout, archive.manifest_digest(layout))["config"]["digest"]
+    _check_architecture(plan, archive.read_json(layout, config))
+    reference = f"stackcheck/{plan.stack.id}:{config.removeprefix('sha256:')[:12]}"
+    report(f"{plan.stack.id}: loading {reference}")
+    engine.load(layout, reference)
+    image = describe(
+        layout,
+        sizes=engine.step_sizes(reference),
+        stack_id=plan.stack.id,
+        reference=reference,
+        seconds=seconds + time.monotonic() - start,
+        key=plan.key,
+        inputs=plan.inputs,
+    )
+    others = recorded(plan.folder.parent, plan.folder)
+    shared = shared_bytes(image, others)
+    image = dataclasses.replace(image, engine=plan.engine, stages=stages, shared_bytes=shared)
+    _check_size(image, plan.stack.size_budget_bytes)
+    save_image(image, plan.folder / "image.json")
+    report(f"{plan.stack.id}: {image.size_bytes / 1e9:.2f} GB in {len(image.layers)} layers")
+    return image
+
+
+def _check_architecture(plan: Plan, config: Mapping[str, object]) -> None:
+    """A base image of one architecture is taken for any platform without a word."""
+    if config.get("architecture", "") != plan.platform.partition("/")[2]:
+        raise BuildError(
+            "an image is of another platform than was asked for",
+            where=plan.stack.id,
+            got=f"{config.get('os')}/{config.get('architecture')}",
+            expected=plan.platform,
+            next_step="take a base image that is published for this platform",
+        )
+
+
+def _check_size(image: Image, budget_bytes: int) -> None:
+    if image.size_bytes > budget_bytes:
+        raise BuildError(
+            "an image is over its size budget",
+            where=image.stack_id,
+            got=f"{image.size_bytes / 1e9:.2f} GB unpacked:\n    "
+            + "\n    ".join(size_report(image, budget_bytes)),
+            expected=f"at most {budget_bytes / 1e9:.2f} GB (size_budget_gb in matrix.yaml)",
+            next_step="make the largest layer smaller, or raise the budget",
+        )
+
+
+def uses(
+    plans: Sequence[Plan], bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]
+) -> dict[str, tuple[StageUse, ...]]:
+    """Stack id -> where each stage of its image came from.
+
+    Args:
+        plans: The images of this build.
+        bake: What was asked of the builder.
+        ran: (Target, stage) -> steps that ran, steps that were there (`BakeResult.stages`).
+    """
+    worked = _worked(bake, ran)
+    return {
+        plan.stack.id: tuple(
+            StageUse(name=stage.name, key=stage.key, how=_how(stage.key, plan, bake, worked))
+            for stage in plan.stages
+        )
+        for plan in plans
+    }
+
+
+def _worked(bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]) -> frozenset[str]:
+    """The keys of the stages of which a step ran; the builder names each by any target that needs it."""
+    keys = {(name, stage.name): stage.key for name, plan in bake.plans.items() for stage in plan.stages}
+    keys |= {(name, ""): plan.stages[0].key for name, plan in bake.plans.items() if len(plan.stages) == 1}
+    alone = bake.targets[0] if len(bake.targets) == 1 else ""
+    return frozenset(
+        keys[target or alone, stage]
+        for (target, stage), (steps, _cached) in ran.items()
+        if steps and (target or alone, stage) in keys
+    )
+
+
+def _how(key: str, plan: Plan, bake: Bake, worked: frozenset[str]) -> How:
+    owner = bake.owners.get(key)
+    if owner is None:
+        return "handed over"
+    if owner is not plan:
+        return "shared"
+    return "built" if key in worked else "cached"
+
+
+def shared_bytes(image: Image, others: Sequence[Image]) -> int:
+    """Unpacked bytes of an image's layers that other images have as well, and that are stored once."""
+    known = {layer.digest for other in others for layer in other.layers}
+    return sum(layer.size_bytes for layer in image.layers if layer.digest in known)
+
+
+def stored_bytes(images: Sequence[Image]) -> int:
+    """Unpacked bytes that a store needs for all of these images: equal layers are there once."""
+    return sum({layer.digest: layer.size_bytes for image in images for layer in image.layers}.values())
+
+
+def recorded(build_folder: Path, but: Path) -> tuple[Image, ...]:
+    """The images of other folders than `but` that were built here and are still there."""
+    paths = (path for path in sorted(build_folder.glob("*/image.json")) if path.parent != but)
+    return tuple(load_image(path) for path in paths if (path.parent / "oci").is_dir())
+
+
+def line(images: Sequence[Image]) -> str:
+    """One line for a user: stages built, stages reused and why, bytes saved."""
+    counted = collections.Counter(
+        "kept" if image.reused else use.how for image in images for use in image.stages
+    )
+    reused = counted.total() - counted["built"]
+    whys = {
+        "kept": "in images that did not change",
+        "cached": "in the engine's cache",
+        "shared": "shared within this build",
+        "handed over": "from the wheel cache",
+    }
+    parts = [f"{counted[how]} {why}" for how, why in whys.items() if counted[how]]
+    detail = f" ({', '.join(parts)})" if parts else ""
+    saved = sum(image.shared_bytes for image in images)
+    return (
+        f"stages: {counted['built']} built, {reused} reused{detail}; "
+        f"{saved / 1e6:.1f} MB saved in layers that stacks share"
+    )

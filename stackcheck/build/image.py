@@ -1,0 +1,229 @@
+"""What an image is: its digests, its layers with their sizes, and the layout that holds it.
+
+In: an OCI image layout. Out: `Image`, and `image.json` from which it comes back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import itertools
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stackcheck.oci import archive
+from stackcheck.files.atomic import write_atomically
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+How = Literal["built", "cached", "shared", "handed over"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer.
+
+    Attributes:
+        digest: Of the blob as stored.
+        size_bytes: Unpacked.
+        created_by: The Dockerfile's step.
+    """
+
+    digest: str
+    size_bytes: int
+    created_by: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageUse:
+    """Where one stage of an image came from.
+
+    Attributes:
+        key: Equal for equal stages, of whatever stack.
+        how: `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once
+            for several images of this build; `handed over` by the wheel cache.
+    """
+
+    name: str
+    key: str
+    how: How
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image in the engine and, with exactly the same manifest, in a layout.
+
+    Attributes:
+        stack_id: The stack it was built from; None for an image from elsewhere.
+        reference: What `docker run` takes.
+        config_digest: Ties a test run to what is published.
+        manifest_digest: The one manifest in `layout`.
+        size_bytes: Unpacked.
+        reused: Whether it was there already.
+        seconds: Time to build and load it.
+        key: Hash of everything that decided it.
+        inputs: URI -> digest of what went in.
+        built: When, RFC 3339.
+        engine: What built it, in its own words.
+        stages: Where each stage came from when it was built.
+        shared_bytes: Of its layers, what images of other stacks here had already: stored once.
+    """
+
+    stack_id: str | None
+    reference: str
+    config_digest: str
+    manifest_digest: str
+    layout: Path
+    size_bytes: int
+    layers: tuple[Layer, ...]
+    reused: bool
+    seconds: float
+    key: str = ""
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    built: str = ""
+    engine: str = ""
+    stages: tuple[StageUse, ...] = ()
+    shared_bytes: int = 0
+
+
+class _LayerFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    digest: str
+    size_bytes: int
+    created_by: str
+
+
+class _StageFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    key: str
+    how: How
+
+
+class _ImageFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    schema_version: int
+    stack_id: str | None
+    reference: str
+    config_digest: str
+    manifest_digest: str
+    size_bytes: int
+    layers: list[_LayerFile]
+    seconds: float
+    key: str
+    inputs: dict[str, str]
+    built: str
+    engine: str = ""  # images that were made before these were recorded are still good
+    stages: list[_StageFile] = []
+    shared_bytes: int = 0
+
+
+def describe(
+    layout: Path,
+    *,
+    sizes: Sequence[int],
+    stack_id: str | None,
+    reference: str,
+    seconds: float,
+    key: str,
+    inputs: Mapping[str, str],
+) -> Image:
+    """An image's facts: from its layout, and the engine's unpacked size of each step of the history."""
+    digest = archive.manifest_digest(layout)
+    manifest = archive.read_json(layout, digest)
+    config = archive.read_json(layout, manifest["config"]["digest"])
+    layers = _layers(manifest["layers"], config.get("history") or [], sizes, where=reference)
+    return Image(
+        stack_id=stack_id,
+        reference=reference,
+        config_digest=manifest["config"]["digest"],
+        manifest_digest=digest,
+        layout=layout,
+        size_bytes=sum(layer.size_bytes for layer in layers),
+        layers=layers,
+        reused=False,
+        seconds=seconds,
+        key=key,
+        inputs=dict(inputs),
+        built=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _layers(
+    entries: Sequence[Mapping[str, Any]],
+    history: Sequence[Mapping[str, Any]],
+    sizes: Sequence[int],
+    *,
+    where: str,
+) -> tuple[Layer, ...]:
+    """Each layer with the step that made it; the engine's sizes are those of the steps."""
+    steps = [not step.get("empty_layer") for step in history]
+    if len(sizes) != len(history) or len(entries) != sum(steps):
+        raise ConfigurationError(
+            "the image's history does not say which step made which layer",
+            where=where,
+            got=f"{len(history)} steps, {len(entries)} layers, {len(sizes)} sizes by the engine",
+            expected="an image whose builder records its history",
+        )
+    made = itertools.compress(zip(sizes, history, strict=True), steps)
+    return tuple(
+        Layer(digest=entry["digest"], size_bytes=size, created_by=step.get("created_by", ""))
+        for entry, (size, step) in zip(entries, made, strict=True)
+    )
+
+
+def save_image(image: Image, path: Path) -> None:
+    """Write `image.json`, whole or not at all; the layout lies beside it."""
+    document = {"schema_version": 1, **dataclasses.asdict(image)}
+    del document["layout"], document["reused"]
+    write_atomically(path, ((json.dumps(document, indent=1) + "\n").encode(),))
+
+
+def load_image(path: Path) -> Image:
+    """Read `image.json`; the layout is the folder `oci` beside it.
+
+    Raises:
+        ConfigurationError: The file is not there, or is not one of ours.
+    """
+    try:
+        read = _ImageFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            "no image has been built here",
+            where=str(path),
+            got=error.strerror,
+            next_step=f"stackcheck build {path.parent.name}",
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigurationError(
+            "image.json is damaged or of another version",
+            where=str(path),
+            got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            next_step=f"remove it, then: stackcheck build {path.parent.name}",
+        ) from error
+    values: dict[str, Any] = {name: getattr(read, name) for name in _ImageFile.model_fields}
+    del values["schema_version"]
+    values["layers"] = tuple(Layer(**layer.model_dump()) for layer in read.layers)
+    values["stages"] = tuple(StageUse(**stage.model_dump()) for stage in read.stages)
+    return Image(**values, layout=path.parent / "oci", reused=True)
+
+
+def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...]:
+    """One line a layer, the largest first: where the bytes go, and with which layer the budget is passed."""
+    sums = itertools.accumulate(layer.size_bytes for layer in image.layers)
+    over = next(
+        (n for n, total in enumerate(sums) if budget_bytes is not None and total > budget_bytes), None
+    )
+    layers = sorted(enumerate(image.layers), key=lambda item: -item[1].size_bytes)
+    return tuple(
+        f"{layer.size_bytes / 1e6:9.1f} MB  layer {number + 1}: {' '.join(layer.created_by.split())[:80]}"
+        + ("  <- passes the budget" if number == over else "")
+        for number, layer in layers
+    )

@@ -1,0 +1,193 @@
+"""What of the host's own pip, certificates and apt reaches a build: secrets and a folder of wheels.
+
+In: `pip config list`, `PIP_*`, the CA bundle, apt's sources, a lock. Out: texts for BuildKit secrets, which
+no layer keeps, and a folder with those local wheels that the lock names. A path of the host means nothing in
+a build, so local folders and `file://` indexes become that folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from stackcheck.engine import apt
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+INSIDE = "/stackcheck-wheelhouse"
+CA_INSIDE = "/etc/ssl/certs/ca-certificates.crt"
+SECRET_LIMIT_BYTES = 500 * 1024  # BuildKit's own: session/secrets/secrets.go, MaxSecretSize
+CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
+# Settings that decide where packages come from. Others (colours, caches) are the host's business.
+PASSED_ON = ("index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries", "no-index", "pre")
+# A distribution's release name by the `os` of a stack; apt sources only pass between equal distributions.
+RELEASES = {
+    "debian12": ("debian", "bookworm"),
+    "debian13": ("debian", "trixie"),
+    "ubuntu22.04": ("ubuntu", "jammy"),
+    "ubuntu24.04": ("ubuntu", "noble"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """The host's way to packages.
+
+    Attributes:
+        pip: pip's settings that matter, name -> values.
+        folders: Local folders of wheels.
+        indexes: Local folders that hold a simple index.
+        ca: The CA bundle, or None where the host has none.
+    """
+
+    pip: Mapping[str, tuple[str, ...]]
+    folders: tuple[Path, ...]
+    indexes: tuple[Path, ...]
+    ca: Path | None
+
+    def pip_conf(self, *, wheelhouse: bool, closed: bool = False) -> str:
+        """A pip.conf for inside the build; `closed`: all is in the wheelhouse, so no index is asked."""
+        if closed:
+            return f"[global]\nno-index = true\nfind-links = {INSIDE}\n"
+        lines = [f"{name} = {' '.join(values)}" for name, values in self.pip.items()]
+        links = self.pip.get("find-links", ())
+        if wheelhouse:
+            lines = [line for line in lines if not line.startswith("find-links")]
+            lines.append(f"find-links = {' '.join((INSIDE, *links))}")
+        if self.ca:
+            lines.append(f"cert = {CA_INSIDE}")
+        return "\n".join(["[global]", *lines]) + "\n" if lines else ""
+
+
+def only(folder: Path) -> HostSettings:
+    """One folder of wheels, and no index at all: `--wheelhouse`.
+
+    Raises:
+        ConfigurationError: It is no folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(
+            "there is no such folder of wheels",
+            where=str(folder),
+            got="a file" if folder.exists() else "nothing",
+            expected="a folder",
+            next_step="name one that is there, or leave --wheelhouse out",
+        )
+    return HostSettings(pip={}, folders=(folder,), indexes=(), ca=None)
+
+
+def host_settings() -> HostSettings:
+    """Read the host's settings."""
+    settings = pip_settings()
+    local, remote = _split(settings.get("find-links", ()))
+    local_indexes, remote_indexes = _split(settings.get("extra-index-url", ()))
+    main_local, main_remote = _split(settings.get("index-url", ()))
+    passed = {name: settings[name] for name in PASSED_ON if name in settings}
+    passed.pop("index-url", None)
+    if main_remote:
+        passed["index-url"] = main_remote
+    elif main_local:
+        passed["no-index"] = ("true",)  # the host asks no other index than its local one
+    if remote_indexes:
+        passed["extra-index-url"] = remote_indexes
+    if remote:
+        passed["find-links"] = remote
+    return HostSettings(
+        pip=passed,
+        folders=local,
+        indexes=(*main_local, *local_indexes),
+        ca=ca_bundle(settings),
+    )
+
+
+def pip_settings() -> dict[str, tuple[str, ...]]:
+    """Pip's settings as `pip install` on this host would see them: environment over `install` over `global`.
+
+    Raises:
+        ConfigurationError: There is no pip to ask.
+    """
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(
+            "pip cannot be asked for its configuration",
+            where=" ".join(command),
+            got=str(error),
+            next_step=f"{sys.executable} -m ensurepip",
+        ) from error
+    return parse_pip_settings(listed)
+
+
+def parse_pip_settings(listed: str) -> dict[str, tuple[str, ...]]:
+    """What `pip config list` printed, as name -> values."""
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in sections:
+            sections[section][name] = str(ast.literal_eval(value))
+    merged = sections["global"] | sections["install"] | sections[":env:"]
+    return {name: tuple(value.split()) for name, value in merged.items()}
+
+
+def ca_bundle(settings: Mapping[str, tuple[str, ...]]) -> Path | None:
+    """The file of trusted certificates that the host's clients use.
+
+    Raises:
+        ConfigurationError: It is larger than a build secret may be.
+    """
+    named = [*settings.get("cert", ()), *(os.environ.get(name, "") for name in CA_VARIABLES)]
+    default = ssl.get_default_verify_paths().cafile or ""
+    path = next((Path(name) for name in [*named, CA_INSIDE, default] if name and Path(name).is_file()), None)
+    if path and path.stat().st_size > SECRET_LIMIT_BYTES:
+        raise ConfigurationError(
+            "the CA bundle is too large to be given to a build",
+            where=str(path),
+            got=f"{path.stat().st_size} bytes",
+            expected=f"at most {SECRET_LIMIT_BYTES} bytes",
+            next_step="point PIP_CERT at a bundle with only the certificates that are needed",
+        )
+    return path
+
+
+def apt_sources(os_name: str) -> str:
+    """One-line apt sources for a base of the host's own distribution; empty for another one."""
+    name, codename = RELEASES.get(os_name, ("", ""))
+    release = apt.host_release()
+    if not name or release.get("ID") != name:
+        return ""
+    lines = []
+    for source in apt.sources():
+        suites = [suite.replace(release["VERSION_CODENAME"], codename) for suite in source.suites]
+        suites = [suite for suite in suites if suite.startswith(codename)]
+        keyring = f"[signed-by={source.signed_by}] " if (source.signed_by or "").startswith("/") else ""
+        lines += [
+            f"deb {keyring}{uri} {suite} {' '.join(source.components)}"
+            for uri in source.uris
+            for suite in suites
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _split(values: Iterable[str]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Local folders and remote addresses."""
+    local, remote = [], []
+    for value in values:
+        parsed = urlparse(value)
+        if parsed.scheme == "file":
+            local.append(Path(unquote(parsed.path)))
+        elif parsed.scheme in {"http", "https"}:
+            remote.append(value)
+        else:
+            local.append(Path(value).expanduser())
+    return tuple(local), tuple(remote)

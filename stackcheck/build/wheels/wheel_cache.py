@@ -1,0 +1,168 @@
+"""A folder of wheels by hash, shared by stacks and, on shared storage, by machines.
+
+In: locked packages, finished outputs of stages that compile. Out: the same files again, checked by hash: what
+was downloaded or built once is not downloaded or built a second time. Files arrive by a rename, so that any
+number of writers and an interrupted one leave only whole entries.
+
+    <folder>/wheels/<sha256>/<file name>      what pip downloaded
+    <folder>/stages/<stage key>/…             what a stage handed over, with files.json that has its hashes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.build.wheels.wheelhouse import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from stackcheck.recipe.requirements import Locked
+    from stackcheck.build.platforms import Target
+
+VARIABLE = "STACKCHECK_WHEEL_CACHE"
+OFF = "off"
+TIMEOUT_S = 3600.0
+_REFUSED = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)==")
+
+
+def default_folder() -> Path | None:
+    """Where the environment says; else the user's cache folder; None where it says `off`."""
+    named = os.environ.get(VARIABLE)
+    if named == OFF:
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(named).expanduser() if named else Path(base) / "stackcheck" / "wheel-cache"
+
+
+class WheelCache:
+    """One such folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, wanted: Sequence[Locked], report: Callable[[str], None]) -> dict[str, Path]:
+        """Hash -> file of locked packages that are here and whole; a damaged one is taken away."""
+        found = {}
+        for digest in sorted({digest for package in wanted for digest in package.hashes}):
+            for path in sorted((self.folder / "wheels" / digest).glob("*")):
+                if sha256(path) == digest:
+                    found[digest] = path
+                else:
+                    report(f"{path.name} in the wheel cache is damaged: taken away")
+                    with self._changing():
+                        path.unlink(missing_ok=True)
+        return found
+
+    def fill(self, wanted: Sequence[Locked], target: Target, options: Sequence[str]) -> dict[Locked, str]:
+        """Download locked packages into the cache.
+
+        Args:
+            wanted: Those that are not here.
+            target: Where they are to be installed.
+            options: More options for pip: an index that the host's own settings lack.
+
+        Returns:
+            What could not be had, and why, in pip's words.
+        """
+        left = [package for package in wanted if package.hashes]
+        refused: dict[Locked, str] = {}
+        with self._unfinished() as folder:
+            while left:
+                done = _pip_download(left, folder, target, options)
+                if done.returncode == 0:
+                    break
+                lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+                why = lines[-1].removeprefix("ERROR: ") if lines else "pip said nothing"
+                named = {name.lower().replace("_", "-") for name in _REFUSED.findall(done.stderr)}
+                gone = [package for package in left if package.name in named] or left
+                refused |= dict.fromkeys(gone, why)
+                left = [package for package in left if package not in gone]
+            for path in sorted(folder.iterdir()):
+                self._keep(path, self.folder / "wheels" / sha256(path) / path.name)
+        return refused
+
+    def has(self, key: str) -> bool:
+        """Whether a stage of this key handed something over; it is not read."""
+        return (self.folder / "stages" / key / "files.json").is_file()
+
+    def handed_over(self, key: str, report: Callable[[str], None]) -> Path | None:
+        """The folder that a stage of this key handed over, if it is here and whole."""
+        folder = self.folder / "stages" / key
+        listed = folder / "files.json"
+        if not listed.is_file():
+            return None
+        hashes = json.loads(listed.read_text(encoding="utf-8"))
+        if hashes == _hashes(folder / "files"):
+            return folder / "files"
+        report(f"the output of stage {key[:12]} in the wheel cache is damaged: taken away")
+        with self._changing():
+            shutil.rmtree(folder)
+        return None
+
+    def keep(self, key: str, output: Path) -> None:
+        """Take in what a stage handed over."""
+        with self._unfinished() as folder:
+            fresh = folder / "stage"
+            # With the time of now: every stage writes the same fixed one, and BuildKit takes a file of equal
+            # name, size and time in another folder for one that it has already.
+            shutil.copytree(output, fresh / "files", copy_function=shutil.copy)
+            (fresh / "files.json").write_text(json.dumps(_hashes(fresh / "files"), indent=1) + "\n", "utf-8")
+            self._keep(fresh, self.folder / "stages" / key)
+
+    def _keep(self, path: Path, place: Path) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.rename(place)
+        except OSError:
+            if not place.exists():  # else another machine was faster, with the same hash or key
+                raise
+
+    @contextlib.contextmanager
+    def _unfinished(self) -> Iterator[Path]:
+        with self._changing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.folder) as name:
+                yield Path(name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigurationError(
+                "the wheel cache cannot be written",
+                where=str(self.folder),
+                got=error.strerror,
+                next_step=f"make room or mend its permissions, or name another: --wheel-cache DIR, or {OFF}",
+            ) from error
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else ()
+    return {str(path.relative_to(folder)): sha256(path) for path in sorted(files)}
+
+
+def _pip_download(
+    wanted: Sequence[Locked], folder: Path, target: Target, options: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as name:
+        listed = Path(name) / "requirements.lock"
+        listed.write_text("".join(f"{package.requirement}\n" for package in wanted), encoding="utf-8")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        command += [*target.pip_options, *options, "--dest", str(folder), "--requirement", str(listed)]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            said = f"ERROR: pip did not end within {TIMEOUT_S:.0f} s"
+            return subprocess.CompletedProcess(command, returncode=1, stdout="", stderr=said)

@@ -1,0 +1,237 @@
+"""Where a build's wheels come from: the wheel cache, this host's own folders and indexes, or one folder.
+
+In: the options of a build, the stacks' locks. Out: a folder of wheels and a pip.conf for each stage that
+installs some. What is not there for the target is named with the command that fetches it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from stackcheck.recipe import extensions, requirements
+from stackcheck.build import platforms
+from stackcheck.build.wheels import host_settings, wheelhouse
+from stackcheck.errors import BuildError
+from stackcheck.matrix.stack import TORCH_INDEX, wheel_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.build.plans import Plan
+    from stackcheck.recipe.extensions import Extension
+    from stackcheck.recipe.requirements import Locked
+    from stackcheck.build.stages import Stage
+    from stackcheck.build.wheels.wheel_cache import WheelCache
+
+_SOURCE = re.compile(r"--no-binary[ =]([A-Za-z0-9][A-Za-z0-9._-]*)")
+_PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Supply:
+    """Where wheels come from.
+
+    Attributes:
+        settings: Folders, indexes and certificates.
+        closed: Whether `settings` names one folder beside which nothing is asked.
+        cache: The wheel cache, if there is one.
+        cached: What it holds of these stacks' locks.
+        report: Gets a line where a user would wonder.
+    """
+
+    settings: host_settings.HostSettings
+    closed: bool
+    cache: WheelCache | None
+    cached: Mapping[str, Path]
+    report: Callable[[str], None]
+
+    def pip_conf(self) -> str:
+        """For a stage that is handed no folder of wheels."""
+        return "[global]\nno-index = true\n" if self.closed else self.settings.pip_conf(wheelhouse=False)
+
+    def lay_out(self, plan: Plan, stage: Stage, house: Path) -> str:
+        """Fill a stage's folder of wheels; the pip.conf that goes with it."""
+        wanted = packages(plan, stage)
+        found = wheelhouse.look(wanted, self.settings, self.cached)
+        named = found.lay_out(house)
+        lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
+        whole = bool(wanted) and not lacking and _all_by_hash(stage)
+        return self.settings.pip_conf(wheelhouse=bool(named), closed=self.closed or whole)
+
+    def handed_over(self, stages: Sequence[Stage]) -> Mapping[str, Path]:
+        """Stage key -> the files that it handed over in an earlier build."""
+        if not self.cache:
+            return {}
+        known = {s.key: self.cache.handed_over(s.key, self.report) for s in stages if s.hands_over}
+        return {key: folder for key, folder in known.items() if folder}
+
+
+def prepare(
+    plans: Sequence[Plan],
+    *,
+    wheelhouse_only: Path | None,
+    cache: WheelCache | None,
+    report: Callable[[str], None],
+) -> Supply:
+    """Make ready what the builds of these plans install; download into the cache what it lacks.
+
+    Raises:
+        BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
+        ConfigurationError: There is no such folder.
+    """
+    settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
+    cached: dict[str, Path] = {}
+    for plan in plans:
+        compiled = _compiled(plan)
+        wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
+        if wheelhouse_only:
+            check_folder(plan, wheelhouse_only)
+            continue
+        held = _from_cache(plan, wanted, settings, cache, report) if cache else {}
+        cached |= held
+        if plan.foreign:
+            _check_platform(plan, wanted, wheelhouse.look(wanted, settings, held))
+    return Supply(
+        settings=settings,
+        closed=wheelhouse_only is not None,
+        cache=cache,
+        cached=cached,
+        report=report,
+    )
+
+
+def all_packages(plan: Plan) -> tuple[Locked, ...]:
+    """What all stages of a plan ask pip for."""
+    return tuple({package: None for stage in plan.stages for package in packages(plan, stage)})
+
+
+def packages(plan: Plan, stage: Stage) -> tuple[Locked, ...]:
+    """What a stage asks pip for: the locks that it has, and what its instructions name by hash."""
+    if not stage.takes_wheels:
+        return ()
+    texts = [(plan.source / name).read_text(encoding="utf-8") for name in _locks(plan, stage)]
+    found = [package for text in texts for package in requirements.read(text)]
+    found += [package for line in stage.instructions for package in requirements.read(line) if package.hashes]
+    return tuple(dict.fromkeys(found))
+
+
+def _locks(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """The locks that a stage copies; else those of the stage that it stands on; else the stack's own."""
+    by_name = {other.name: other for other in plan.stages}
+    step: Stage | None = stage
+    while step:
+        if found := tuple(name for name in step.files if name.endswith(".lock")):
+            return found
+        step = by_name.get(step.parent or "")
+    return ("requirements.lock",) if (plan.source / "requirements.lock").exists() else ()
+
+
+def _compiled(plan: Plan) -> frozenset[str]:
+    """The packages of which a stage takes the source archive: no wheel of them is looked for."""
+    lines = [line for stage in plan.stages for line in stage.instructions]
+    return frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
+
+
+def _all_by_hash(stage: Stage) -> bool:
+    """Whether every pip of a stage only takes what is pinned by hash, or a file that it is handed.
+
+    A stage that shows none may call it from a script: nothing is known of that.
+    """
+    commands = [found for line in stage.instructions for found in _PIP.findall(line)]
+    return bool(commands) and all(
+        "--require-hashes" in command or "--no-index" in command for command in commands
+    )
+
+
+def _from_cache(
+    plan: Plan,
+    wanted: Sequence[Locked],
+    settings: host_settings.HostSettings,
+    cache: WheelCache,
+    report: Callable[[str], None],
+) -> Mapping[str, Path]:
+    """What the cache holds, after what is nowhere on this host was downloaded into it."""
+    target = platforms.target(plan.stack, plan.platform)
+    held = cache.find(wanted, report)
+    lacking = wheelhouse.look(wanted, settings, held).missing(wanted, target)
+    if not lacking:
+        return held
+    report(f"{plan.stack.id}: downloading {len(lacking)} wheels into the wheel cache {cache.folder}")
+    refused = cache.fill(lacking, target, _index_options(plan, settings))
+    if refused and not plan.foreign:
+        names = ", ".join(map(str, refused))
+        report(f"{plan.stack.id}: the build asks for these itself, as no wheel of them was had: {names}")
+    return cache.find(wanted, report)
+
+
+def _index_options(plan: Plan, settings: host_settings.HostSettings) -> tuple[str, ...]:
+    """PyTorch's own index where the host's pip names no place of its own: as the Dockerfile does."""
+    tag = wheel_tag(plan.stack)
+    named = (
+        settings.folders
+        or settings.indexes
+        or {"index-url", "extra-index-url", "find-links"} & {*settings.pip}
+    )
+    return (f"--extra-index-url={TORCH_INDEX}/{tag}",) if tag and not named else ()
+
+
+def check_folder(plan: Plan, folder: Path) -> None:
+    """Hold one folder of wheels to a stack's lock.
+
+    Raises:
+        BuildError: It lacks wheels for the target; the message has the command that fetches them.
+        ConfigurationError: There is no such folder.
+    """
+    wanted = all_packages(plan)
+    target = platforms.target(plan.stack, plan.platform)
+    lacking = wheelhouse.look(wanted, host_settings.only(folder), {}).missing(wanted, target)
+    if lacking:
+        raise BuildError(
+            f"the folder of wheels lacks {len(lacking)} of {len(wanted)} packages for {plan.platform}",
+            where=str(folder),
+            got="\n    ".join(map(str, lacking)),
+            expected=f"every file that the locks of images/{plan.stack.id} name, by its hash",
+            next_step=f"on a machine with network: {download_command(plan, lacking, folder)}",
+        )
+
+
+def download_command(plan: Plan, lacking: Sequence[Locked], folder: Path) -> str:
+    """What fetches all that a stack's locks name, for its platform and Python, on any machine."""
+    by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
+    tag = wheel_tag(plan.stack)
+    index = f" --extra-index-url={TORCH_INDEX}/{tag}" if tag else ""
+    options = platforms.target(plan.stack, plan.platform).shell_options
+    place = shlex.quote(str(folder))
+    locks = dict.fromkeys(name for stage in plan.stages if stage.takes_wheels for name in _locks(plan, stage))
+    commands = []
+    for name in locks:
+        lock = requirements.read((plan.source / name).read_text(encoding="utf-8"))
+        if not {package.name for package in lock} <= {*by_hand}:
+            path = shlex.quote(f"images/{plan.stack.id}/{name}")
+            commands.append(f"pip download --no-deps {options}{index} --dest {place} -r {path}")
+    commands += [_fetch(by_hand[package.name], place) for package in lacking if package.name in by_hand]
+    return " && ".join(commands)
+
+
+def _fetch(extension: Extension, place: str) -> str:
+    """What no index has as a wheel: an official one of the project's releases, or the source archive."""
+    if extension.wheel:
+        address = f"{extensions.RELEASES.format(version=extension.version)}/{extension.wheel}"
+        return f"pip download --no-deps --dest {place} {shlex.quote(address)}"
+    return f"pip download --no-deps --no-binary {extension.name} --dest {place} {extension.pin}"
+
+
+def _check_platform(plan: Plan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:
+    lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
+    if lacking:
+        raise BuildError(
+            f"{len(lacking)} of {len(wanted)} packages have no wheel for {plan.platform}",
+            where=plan.stack.id,
+            got="\n    ".join(map(str, lacking)),
+            expected="a wheel of each, in the indexes and with its hash in the lock",
+            next_step=f"if there are any, on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
+        )

@@ -1,0 +1,1 @@
+"""Signed statements: made, stored, published, verified, revoked."""

@@ -1,0 +1,43 @@
+"""The package list published with an image. In: a reference, a key. Out: the signed CycloneDX document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.certificate import attachments
+from stackcheck.certificate.statement import SBOM, VSA, evidence, time_verified
+from stackcheck.certificate.verify import refused
+from stackcheck.errors import CertificateError
+from stackcheck.oci.documents import RegistryError
+from stackcheck.oci.store import parse_reference
+from stackcheck.oci.stores import open_store
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+
+def attached(
+    reference: str, *, public_key: EllipticCurvePublicKey, plain_http: bool = False
+) -> dict[str, Any]:
+    """The document that was published with an image: the one that its newest certificate was given on.
+
+    Raises:
+        CertificateError: The key signed none for this image, or the store does not hold what was signed.
+    """
+    parsed = parse_reference(reference)
+    try:
+        store = open_store(parsed.target, plain_http=plain_http)
+        digest = store.read_manifest(parsed.name).digest
+        known = [item.statement for item in attachments.read(store, digest, public_key)]
+    except RegistryError as error:
+        raise refused(error, reference) from error
+    summaries = sorted((item for item in known if item.predicate_type == VSA), key=time_verified)
+    latest = {name: time_verified(item) for item in summaries for name in evidence(item)}
+    documents = [item for item in known if item.predicate_type == SBOM and item.digest in latest]
+    if not documents:
+        raise CertificateError(
+            "there is no list of packages signed with the pinned key",
+            where=reference,
+            next_step="name the publisher's public key: --key PATH; or certify the image again",
+        )
+    return max(documents, key=lambda item: latest[item.digest]).predicate

@@ -1,0 +1,1 @@
+"""The only door to Docker and to the host's packages."""

@@ -1,0 +1,275 @@
+"""Run `docker buildx bake`. In: a bake definition as JSON. Out: counts of steps by target and stage.
+
+While it runs, each step gives one short line of progress. A failure is an error with the step, its last lines
+and the line of the Dockerfile. The images go where the definition's outputs name.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import re
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.engine import host_setup
+from stackcheck.errors import BuildError, EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+TIMEOUT_S = 4 * 3600.0
+
+# What a failed step says, what that means, and what to configure; the first that matches counts.
+CAUSES = (
+    (r"no space left on device", "the disk is full", "free space: docker builder prune"),
+    (
+        r"failed to resolve source metadata|pull access denied|failed to do request: (Head|Get)",
+        "the base image's registry cannot be reached, or refuses",
+        "docker login, or configure a registry mirror or proxy for the daemon",
+    ),
+    (
+        r"No matching distribution found|Could not find a version|NewConnectionError|Max retries exceeded",
+        "a wheel of the lock cannot be had from the package indexes that this host's pip names",
+        "configure pip's index-url, extra-index-url or find-links (pip config set global.…)",
+    ),
+    (
+        r"Failed to fetch|Unable to locate package|Temporary failure resolving",
+        "a package cannot be had from the distribution's archive",
+        "mend this host's apt sources; a base of the same distribution is built with them",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BakeResult:
+    """What a build did: steps in all, and those that were there already.
+
+    Attributes:
+        stages: (Target, stage) -> its steps that ran, and those that were there; a step that several targets
+            share is counted once, for one of them. The target is "" where only one was built.
+    """
+
+    steps: int
+    cached: int
+    seconds: float
+    stages: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+
+def bake(
+    definition: Mapping[str, Any],
+    targets: Sequence[str],
+    *,
+    report: Callable[[str], None],
+    log: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> BakeResult:
+    """Build targets of a bake definition.
+
+    Raises:
+        BuildError: A step failed (the message has its stage, last lines and place), or time ran out.
+        EngineError: buildx is missing or the daemon stopped.
+    """
+    start = time.monotonic()
+    seen = BuildLog(report)
+    process = _spawn_bake(targets)
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
+            process.stdin.write(json.dumps(definition))
+            process.stdin.close()
+        with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
+            for line in process.stdout or ():
+                seen.feed(line)
+                if file:
+                    file.write(line)
+        code = process.wait(timeout=30)
+    finally:
+        timer.cancel()
+        _end(process)
+    seconds = time.monotonic() - start
+    if code:
+        raise _error(seen, log, None if seconds < timeout_s else timeout_s)
+    return BakeResult(
+        steps=len(seen.steps),
+        cached=len(seen.cached & seen.steps),
+        seconds=seconds,
+        stages=seen.stages(),
+    )
+
+
+def platforms() -> tuple[str, ...]:
+    """The platforms whose programs the builder can run, its own first.
+
+    Raises:
+        EngineError: buildx is missing or the daemon does not answer.
+    """
+    command = ["docker", "buildx", "inspect", "default", "--bootstrap"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)
+    if done.returncode or not found:
+        raise EngineError(
+            "the builder does not say what it can build", got=(done.stderr or done.stdout)[-500:]
+        )
+    return tuple(name.strip().rstrip("*") for name in found[1].split(","))
+
+
+def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:
+    """Why the builder ended with an error."""
+    if ran_out_after_s is not None:
+        return BuildError("the build did not end in time", expected=f"an end within {ran_out_after_s:.0f} s")
+    failure = seen.failure()
+    if not host_setup.socket_answers():
+        return EngineError(
+            "the engine stopped in the middle of a build",
+            got=failure.message,
+            next_step="stackcheck doctor --fix, then the same command: finished steps are kept",
+        )
+    text = "\n    ".join(failure.last_lines)
+    place = f"{failure.file}:{failure.line}" if failure.file else None
+    stage = f"stage {failure.stage}" if failure.stage else None
+    cause = next((c for c in CAUSES if re.search(c[0], f"{text}\n{failure.message}")), None)
+    return BuildError(
+        cause[1] if cause else f"a build step failed: {failure.step or failure.message}",
+        where=", ".join(part for part in (place, stage) if part) or None,
+        got=f"{failure.message}; it wrote last:\n    {text}",
+        next_step=cause[2] if cause else f"read {log}" if log else None,
+    )
+
+
+def _spawn_bake(targets: Sequence[str]) -> subprocess.Popen[str]:
+    command = ["docker", "buildx", "bake", "--builder", "default", "--file", "-", "--progress", "plain"]
+    command += ["--provenance=false", "--sbom=false", *targets]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise host_setup.missing_engine(f"the docker client cannot be started: {error}") from error
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+LAST_LINES = 20
+_STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
+# "[2/4] RUN …" of a lone stage, "[wheels 2/4] RUN …", and with several targets "[stage-wheels-01 wheels 2/4]
+# RUN …". What has no number is the builder's own: reading a Dockerfile, loading a context.
+_TITLE = re.compile(
+    r"^\[(?:(?P<target>\S+) (?=\S+ \d+/))?(?P<place>(?:(?P<stage>\S+) )?\d+/\d+)\] (?P<what>.+)$"
+)
+_OUTPUT = re.compile(r"^\d+\.\d+ (?P<text>.*)$")
+# "Dockerfile:12" and, from a remote or renamed file, "images/x/Dockerfile:12", alone on a line.
+_PLACE = re.compile(r"^(?P<file>\S*[Dd]ockerfile\S*):(?P<line>\d+)$")
+_PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a build stopped.
+
+    Attributes:
+        stage: Stage and number of the step, "wheels 4/6", where the builder named one.
+        step: The step's text.
+        file: Dockerfile, as the builder names it.
+        line: Line in it.
+        last_lines: What the step wrote last.
+        message: The builder's own sentence.
+    """
+
+    stage: str | None
+    step: str | None
+    file: str | None
+    line: int | None
+    last_lines: tuple[str, ...]
+    message: str
+
+
+class BuildLog:
+    """Reads a build's output line by line."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._titles: dict[str, str] = {}
+        self._output: dict[str, collections.deque[str]] = {}
+        self._failed: str | None = None
+        self._place: tuple[str, int] | None = None
+        self._tail: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._message = ""
+        self.steps: set[str] = set()
+        self.cached: set[str] = set()
+
+    def stages(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(Target, stage; each "" where there is only one) -> steps that ran, and steps that were there."""
+        counted: dict[tuple[str, str], tuple[int, int]] = {}
+        for number in self.steps:
+            title = _TITLE.match(self._titles[number])
+            assert title
+            place = (title["target"] or "", title["stage"] or "")
+            ran, cached = counted.get(place, (0, 0))
+            hit = number in self.cached
+            counted[place] = (ran + (not hit), cached + hit)
+        return counted
+
+    def feed(self, line: str) -> None:
+        """Read one line."""
+        line = line.rstrip()
+        self._tail.append(line)
+        match = _STEP.match(line)
+        if match:
+            self._feed_step(match["number"], match["text"])
+        elif place := _PLACE.match(line.strip()):
+            self._place = (place["file"], int(place["line"]))
+        elif line.startswith("ERROR: "):
+            self._message = line.removeprefix("ERROR: ")
+
+    def failure(self) -> Failure:
+        """What is known of the failure, once the builder has ended with an error."""
+        title = _TITLE.match(self._titles.get(self._failed or "", ""))
+        output = self._output.get(self._failed or "", self._tail)
+        return Failure(
+            stage=title["place"] if title else None,
+            step=title["what"] if title else self._titles.get(self._failed or ""),
+            file=self._place[0] if self._place else None,
+            line=self._place[1] if self._place else None,
+            last_lines=tuple(output),
+            message=self._message or (self._tail[-1] if self._tail else "the builder said nothing"),
+        )
+
+    def _feed_step(self, number: str, text: str) -> None:
+        if number not in self._titles:
+            self._titles[number] = text
+            self._output[number] = collections.deque(maxlen=LAST_LINES)
+            if title := _TITLE.match(text):
+                self.steps.add(number)
+                self._report(_short(f"[{title['place']}] {title['what']}"))
+        elif text == "CACHED":
+            self.cached.add(number)
+        elif text.startswith("ERROR"):
+            self._failed = self._failed or number  # what was built upon it fails after it
+            self._message = self._message or text
+        elif output := _OUTPUT.match(text):
+            self._output[number].append(output["text"])
+
+
+def _short(text: str, width: int = 110) -> str:
+    text = _PINNED.sub("", " ".join(text.split()))
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,198 @@
+"""The one door to Docker: run, inspect, load, save, and build through `buildx bake`.
+
+In: values of this tool. Out: exit codes, facts about images, image layouts. What the daemon or the network
+does wrong becomes an `EngineError` or `BuildError`; no container outlives the call that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.engine import buildx, container, host_setup
+from stackcheck.engine.buildx import BakeResult
+from stackcheck.engine.container import API_TIMEOUT_S, Mount, RunSpec, talking
+from stackcheck.errors import EngineError
+from stackcheck.oci import archive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from docker import DockerClient
+
+__all__ = ["BakeResult", "Engine", "ImageInfo", "Mount", "RunSpec"]
+
+LOAD_TIMEOUT_S = 1800
+OLDEST_SERVER = (20, 10)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """What the engine knows of an image.
+
+    Attributes:
+        id: The engine's id: the manifest's digest in the containerd store, the config's in the classic one.
+        size_bytes: As the engine counts it.
+    """
+
+    id: str
+    tags: tuple[str, ...]
+    size_bytes: int
+    architecture: str
+    user: str
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+
+
+class Engine:
+    """A Docker daemon that answers, and its client for builds."""
+
+    def __init__(self, client: DockerClient) -> None:
+        self._client = client
+        with talking("asking the engine what it is"):
+            self._info: Mapping[str, Any] = client.info()
+
+    @classmethod
+    def connect(cls) -> Engine:
+        """The daemon that `DOCKER_HOST`, the Docker context's default or the default socket names.
+
+        Raises:
+            EngineError: None answers, or it is too old; the message has the commands to type.
+        """
+        import docker
+
+        try:
+            client = docker.from_env(timeout=API_TIMEOUT_S)
+            client.ping()
+        except (docker.errors.DockerException, OSError) as error:
+            raise host_setup.missing_engine(str(error)) from error
+        engine = cls(client)
+        if engine.version < OLDEST_SERVER:
+            raise EngineError(
+                "the Docker daemon is too old",
+                got=str(engine._info.get("ServerVersion")),
+                expected=f"{OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer",
+                next_step="update Docker, or point DOCKER_HOST at a newer daemon",
+            )
+        return engine
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The server's version."""
+        head = str(self._info.get("ServerVersion", "0")).split("+")[0].split("-")[0]
+        return tuple(int(part) for part in head.split(".") if part.isdigit())
+
+    @property
+    def containerd_store(self) -> bool:
+        """Whether images live in containerd's store, which keeps manifests as they were built."""
+        status = self._info.get("DriverStatus") or []
+        return any("containerd.snapshotter" in str(row) for row in status)
+
+    @property
+    def description(self) -> str:
+        """Name, version and store, for keys and reports."""
+        store = "containerd" if self.containerd_store else "classic"
+        return f"docker {self._info.get('ServerVersion')} ({store} store)"
+
+    def inspect(self, reference: str) -> ImageInfo:
+        """Facts about an image that the engine has.
+
+        Raises:
+            EngineError: It has no such image.
+        """
+        with talking(f"inspecting {reference}"):
+            facts = self._client.images.get(reference).attrs
+        config = facts.get("Config") or {}
+        return ImageInfo(
+            id=facts["Id"],
+            tags=tuple(facts.get("RepoTags") or ()),
+            size_bytes=int(facts.get("Size") or 0),
+            architecture=facts.get("Architecture", ""),
+            user=config.get("User", ""),
+            env=dict(entry.split("=", 1) for entry in config.get("Env") or ()),
+            labels=config.get("Labels") or {},
+        )
+
+    def step_sizes(self, reference: str) -> tuple[int, ...]:
+        """Unpacked bytes of each step of an image's history, the first step first."""
+        with talking(f"measuring {reference}"):
+            steps = self._client.images.get(reference).history()
+        return tuple(int(step["Size"]) for step in reversed(steps))
+
+    def has(self, reference: str) -> bool:
+        """Whether the engine has an image."""
+        import docker
+
+        with talking(f"looking for {reference}"):
+            try:
+                self._client.images.get(reference)
+            except docker.errors.ImageNotFound:
+                return False
+        return True
+
+    def load(self, layout: Path, reference: str) -> None:
+        """Give the engine the image of a layout under a name."""
+        with talking(f"loading {reference}"), self._patience(), archive.stream(layout, reference) as tar:
+            api: Any = self._client.api  # the stubs know no return type
+            for event in api.load_image(tar, quiet=True) or ():
+                if "error" in event:
+                    raise EngineError("the engine refused an image", where=reference, got=event["error"])
+
+    def save(self, reference: str, layout: Path) -> str:
+        """Write an image of the engine as a layout with one manifest.
+
+        Returns:
+            The manifest's digest.
+        """
+        architecture = self.inspect(reference).architecture
+        with talking(f"saving {reference}"), self._patience():
+            chunks = self._client.api.get_image(reference, chunk_size=1 << 20)
+            return archive.unpack(chunks, layout, architecture=architecture)
+
+    def pull(self, reference: str) -> None:
+        """Fetch an image from its registry, with the user's own Docker credentials."""
+        with talking(f"pulling {reference}"), self._patience():
+            self._client.images.pull(reference)
+
+    def remove(self, reference: str) -> None:
+        """Take a name away from the engine; the image goes when it was the last one."""
+        with talking(f"removing {reference}"):
+            self._client.images.remove(reference, force=True)
+
+    def run(self, spec: RunSpec) -> int:
+        """Run a container to its end and remove it; the exit code of its command.
+
+        Raises:
+            EngineError: It could not be started, or the daemon stopped answering.
+            ChecksFailedError: It did not end in time.
+        """
+        return container.run(self._client, spec)
+
+    def bake(
+        self,
+        definition: Mapping[str, Any],
+        targets: Sequence[str],
+        *,
+        report: Callable[[str], None],
+        log: Path | None = None,
+        timeout_s: float = buildx.TIMEOUT_S,
+    ) -> BakeResult:
+        """Build targets of a bake definition.
+
+        Raises:
+            BuildError: A step failed (the message has its stage, last lines and place), or time ran out.
+            EngineError: buildx is missing or the daemon stopped.
+        """
+        return buildx.bake(definition, targets, report=report, log=log, timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Gigabytes take longer than a question."""
+        api = self._client.api
+        before, api.timeout = api.timeout, LOAD_TIMEOUT_S
+        try:
+            yield
+        finally:
+            api.timeout = before

@@ -1,0 +1,285 @@
+"""Give a bare host a container engine: the distribution's packages and a running daemon.
+
+In: a Debian or Ubuntu host, root, its own apt sources. Out: a daemon that answers, with BuildKit and the
+containerd image store. An engine that is already there, or that `DOCKER_HOST` names, is not touched. On a
+host without an init system the daemon is a process of ours, with its pid in `PID_FILE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackcheck.engine import apt
+from stackcheck.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DAEMON_FILE = Path("/etc/docker/daemon.json")
+__all__ = ["ensure_engine", "socket_answers", "stop_daemon"]
+
+# One store for build, run and save: an image keeps its manifest digest from the build to the registry.
+DAEMON_SETTINGS = {"features": {"containerd-snapshotter": True}}
+INSTALL_TIMEOUT_S = 600.0
+
+# Debian 12's own docker.io (20.10) has no buildx and no containerd store. Debian 13's client and daemon run
+# on 12's C library, containerd and runc; every other package of 13 is pinned away.
+DEBIAN_12 = "bookworm"
+DEBIAN_12_TAKES_FROM = "trixie"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to install on this host and from where."""
+
+    packages: tuple[str, ...]
+    second_suite: str | None = None
+
+    def commands(self) -> tuple[str, ...]:
+        """The same as commands to type."""
+        lines = [f"apt-get install -y --no-install-recommends {' '.join(self.packages)}"]
+        if self.second_suite:
+            lines.insert(0, f"# with a second source of {self.second_suite}, pinned to these packages")
+        return ("sudo stackcheck doctor --fix   # or, by hand:", *lines, "dockerd &")
+
+
+def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None:
+    """Leave with a daemon that answers and, where something is to be built, a client that can build.
+
+    Raises:
+        EngineError: `DOCKER_HOST` names a daemon that does not answer, or nothing may be installed here; the
+            message has the commands to type.
+    """
+    if socket_answers() and (not builds or has_buildx()):
+        return
+    if os.environ.get("DOCKER_HOST") and not socket_answers():
+        raise EngineError(
+            "the daemon that DOCKER_HOST names does not answer",
+            where=os.environ["DOCKER_HOST"],
+            next_step="start it, or unset DOCKER_HOST to use the local one",
+        )
+    if os.geteuid() != 0:
+        raise missing_engine("no daemon answers, and only root may install or start one")
+    recipe = recipe_for_host()
+    if not (shutil.which("dockerd") and has_buildx()):
+        install(recipe, report)
+    if not socket_answers():
+        start_daemon(report)
+
+
+def missing_engine(found: str) -> EngineError:
+    """The error for a host without an engine, with the commands that mend it."""
+    return EngineError(
+        "there is no container engine that this user can reach",
+        where=os.environ.get("DOCKER_HOST"),
+        got=found,
+        expected="a Docker daemon with buildx",
+        next_step="\n    ".join(["type", *recipe_for_host().commands()]),
+    )
+
+
+def has_buildx() -> bool:
+    """Whether the Docker client on PATH has the buildx plugin."""
+    if not shutil.which("docker"):
+        return False
+    done = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False, timeout=30)
+    return done.returncode == 0
+
+
+def recipe_for_host() -> Recipe:
+    """What this distribution needs for an engine.
+
+    Raises:
+        EngineError: The distribution is none that this tool knows how to set up.
+    """
+    release = apt.host_release()
+    name, codename = release.get("ID", "unknown"), release.get("VERSION_CODENAME", "")
+    if name == "debian" and codename == DEBIAN_12:
+        return Recipe(
+            packages=("docker.io", "docker-cli", "docker-buildx"), second_suite=DEBIAN_12_TAKES_FROM
+        )
+    if name == "debian":
+        return Recipe(packages=("docker.io", "docker-cli", "docker-buildx"))
+    if name == "ubuntu":
+        return Recipe(packages=("docker.io", "docker-buildx"))
+    raise EngineError(
+        "there is no container engine, and this distribution is not one that stackcheck can set up",
+        got=release.get("PRETTY_NAME", name),
+        expected="Debian 12 or newer, or Ubuntu 22.04 or newer",
+        next_step="install Docker with buildx as your distribution says, then run: stackcheck doctor",
+    )
+
+
+def install(recipe: Recipe, report: Callable[[str], None]) -> None:
+    """Install the distribution's packages, beside a second pinned source where the recipe names one."""
+    report(f"installing {', '.join(recipe.packages)} from this host's own package archive")
+    if recipe.second_suite:
+        add_pinned_source(recipe.second_suite, recipe.packages)
+    ours = not DAEMON_FILE.exists()
+    if ours:  # before the packages, as they start the service where there is an init
+        DAEMON_FILE.parent.mkdir(parents=True, exist_ok=True)
+        DAEMON_FILE.write_text(json.dumps(DAEMON_SETTINGS) + "\n", encoding="utf-8")
+    try:
+        apt_install(recipe.packages)
+    except EngineError:
+        if ours:  # it would set up an engine that somebody else puts there
+            DAEMON_FILE.unlink()
+        raise
+
+
+def install_packages(packages: Sequence[str], report: Callable[[str], None], *, why: str) -> None:
+    """Install packages of the host's release.
+
+    Raises:
+        EngineError: Not root, or apt failed.
+    """
+    if os.geteuid() != 0:
+        raise EngineError(
+            f"{' and '.join(packages)} is not installed, and only root may install it",
+            expected=why,
+            next_step=f"sudo apt-get install -y {' '.join(packages)}",
+        )
+    report(f"installing {', '.join(packages)}: {why}")
+    apt_install(packages)
+
+
+def add_pinned_source(suite: str, packages: Sequence[str], folder: Path = apt.APT) -> None:
+    """Add the archive's other suite for these packages alone; it outlives the run, so updates reach them."""
+    source = apt.for_suite(suite, folder=folder)
+    (folder / "sources.list.d" / "stackcheck-engine.sources").write_text(source.text(), encoding="utf-8")
+    pins = (
+        f"Package: {' '.join(packages)}\nPin: release n={suite}\nPin-Priority: 990\n\n"
+        f"Package: *\nPin: release n={suite}\nPin-Priority: -1\n"
+    )
+    (folder / "preferences.d" / "stackcheck-engine").write_text(pins, encoding="utf-8")
+
+
+def apt_install(packages: Sequence[str]) -> None:
+    """`apt-get update` and `install`, with apt's last lines in the error."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    lock = ("-o", "DPkg::Lock::Timeout=300")  # another apt run: wait for it
+    for command in (
+        ["apt-get", *lock, "update", "-q"],
+        ["apt-get", *lock, "install", "-q", "-y", "--no-install-recommends", *packages],
+    ):
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment,
+                timeout=INSTALL_TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EngineError("apt-get did not finish", got=str(error), where=" ".join(command)) from error
+        if done.returncode:
+            tail = (done.stdout + done.stderr).strip().splitlines()[-12:]
+            raise EngineError(
+                "apt-get failed",
+                where=" ".join(command),
+                got="\n    ".join(tail),
+                next_step="mend this host's apt sources, then type the command above",
+            )
+
+
+PID_FILE = Path("/run/stackcheck-dockerd.pid")
+LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
+INIT_FOLDER = Path("/run/systemd/system")
+START_TIMEOUT_S = 60.0
+
+
+def socket_answers(timeout_s: float = 5.0) -> bool:
+    """Whether a daemon answers where `DOCKER_HOST` or the default socket says."""
+    import docker
+    import requests
+
+    with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
+        client = docker.from_env(timeout=timeout_s)  # type: ignore[arg-type]
+        with contextlib.closing(client):
+            return bool(client.ping())
+    return False
+
+
+def start_daemon(report: Callable[[str], None]) -> None:
+    """Start the service where there is an init, else `dockerd` by hand with its own pid file and log.
+
+    Raises:
+        EngineError: It did not answer in time; the message has the log's last lines.
+    """
+    process = None
+    if INIT_FOLDER.is_dir():
+        report("starting the docker service")
+        subprocess.run(["systemctl", "start", "docker"], check=False, timeout=START_TIMEOUT_S)
+    else:
+        report(f"starting dockerd (pid file {PID_FILE}, log {LOG_FILE})")
+        process = _spawn_daemon()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not socket_answers(timeout_s=2.0):
+        # Asked of the process itself: a program that is being loaded does not have its name yet.
+        if time.monotonic() > deadline or (process and process.poll() is not None):
+            raise EngineError(
+                "dockerd did not start",
+                where=str(LOG_FILE),
+                got="\n    ".join(_log_tail()),
+                next_step=f"read {LOG_FILE}, mend what it names, then run: stackcheck doctor --fix",
+            )
+        time.sleep(0.2)
+
+
+def _spawn_daemon() -> subprocess.Popen[bytes]:
+    with LOG_FILE.open("ab") as log:
+        # A session of its own: Ctrl-C in the terminal that started it must not end it.
+        process = subprocess.Popen(
+            ["dockerd"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    PID_FILE.write_text(f"{process.pid}\n", encoding="utf-8")
+    return process
+
+
+def daemon_pid() -> int | None:
+    """The pid of the dockerd that this tool started, while it runs."""
+    if not PID_FILE.exists():
+        return None
+    pid = int(PID_FILE.read_text(encoding="utf-8"))
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+    # A pid is reused after a reboot: only a living dockerd counts.
+    return pid if name == "dockerd" and state != "Z" else None
+
+
+def stop_daemon(timeout_s: float = 30.0) -> bool:
+    """Stop the dockerd that this tool started, by its pid; False where there is none."""
+    pid = daemon_pid()
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while daemon_pid() is not None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if daemon_pid() is not None:
+        os.kill(pid, signal.SIGKILL)
+    PID_FILE.unlink(missing_ok=True)
+    return True
+
+
+def _log_tail(lines: int = 8) -> list[str]:
+    if not LOG_FILE.exists():
+        return []
+    return LOG_FILE.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]

@@ -1,0 +1,1 @@
+"""Files of this host: written whole or not at all, read strictly. In: paths. Out: bytes and values."""

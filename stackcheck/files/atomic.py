@@ -1,0 +1,65 @@
+"""Write a file whole or not at all.
+
+In: a path and its bytes. Out: the file, which after a crash, a full disk or a power cut is either there and
+whole, or as it was before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import FileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
+# What a full disk, a quota, a read-only disk and a missing permission raise.
+UNUSABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+NEXT_STEP = "free disk space or fix the permissions, then run the same command again"
+
+
+def file_error(error: OSError, path: Path | None = None) -> FileError:
+    """The error for a user: which file, and what the operating system said."""
+    # Of a copy, `filename2` is the destination.
+    where = path or error.filename2 or error.filename
+    return FileError(
+        "cannot read or write a file",
+        where=str(where) if where else None,
+        got=error.strerror or str(error),
+        next_step=NEXT_STEP,
+    )
+
+
+def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file through a temporary file beside it; create its folder if it does not exist.
+
+    Raises:
+        FileError: The disk is full or read-only, or a permission is missing.
+    """
+    # Named before it is there: who is interrupted while the file is made still knows what to take away.
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+                os.fchmod(file.fileno(), 0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # gone already where all went well
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself has to survive a power cut
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise file_error(error, path) from error

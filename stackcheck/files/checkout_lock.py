@@ -1,0 +1,49 @@
+"""One builder at a time in a checkout: the second waits and says for whom.
+
+In: the checkout and what the caller is about to do. Out: `build/.lock`, held through the kernel's file lock,
+which ends with the process however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from io import FileIO
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def exclusive(root: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Hold the checkout's lock while the body runs; not to be taken twice by one process.
+
+    Args:
+        root: The checkout.
+        what: What the holder does, as the one who waits reads it.
+        report: Told once when there is somebody to wait for.
+    """
+    path = root / "build" / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+", buffering=0) as file, _held(file, path, what, report):
+        yield
+
+
+@contextlib.contextmanager
+def _held(file: FileIO, path: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = path.read_text(encoding="utf-8").strip() or "another process"
+        report(f"waiting for {holder}, which works in this checkout ({path})")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    file.truncate(0)
+    with contextlib.suppress(OSError):  # on a full disk whoever waits reads "another process"
+        file.write(f"{what} (pid {os.getpid()})\n".encode())
+    try:
+        yield
+    finally:
+        file.truncate(0)

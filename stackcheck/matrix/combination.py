@@ -1,0 +1,107 @@
+"""A cell as a combination, axis -> value, with what the rules decide filled in, and what they say of it.
+
+In: a `Cell`, the vendor of its runtime, the rules. Out: its combination; its judgements. Triton, the
+collective library and FlashAttention's form are not chosen by hand: the rules name them. Pure.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from stackcheck.matrix.rules import Finding, Judgement, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from stackcheck.matrix.expand import Cell
+    from stackcheck.matrix.matrix import TestTarget
+    from stackcheck.matrix.rules import Rules
+    from stackcheck.vendors import Vendor
+
+COLLECTIVES: Mapping[str, str] = {"amd": "rccl", "nvidia": "nccl"}
+
+
+def judge_cell(
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
+) -> tuple[Judgement, ...]:
+    """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
+    undecided = tuple(Finding(rule=rule, holds=False) for rule in _undecided(values))
+    return (
+        rules.judge(values),
+        Judgement(combination=values, findings=undecided),
+        *(rules.judge(asked, about=axis) for axis, asked in _narrowed(values, archs, targets)),
+    )
+
+
+def broken_by_cell(
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
+) -> dict[str, Rule]:
+    """The rules that are broken in `judge_cell`, by id."""
+    broken = [*rules.broken(values), *_undecided(values)]
+    for axis, asked in _narrowed(values, archs, targets):
+        broken += rules.broken(asked, about=axis)
+    return {rule.id: rule for rule in broken}
+
+
+def _narrowed(
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The combination with each architecture, and with each driver; and the axis that is new in it."""
+    for arch in archs:
+        yield "arch", {**values, "arch": arch}
+    for driver in sorted({target.driver for target in targets if target.driver}):
+        yield "driver", {**values, "driver": driver}
+
+
+def _undecided(values: Mapping[str, str]) -> list[Rule]:
+    """What a GPU's torch runs on, and no row of a table names: it would be installed and loaded unseen."""
+    collective = COLLECTIVES.get(values["vendor"])
+    if "torch" not in values or collective is None:
+        return []
+    return [_decided(axis) for axis in ("triton", collective) if axis not in values]
+
+
+@cache
+def _decided(axis: str) -> Rule:
+    return Rule(
+        id=f"R0-decided[{axis}]",
+        when={"torch": ("*",)},
+        require={axis: ("*",)},
+        because=f"no source read so far says which {axis} goes with it: a row of its table is missing",
+        source="[tables] images/compat.yaml",
+        unknown=True,
+    )
+
+
+def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
+    """The cell as axis -> value, with what the rules decide filled in."""
+    return complete(chosen(cell, vendor), rules)
+
+
+def chosen(cell: Cell, vendor: Vendor) -> dict[str, str]:
+    """What the matrix says of a cell, as axis -> value."""
+    values = {
+        "vendor": vendor,
+        cell.runtime: cell.version,
+        "torch": cell.torch,
+        "python": cell.python,
+        "os": cell.os,
+        "wheels": cell.wheels if cell.torch else None,
+        "flash_attn": cell.flash_attn,
+    }
+    return {axis: value for axis, value in values.items() if value is not None}
+
+
+def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
+    """A combination with what the rules decide: Triton, collective library, FlashAttention's form, layout."""
+    values = dict(known)
+    collective = COLLECTIVES.get(values.get("vendor", ""))
+    with_torch = ["triton", "triton_package", *([collective] if collective else []), "cxx11abi"]
+    for axis in ("layout", *(with_torch if "torch" in values else ())):
+        if axis not in values and (value := rules.derive(values, axis)):
+            values[axis] = value
+    if "flash_attn" in values and "flash_attn_from" not in values:
+        wheel = rules.judge({**values, "flash_attn_from": "wheel"}, about="flash_attn_from")
+        values["flash_attn_from"] = "source" if wheel.broken else "wheel"
+    return values

@@ -1,0 +1,195 @@
+"""images/compat.yaml -> Rules: the compatibility facts, read strictly.
+
+In: the file. Out: `Rules`. A row of a table becomes a rule; what a closed table does not list becomes one
+more, whose answer is *unknown*. Every rule carries its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # pydantic reads annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.files import yamlfile
+from stackcheck.matrix.rules import Axis, Rule, Rules
+from stackcheck.matrix.versions import VERSION_AXES, is_pattern, is_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+# Some ten times what there is; `compat check` compares all pairs of rules.
+MAX_RULES = 3_000
+MAX_PATTERNS = 8_000
+# Axes whose values other rules alone judge; of NVIDIA's drivers only the lowest are named.
+OPEN_AXES = frozenset({"driver", "beside", "device_wheels", "render_gid", "variables"})
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=60)], ...],
+    BeforeValidator(_as_list),
+    Field(min_length=1, max_length=200),
+]
+Condition = Mapping[Axis, Patterns]
+Sentence = Annotated[str, Field(min_length=1, max_length=600)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Rule(_Strict):
+    id: str = Field(pattern=r"^R[0-9]+[A-Za-z0-9.-]*$", max_length=80)
+    when: Condition = Field(min_length=1)
+    require: Condition = Field(min_length=1)
+    because: Sentence
+    source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    unknown: bool = False
+
+
+class _Row(_Strict):
+    require: Patterns
+    because: Sentence | None = None
+    unknown: bool = False
+    source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+
+
+def _as_row(value: object) -> object:
+    return {"require": value} if isinstance(value, str | list) else value
+
+
+class _Table(_Strict):
+    id: str = Field(pattern=r"^R[0-9]+[A-Za-z0-9.-]*$", max_length=80)
+    when: Condition = Field(default_factory=dict)
+    key: Axis
+    value: Axis
+    because: Sentence
+    source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    closed: bool = True
+    rows: Mapping[str, Annotated[_Row, BeforeValidator(_as_row)]] = Field(min_length=1, max_length=1000)
+
+
+class _File(_Strict):
+    schema_: Literal["1"] = Field(alias="schema")
+    sources: Mapping[str, Sentence]
+    versions: Mapping[Axis, Patterns]
+    rules: tuple[_Rule, ...] = Field(default=(), max_length=5000)
+    tables: tuple[_Table, ...] = Field(default=(), max_length=500)
+
+
+def load(path: Path) -> Rules:
+    """Read compat.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
+    return parse(yamlfile.read(path), path.name)
+
+
+def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
+    """The rules in a mapping that was read from YAML."""
+    try:
+        file = _File.model_validate(value)
+    except ValidationError as error:
+        raise yamlfile.problems(error, name) from error
+    rules = [Rule(**_sourced(rule, file, f"{name}: rules[{index}]")) for index, rule in enumerate(file.rules)]
+    for index, table in enumerate(file.tables):
+        rules += _rows(table, file, f"{name}: tables[{index}]")
+    problems = [*_problems(rules, name)]
+    if problems:
+        raise yamlfile.refused(problems)
+    rules += [*_vocabulary(rules, file)]
+    return Rules(rules, {str(axis): values for axis, values in file.versions.items()})
+
+
+def _sourced(rule: _Rule, file: _File, place: str) -> dict[str, Any]:
+    return {**dict(rule), "source": _source(rule.source, file, place)}
+
+
+def _source(keys: Sequence[str], file: _File, place: str) -> str:
+    """`KEY: what it is`, for every key."""
+    for key in keys:
+        if key not in file.sources:
+            raise ConfigurationError(f"{place}.source: {key[:80]!r} is not under `sources`")
+    return "; ".join(f"[{key}] {file.sources[key]}" for key in keys)
+
+
+def _plain(condition: Condition) -> dict[str, tuple[str, ...]]:
+    return {str(axis): patterns for axis, patterns in condition.items()}
+
+
+def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
+    """One rule a row, and for a closed table one that says what is not listed."""
+    for key, row in table.rows.items():
+        because = (row.because or table.because).replace("{key}", key)
+        yield Rule(
+            id=f"{table.id}[{key}]",
+            when={**_plain(table.when), table.key: (key,)},
+            require={table.value: row.require},
+            because=because.replace("{values}", ", ".join(row.require)),
+            source=_source(row.source or table.source, file, f"{place}.rows.{key}"),
+            unknown=row.unknown,
+        )
+    if table.closed:
+        yield Rule(
+            id=f"{table.id}[unlisted]",
+            when={table.value: ("*",), **_plain(table.when)},
+            require={table.key: tuple(table.rows)},
+            because=f"no source read so far says more about {table.key} and {table.value} than this table",
+            source=_source(table.source, file, place),
+            unknown=True,
+            closing=True,
+        )
+
+
+def _vocabulary(rules: Sequence[Rule], file: _File) -> Iterator[Rule]:
+    """For each axis whose values no range covers, one rule: what is named nowhere is not known."""
+    for axis, known in file.versions.items():
+        if axis not in OPEN_AXES:
+            named = {
+                pattern
+                for rule in rules
+                for condition in (rule.when, rule.require)
+                for pattern in condition.get(axis, ())
+                if not rule.unknown and _is_closed(axis, pattern)
+            }
+            yield Rule(
+                id=f"R0-known[{axis}]",
+                when={axis: ("*",)},
+                require={axis: (*known, *sorted(named - {*known}))},
+                because=f"no source read so far names another {axis} than those of this file",
+                source="[versions] images/compat.yaml",
+                unknown=True,
+                closing=True,
+            )
+
+
+def _is_closed(axis: str, pattern: str) -> bool:
+    """Whether a pattern names values, and not all those above or below one."""
+    if axis in VERSION_AXES:
+        return is_version(pattern) or (">" in pattern and "<" in pattern)
+    return not any(sign in pattern for sign in "*?[")
+
+
+def _problems(rules: Sequence[Rule], name: str) -> Iterator[str]:
+    """Ids that stand twice, and text that is no pattern for its axis."""
+    patterns = sum(len(one) for rule in rules for one in (*rule.when.values(), *rule.require.values()))
+    if len(rules) > MAX_RULES or patterns > MAX_PATTERNS:
+        yield f"{name}: more than {MAX_RULES} rules or {MAX_PATTERNS} patterns"
+        return
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.id in seen:
+            yield f"{name}: {rule.id}: the id stands twice"
+        seen.add(rule.id)
+        for axis, texts in (*rule.when.items(), *rule.require.items()):
+            for pattern in texts:
+                if not is_pattern(axis, pattern):
+                    yield f"{name}: {rule.id}: {axis}: {pattern!r} is no value, version or comparison"

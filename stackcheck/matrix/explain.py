@@ -1,0 +1,193 @@
+"""Why a combination is allowed, excluded, refused or unknown, and which allowed combinations are nearest.
+
+In: a combination or a stack id, the matrix and the rules. Out: an `Explanation`. Pure. The nearest
+combinations differ in the fewest axes; among those, the nearest versions come first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.matrix import expand, resolve
+from stackcheck.matrix.combination import chosen, combination, judge_cell
+from stackcheck.matrix.rules import Judgement
+from stackcheck.matrix.versions import VERSION_AXES, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from stackcheck.matrix.expand import Cell
+    from stackcheck.matrix.matrix import Matrix
+    from stackcheck.matrix.rules import Finding, Rules
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """The answer for one combination.
+
+    Attributes:
+        nearest: Allowed combinations that differ in the fewest axes, nearest versions first.
+        stacks: The stacks of the matrix that are such a combination.
+        excluded: The stacks that the matrix leaves out by choice: id -> its reason.
+        experimental: The matrix accepts what is not known of this stack; its certificate says so.
+    """
+
+    asked: Mapping[str, str]
+    judgement: Judgement
+    nearest: tuple[Mapping[str, str], ...]
+    stacks: tuple[str, ...] = ()
+    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    experimental: bool = False
+
+
+def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None) -> Explanation:
+    """Judge a combination; where it does not say where torch comes from, the kindest source speaks."""
+    judgements = kindest_first(asked, rules)
+    best = judgements[0]
+    if best.answer == "refused" and any("wheels" in rule.axes for rule in best.broken):
+        # It may be the source that is wrong: the others say their word too.
+        best = merged(asked, judgements)
+    cases = (
+        [cell for cell in expand.candidates(found) if _is_such(cell, asked, found, rules)] if found else []
+    )
+    return Explanation(
+        asked=asked,
+        judgement=best,
+        nearest=() if best.answer == "allowed" else tuple(nearest_allowed(asked, rules)),
+        **(_places(cases, found) if found else {}),
+    )
+
+
+def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
+    """Judge a stack of the matrix, with its architectures and test targets; None where there is none."""
+    cell = next((cell for cell in expand.candidates(found) if cell.id == name), None)
+    if cell is None:
+        return None
+    settings, vendor = expand.settings_of(cell, found), found.runtimes[cell.runtime].vendor
+    asked, values = chosen(cell, vendor), combination(cell, vendor, rules)
+    stack = resolve.stack_of(cell, settings, found, values)
+    judgements = judge_cell(values, stack.archs, stack.tested_on, rules)
+    worst = max(judgements, key=lambda judged: KINDNESS.index(judged.answer))
+    # What the rules chose is free to change with what the matrix chose.
+    free = {axis: value for axis, value in worst.combination.items() if axis in {*asked, "arch", "driver"}}
+    return Explanation(
+        asked=free,
+        judgement=merged(values, judgements),
+        nearest=() if worst.answer == "allowed" else tuple(nearest_allowed(free, rules)),
+        experimental=stack.experimental,
+        **_places([cell], found),
+    )
+
+
+def merged(combination: Mapping[str, str], judgements: Iterable[Judgement]) -> Judgement:
+    """One judgement of several about parts of a combination: a rule that is broken once is broken."""
+    findings: dict[str, Finding] = {}
+    for finding in (finding for judgement in judgements for finding in judgement.findings):
+        if finding.rule.id not in findings or not finding.holds:
+            findings[finding.rule.id] = finding
+    return Judgement(combination=combination, findings=tuple(findings.values()))
+
+
+def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
+    """Whether a cell has every value that was asked for."""
+    vendor = found.runtimes[cell.runtime].vendor
+    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor).items()):
+        return False
+    settings = expand.settings_of(cell, found)
+    values = combination(cell, vendor, rules)
+    stack = resolve.stack_of(cell, settings, found, values)
+    several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
+    return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
+
+
+def _places(cases: Iterable[Cell], found: Matrix) -> dict[str, Any]:
+    """The cells that are in the matrix, and those that it leaves out."""
+    reasons = {cell.id: expand.exclusion(cell, found) for cell in cases}
+    return {
+        "stacks": tuple(id_ for id_, exclude in reasons.items() if exclude is None),
+        "excluded": {id_: exclude.because for id_, exclude in reasons.items() if exclude is not None},
+    }
+
+
+NEAREST = 5
+# The search ends after so many judgements: some 50 ms.
+MAX_JUDGED = 3000
+_Changes = tuple[tuple[str, str], ...]
+KINDNESS = ("allowed", "unknown", "refused")
+
+
+def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
+    """A judgement for each place where torch can come from, where the combination does not say it."""
+    sources = {"amd": ("upstream", "amd"), "nvidia": ("upstream", "index")}.get(asked.get("vendor", ""), ())
+    open_ = "torch" in asked and "wheels" not in asked
+    judgements = [rules.judge({**asked, "wheels": source}) for source in sources if open_]
+    return sorted(
+        judgements or [rules.judge(asked)],
+        key=lambda judged: (KINDNESS.index(judged.answer), len(judged.broken)),
+    )
+
+
+def nearest_allowed(asked: Mapping[str, str], rules: Rules) -> Iterator[Mapping[str, str]]:
+    """Allowed combinations with the fewest axes changed, at most `NEAREST`, and where their torch comes from.
+
+    A best-first search: what is allowed differs, for every broken rule, in one of the axes that it looks at.
+    So only these are changed, one at a time. First goes what has the fewest changes made and rules broken.
+    """
+    queue = [_Step(asked, (), 0, rules)]
+    seen = {queue[0].changes}
+    found: list[int] = []
+    while queue and len(found) < NEAREST and len(seen) < MAX_JUDGED:
+        step = heapq.heappop(queue)
+        if found and len(step.changes) > found[0]:
+            return
+        if step.judged.answer == "allowed":
+            found.append(len(step.changes))
+            yield step.judged.combination
+            continue
+        for further in step.further(rules):
+            if further.changes not in seen:
+                seen.add(further.changes)
+                heapq.heappush(queue, further)
+
+
+class _Step:
+    """A combination on the way: what was changed, how far, and which rules are still broken."""
+
+    def __init__(self, asked: Mapping[str, str], changes: _Changes, distance: int, rules: Rules) -> None:
+        self.asked = asked
+        self.changes = changes
+        self.distance = distance
+        self.judged = kindest_first({**asked, **dict(changes)}, rules)[0]
+        self.order = (len(changes) + len(self.judged.broken), distance, changes)
+
+    def __lt__(self, other: _Step) -> bool:
+        """The order of the search."""
+        return self.order < other.order
+
+    def further(self, rules: Rules) -> Iterator[_Step]:
+        """This one with one more axis changed."""
+        for axis in _changeable(self.judged, self.asked, dict(self.changes)):
+            for distance, value in _values(axis, self.asked[axis], rules):
+                changes = tuple(sorted((*self.changes, (axis, value))))
+                yield _Step(self.asked, changes, self.distance + distance, rules)
+
+
+def _changeable(judged: Judgement, asked: Mapping[str, str], changed: Mapping[str, str]) -> list[str]:
+    """The axes of the broken rule that leaves the fewest to change: one of them must change."""
+    choices = [
+        sorted(axis for axis in rule.axes if axis in asked and axis not in changed and axis != "vendor")
+        for rule in judged.broken
+    ]
+    return min(choices, key=len)
+
+
+def _values(axis: str, value: str, rules: Rules) -> list[tuple[int, str]]:
+    """The other known values of an axis, each with how many known versions lie between."""
+    known = [other for other in rules.versions.get(axis, ()) if other != value]
+    if axis not in VERSION_AXES:
+        return [(1, other) for other in known]
+    ranked = sorted({*known, value}, key=numbers)
+    here = ranked.index(value)
+    return [(abs(ranked.index(other) - here), other) for other in known]

@@ -1,0 +1,217 @@
+"""matrix.yaml -> Matrix: the hand-written list of stacks, read strictly.
+
+In: the file. Out: a `Matrix` of frozen models. Its axes are expanded later (cells.py). Every value is held to
+a narrow pattern, because many of them end up in a Dockerfile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # pydantic reads annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from stackcheck.files import yamlfile
+from stackcheck.vendors import Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Tier = Literal["smoke", "standard", "soak"]
+Runtime = Literal["rocm", "cuda", "cpu"]
+Wheels = Literal["upstream", "amd", "index"]
+
+# Rust's regex: `$` is the very end, so that no newline can follow a value into a Dockerfile.
+Version = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+){0,4}((a|b|rc|\.post)[0-9]+)?$", max_length=40)
+]
+Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)]
+Reference = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9._-]+$", max_length=200)
+]
+Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
+# What the tool itself sets, and what the image's checks rely on, is not the matrix's to change.
+RESERVED = frozenset(
+    {"PATH", "PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTORCH_VERSION", "FLASH_ATTENTION_TRITON_AMD_ENABLE"}
+)
+# These change how the suites themselves run: PYTHONOPTIMIZE takes their asserts away, PYTEST_ADDOPTS checks.
+RESERVED_PREFIXES = ("PYTHON", "PYTEST_")
+
+
+def _not_reserved(name: str) -> str:
+    if name in RESERVED or name.startswith(RESERVED_PREFIXES):
+        raise PydanticCustomError("reserved", "{name} is set by the tool itself", {"name": name})
+    return name
+
+
+Variable = Annotated[
+    str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=80), AfterValidator(_not_reserved)
+]
+Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:;,/=+ -]*$", max_length=200)]
+Check = Annotated[str, StringConstraints(pattern=r"^test_[a-z_0-9]+\.py::test_[a-z_0-9*]+$", max_length=120)]
+
+
+def _as_list(value: object) -> object:
+    """An axis with one value may be written without brackets."""
+    return [value] if isinstance(value, str) else value
+
+
+_T = TypeVar("_T")
+Axis = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=1000)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TestTarget(_Strict):
+    """A machine on which an image of a stack must be tested: the test matrix, apart from the build matrix."""
+
+    __test__ = False  # pytest would collect the name
+
+    device: Token
+    count: int = Field(ge=1, le=1024)
+    driver: Version | None = None
+
+
+Packages = Annotated[Mapping[Token, Version], Field(max_length=300)]
+Environment = Annotated[Mapping[Variable, Text], Field(max_length=100)]
+Architectures = Annotated[tuple[Token, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=50)]
+Targets = Annotated[tuple[TestTarget, ...], Field(max_length=50)]
+
+
+class Settings(_Strict):
+    """What a block may set and an override may change: all but the axes."""
+
+    archs: Architectures | None = None
+    builder: Reference | None = None
+    flash_attn_backend: Literal["ck", "triton"] | None = None
+    system_packages: Annotated[tuple[Token, ...], Field(max_length=200)] = ()
+    wheel_tag: Token | None = None
+    packages: Packages | None = None
+    extensions: Mapping[Literal["transformer-engine-torch"], Version] | None = None
+    env: Environment | None = None
+    tested_on: Targets | None = None
+    size_budget_gb: float | None = Field(default=None, gt=0, le=1000)
+    experimental: bool | None = None
+
+
+class Block(Settings):
+    """One entry of `stacks` or `include`: axes that expand as a product, and their settings."""
+
+    runtime: Runtime
+    version: Axis[Version] | None = None
+    torch: Axis[Version] | None = None
+    python: Axis[Version]
+    os: Axis[Token]
+    wheels: Axis[Wheels] | None = None
+    flash_attn: Axis[Version] | None = None
+    id: Token | None = None
+
+
+class Override(_Strict):
+    """Settings for every stack whose id matches a pattern."""
+
+    select: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+*?-]+$", max_length=200)]
+    set: Settings
+
+
+class Exclude(_Strict):
+    """Combinations left out of the product by choice, with the reason."""
+
+    when: Mapping[Literal["runtime", "version", "torch", "python", "os", "wheels", "flash_attn"], Token]
+    because: str = Field(min_length=1, max_length=500)
+
+
+class System(_Strict):
+    """An operating system: bootstrapped from its distribution's packages, or a registry image by tag."""
+
+    bootstrap: Token | None = None
+    image: Reference | None = None
+    packages: tuple[Token, ...] = ()
+
+
+class RuntimeDefaults(_Strict):
+    """What all stacks of a runtime share."""
+
+    vendor: Vendor
+    packages: Packages = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
+    tested_on: Targets = ()
+
+
+class Matrix(_Strict):
+    """The whole file."""
+
+    schema_: Literal["1"] = Field(alias="schema")
+    publish: Target
+    packages: Packages
+    training_packages: Packages = Field(default_factory=dict)
+    declared: Annotated[tuple[Check, ...], Field(min_length=1)]
+    required: Mapping[Vendor, Annotated[tuple[Check, ...], Field(min_length=1)]]
+    runtimes: Mapping[Runtime, RuntimeDefaults]
+    systems: Mapping[Token, System]
+    stacks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=1000)]
+    include: Annotated[tuple[Block, ...], Field(max_length=1000)] = ()
+    exclude: Annotated[tuple[Exclude, ...], Field(max_length=200)] = ()
+    overrides: Annotated[tuple[Override, ...], Field(max_length=200)] = ()
+
+
+def load(path: Path) -> Matrix:
+    """Read matrix.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
+    return parse(yamlfile.read(path), path.name)
+
+
+def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
+    """The matrix in a mapping that was read from YAML."""
+    try:
+        matrix = Matrix.model_validate(value)
+    except ValidationError as error:
+        raise yamlfile.problems(error, name) from error
+    lines = [*_broken_references(matrix)]
+    if lines:
+        raise yamlfile.refused(f"{name}: {line}" for line in lines)
+    return matrix
+
+
+def _broken_references(matrix: Matrix) -> Iterator[str]:
+    """Names that point at nothing, and blocks that lack what their runtime needs."""
+    for name, system in matrix.systems.items():
+        if (system.bootstrap is None) == (system.image is None):
+            yield f"systems.{name}: exactly one of `bootstrap` and `image` is needed"
+    for section, blocks in (("stacks", matrix.stacks), ("include", matrix.include)):
+        for index, block in enumerate(blocks):
+            for field, problem in _block_problems(block, matrix):
+                yield f"{section}[{index}].{field}: {problem}"
+
+
+def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
+    if block.runtime not in matrix.runtimes:
+        yield "runtime", f"{block.runtime} is not under `runtimes`"
+    elif matrix.runtimes[block.runtime].vendor not in matrix.required:
+        yield "runtime", f"no required checks for {matrix.runtimes[block.runtime].vendor}"
+    if (block.runtime == "cpu") != (block.version is None):
+        yield "version", "needed for rocm and cuda, and for them alone"
+    if (block.torch is None) != (block.wheels is None):
+        yield "wheels", "say where torch comes from, where there is a torch"
+    if block.flash_attn and not (block.torch and block.archs):
+        yield "flash_attn", "it is built for a torch and for architectures: `torch` and `archs` are needed"
+    # From 13 on the package index has the compiler (extensions.py).
+    old = any(int(version.split(".", maxsplit=1)[0]) < 13 for version in block.version or ())
+    if block.flash_attn and block.runtime == "cuda" and old and block.builder is None:
+        yield "builder", "FlashAttention for CUDA up to 12 is compiled in an image that has nvcc"
+    yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)

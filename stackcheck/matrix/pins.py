@@ -1,0 +1,70 @@
+"""images/<stack-id>/pins.json -> Pins: what `lock` learnt of a stack, read strictly.
+
+In: a checkout. Out: for each stack id what the rest of the tool needs of the file. Every value is held to a
+narrow pattern, because it ends up in a Dockerfile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping  # pydantic reads annotations at run time
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.files import yamlfile
+from stackcheck.matrix.matrix import Reference, Token  # as above
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+# One line: it stands in a comment of the Dockerfile.
+Reason = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]+$", max_length=1000)]
+
+
+class _Lenient(BaseModel):
+    """A part of the file; what only `lock` reads back is its own business."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class Source(_Lenient):
+    """A package that is compiled: the archive it is compiled from."""
+
+    sha256: Sha256 | None = None
+
+
+class Pins(_Lenient):
+    """The lock of one stack.
+
+    Attributes:
+        missing: What could not be learnt, one reason each; empty when the image can be built.
+        bases: Image name and tag -> digest; None where the registry was out of reach.
+        sources: Package name -> its source archive.
+    """
+
+    schema_: Literal[1] = Field(alias="schema")
+    missing: Annotated[tuple[Reason, ...], Field(strict=False)]
+    bases: Mapping[Reference, Digest | None] = Field(default_factory=dict)
+    sources: Mapping[Token, Source] = Field(default_factory=dict)
+
+
+def read(root: Path) -> dict[str, Pins]:
+    """Stack id -> what `lock` wrote for it.
+
+    Raises:
+        ConfigurationError: A file is not readable, or holds what `lock` does not write.
+    """
+    return {path.parent.name: _pins(path) for path in sorted((root / "images").glob("*/pins.json"))}
+
+
+def _pins(path: Path) -> Pins:
+    try:
+        return Pins.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise yamlfile.problems(error, f"images/{path.parent.name}/pins.json") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError("pins cannot be read", where=str(path), got=str(error)) from error

@@ -1,0 +1,86 @@
+"""What a user asks `explain`, as a combination.
+
+In: texts such as `rocm=7.2`, `rocm7.2.4` or a stack id. Out: axis -> value. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, get_args
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.matrix.rules import Axis
+from stackcheck.matrix.versions import VERSION_AXES, is_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stackcheck.matrix.rules import Rules
+
+AXES: frozenset[str] = frozenset(get_args(Axis))
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,60}")
+# The parts of a stack id, without `=`: the name of an axis there, and its name here.
+_NAMED = {"rocm": "rocm", "cuda": "cuda", "torch": "torch", "fa": "flash_attn", "py": "python"}
+_PART = re.compile(rf"({'|'.join(_NAMED)})([0-9][0-9A-Za-z.]*)")
+
+
+def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
+    """`rocm=7.2`, or `rocm7.2.4`, as axis -> value; a short version is its newest known patch.
+
+    A text in the form of a stack id (`rocm7.2.4-torch2.6.0-py3.12-ubuntu24.04`) is all that it names.
+
+    Raises:
+        ConfigurationError: A text is no `axis=value`, or its axis is not known.
+    """
+    asked: dict[str, str] = {}
+    for text in (part for whole in texts for part in _parts(whole, rules)):
+        axis, _, value = text.partition("=")
+        axis = axis.replace("-", "_")
+        if axis not in AXES:
+            raise ConfigurationError(
+                "no such axis" if "=" in text else "no such stack, and no such axis",
+                got=text[:80],
+                expected="axis=value with one of " + ", ".join(sorted(AXES)),
+                next_step=None if "=" in text else "stackcheck list",
+            )
+        if _VALUE.fullmatch(value) is None or (axis in VERSION_AXES and not is_version(value)):
+            raise ConfigurationError(f"no value for {axis}", got=text[:80], expected=f"{axis}=VALUE")
+        if axis in asked and asked[axis] != value:
+            raise ConfigurationError(f"{axis} was given twice", got=text[:80])
+        asked[axis] = rules.newest(axis, value) if axis in VERSION_AXES else value
+    return _with_vendor(asked)
+
+
+def _with_vendor(asked: dict[str, str]) -> dict[str, str]:
+    """The combination with the vendor that its runtime or architecture belongs to."""
+    found = {
+        vendor
+        for vendor, holds in (
+            ("amd", "rocm" in asked or asked.get("arch", "").startswith("gfx") or "rccl" in asked),
+            ("nvidia", "cuda" in asked or asked.get("arch", "").startswith("sm_") or "nccl" in asked),
+        )
+        if holds
+    }
+    if "vendor" not in asked and found:
+        # With both named, the runtime says which; the other one then breaks a rule.
+        asked["vendor"] = "amd" if "rocm" in asked or found == {"amd"} else "nvidia"
+    if asked.get("rocm") and asked.get("cuda"):
+        raise ConfigurationError("rocm and cuda were both given", expected="one of them")
+    return asked
+
+
+def _parts(text: str, rules: Rules) -> Iterator[str]:
+    """The `axis=value` texts that a part of a stack id, or the whole of it, stands for."""
+    if "=" in text:
+        yield text
+        return
+    for part in text.split("-"):
+        named = _PART.fullmatch(part)
+        if named:
+            yield f"{_NAMED[named[1]]}={named[2]}"
+        elif part in rules.versions.get("os", ()):
+            yield f"os={part}"
+        elif part == "cpu":
+            yield "vendor=cpu"
+        else:
+            yield "wheels=amd" if part == "amd" else part

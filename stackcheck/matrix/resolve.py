@@ -1,0 +1,183 @@
+"""Matrix + rules (+ pins) -> stacks: every cell judged, and what the rules decide filled in.
+
+In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import NothingSelectedError
+from stackcheck.files import yamlfile
+from stackcheck.matrix import compat, expand, matrix
+from stackcheck.matrix import pins as pinned
+from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination
+from stackcheck.matrix.stack import Base, FlashAttention, Package, Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.matrix.expand import Cell
+    from stackcheck.matrix.matrix import Matrix, Settings
+    from stackcheck.matrix.pins import Pins
+    from stackcheck.matrix.rules import Rules
+
+
+def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
+    """The stacks of a checkout, those that the selectors name.
+
+    Raises:
+        ConfigurationError: matrix.yaml or compat.yaml is wrong, or a cell breaks a rule.
+        NothingSelectedError: No stack matches.
+    """
+    found = matrix.load(root / "matrix.yaml")
+    stacks = resolve(found, compat.load(root / "images" / "compat.yaml"), pins=pinned.read(root))
+    return select(stacks, selectors)
+
+
+def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ...]:
+    """The stacks whose id matches one of the fnmatch patterns; all of them without a pattern."""
+    if not selectors:
+        return tuple(stacks)
+    chosen = tuple(stack for stack in stacks if any(fnmatchcase(stack.id, pattern) for pattern in selectors))
+    if not chosen:
+        raise NothingSelectedError("no stack matches", got=" ".join(selectors), next_step="stackcheck list")
+    return chosen
+
+
+def resolve(found: Matrix, rules: Rules, *, pins: Mapping[str, Pins] | None = None) -> tuple[Stack, ...]:
+    """Every stack of a matrix.
+
+    Raises:
+        ConfigurationError: One line a cell that breaks a rule, or that no rule knows and is not experimental.
+    """
+    stacks, problems = [], []
+    settings_of = expand.settings(found)
+    for cell in expand.expand(found):
+        settings = settings_of(cell)
+        values = combination(cell, found.runtimes[cell.runtime].vendor, rules)
+        stack = stack_of(cell, settings, found, values, (pins or {}).get(cell.id))
+        refusals = [*_refusals(stack, values, rules)]
+        problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
+        stacks.append(stack)
+    if problems:
+        raise yamlfile.refused(problems, next_step="stackcheck explain STACK")
+    return tuple(stacks)
+
+
+def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
+    for rule in broken_by_cell(values, stack.archs, stack.tested_on, rules).values():
+        if not (rule.unknown and stack.experimental):
+            yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"
+
+
+def stack_of(
+    cell: Cell,
+    settings: Settings,
+    found: Matrix,
+    values: Mapping[str, str],
+    pins: Pins | None = None,
+) -> Stack:
+    """The stack of a cell; `values` is its `combination`."""
+    defaults = found.runtimes[cell.runtime]
+    collective = COLLECTIVES.get(defaults.vendor)
+    return Stack(
+        id=cell.id,
+        vendor=defaults.vendor,
+        runtime=cell.runtime,
+        runtime_version=cell.version,
+        torch=cell.torch,
+        python=cell.python,
+        os=cell.os,
+        wheels=cell.wheels,
+        archs=settings.archs or (),
+        triton=_package(values.get("triton_package", "triton"), values.get("triton")),
+        collective=_package(collective, values.get(collective or "")),
+        flash_attn=_flash_attn(cell, settings, values, pins),
+        base=_base(cell, settings, found, pins),
+        builder=_builder(settings, pins),
+        layout=values.get("layout"),
+        cxx11abi=values.get("cxx11abi"),
+        requirements=_requirements(cell, settings, found),
+        env=_env(cell, settings, found),
+        required_checks=(*found.declared, *found.required[defaults.vendor]),
+        tested_on=settings.tested_on if settings.tested_on is not None else defaults.tested_on,
+        size_budget_bytes=int((settings.size_budget_gb or 20) * 1e9),
+        experimental=bool(settings.experimental),
+        missing=pins.missing if pins else (f"{cell.id} was never locked",),
+        extensions=tuple(Package(name=n, version=v) for n, v in sorted((settings.extensions or {}).items())),
+    )
+
+
+# Many stacks share these nouns.
+_shared_base = lru_cache(maxsize=1000)(Base)
+_shared_flash_attn = lru_cache(maxsize=1000)(FlashAttention)
+
+
+@lru_cache(maxsize=1000)
+def _package(name: str | None, version: str | None) -> Package | None:
+    return Package(name=name, version=version) if name and version else None
+
+
+def _flash_attn(
+    cell: Cell, settings: Settings, values: Mapping[str, str], pins: Pins | None
+) -> FlashAttention | None:
+    if cell.flash_attn is None:
+        return None
+    source = pins.sources.get("flash-attn") if pins else None
+    return _shared_flash_attn(
+        version=cell.flash_attn,
+        form="wheel" if values["flash_attn_from"] == "wheel" else "source",
+        backend=(settings.flash_attn_backend or "ck") if values["vendor"] == "amd" else None,
+        sha256=source.sha256 if source else None,
+    )
+
+
+def _base(cell: Cell, settings: Settings, found: Matrix, pins: Pins | None) -> Base:
+    system = found.systems[cell.os]
+    packages = (*system.packages, *settings.system_packages)
+    if system.bootstrap:
+        return _shared_base(kind="bootstrap", suite=system.bootstrap, packages=packages)
+    digest = pins.bases.get(system.image or "") if pins else None
+    return _shared_base(kind="registry", reference=system.image, digest=digest, packages=packages)
+
+
+def _builder(settings: Settings, pins: Pins | None) -> Base | None:
+    if settings.builder is None:
+        return None
+    digest = pins.bases.get(settings.builder) if pins else None
+    return _shared_base(kind="registry", reference=settings.builder, digest=digest)
+
+
+def _requirements(cell: Cell, settings: Settings, found: Matrix) -> tuple[str, ...]:
+    training = found.training_packages if cell.torch else {}
+    packages = {
+        **found.packages,
+        **training,
+        **found.runtimes[cell.runtime].packages,
+        **(settings.packages or {}),
+    }
+    direct = [f"{name}=={version}" for name, version in sorted(packages.items())]
+    return (f"torch=={cell.torch}{_local(cell, settings)}", *direct) if cell.torch else tuple(direct)
+
+
+def _local(cell: Cell, settings: Settings) -> str:
+    """The local part of the wheel's version, which names what it was built for: `+cpu`, `+cu128`."""
+    if cell.wheels != "upstream":
+        return ""
+    if settings.wheel_tag:
+        return f"+{settings.wheel_tag}"
+    short = ".".join((cell.version or "").split(".")[:2])
+    return {"cpu": "+cpu", "cuda": f"+cu{short.replace('.', '')}", "rocm": f"+rocm{short}"}[cell.runtime]
+
+
+def _env(cell: Cell, settings: Settings, found: Matrix) -> Mapping[str, str]:
+    # enroot's hook for PyTorch sets MASTER_ADDR and friends only where PYTORCH_VERSION is set.
+    named = {"PYTORCH_VERSION": cell.torch} if cell.torch else {}
+    # flash-attn reads it when it is built and again when it is imported (rule R14).
+    if cell.flash_attn and settings.flash_attn_backend == "triton":
+        named["FLASH_ATTENTION_TRITON_AMD_ENABLE"] = "TRUE"
+    return {**named, **found.runtimes[cell.runtime].env, **(settings.env or {})}

@@ -1,0 +1,246 @@
+"""Rules, and the judgement of a combination by them.
+
+In: rules (compat.py reads them); a combination, axis -> value. Out: a `Judgement` with every rule that
+speaks about the combination and whether it holds; the value that the rules ask for on an open axis. A rule
+says: when these values, require those, because, source. What nobody has said is *unknown*, a third answer
+that is not a yes. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping  # noqa: TC003  # a named tuple's annotations are read at run time
+from functools import cache, cached_property, lru_cache, partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Self, TypeVar
+
+from stackcheck.matrix.versions import VERSION_AXES, is_version, matcher, matches, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+Axis = Literal[
+    "vendor",
+    "rocm",
+    "cuda",
+    "torch",
+    "python",
+    "os",
+    "arch",
+    "flash_attn",
+    "flash_attn_from",
+    "flash_attn_backend",
+    "triton",
+    "triton_package",
+    "torchvision",
+    "torchaudio",
+    "rccl",
+    "nccl",
+    "wheels",
+    "driver",
+    "cxx11abi",
+    "layout",
+    "beside",  # another framework in the same image
+    "device_wheels",  # one | all: the kernels of one GPU or of all
+    "render_gid",  # host | a number built into the image
+    "variables",  # build | run | both: when an option of an extension is set
+]
+Answer = Literal["allowed", "refused", "unknown"]
+# Axes that are no versions, whose value follows from the others.
+_CHOSEN = frozenset({"triton_package", "layout", "cxx11abi"})
+_IS_NAME = re.compile(r"[A-Za-z0-9._-]+").fullmatch
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Rule:
+    """One compatibility fact.
+
+    Attributes:
+        when: Axis -> patterns, any of which must match, on every axis, for the rule to speak.
+        require: Axis -> patterns, any of which must match, on every axis that the combination names.
+        unknown: What breaks the rule is not known to fail; nobody has said that it works.
+        closing: It says no more than that what is not listed is not known.
+    """
+
+    id: str
+    when: Mapping[str, tuple[str, ...]]
+    require: Mapping[str, tuple[str, ...]]
+    because: str
+    source: str
+    unknown: bool = False
+    closing: bool = False
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Every axis that the rule looks at."""
+        return frozenset((*self.when, *self.require))
+
+    def can_speak(self, named: frozenset[str]) -> bool:
+        """Whether it could say something of a combination that names these axes."""
+        return self.when.keys() <= named and not named.isdisjoint(self.require)
+
+    def speaks(self, combination: Mapping[str, str]) -> bool:
+        """Whether the combination, which names every axis of `when`, fits there."""
+        return all(fits(combination[axis]) for axis, fits in self._when)
+
+    def holds(self, combination: Mapping[str, str]) -> bool:
+        """Whether what the combination names is what the rule requires."""
+        return all(fits(combination[axis]) for axis, fits in self._require if axis in combination)
+
+    @cached_property
+    def _when(self) -> tuple[tuple[str, Callable[[str], bool]], ...]:
+        return tuple((axis, one_of(axis, patterns)) for axis, patterns in self.when.items())
+
+    @cached_property
+    def _require(self) -> tuple[tuple[str, Callable[[str], bool]], ...]:
+        return tuple((axis, one_of(axis, patterns)) for axis, patterns in self.require.items())
+
+    def names_one(self, axis: str) -> bool:
+        """Whether it requires one value of an axis, and not a range or a choice that nobody has confirmed."""
+        if self.unknown or axis not in self.require:
+            return False
+        first = self.require[axis][0]
+        return is_version(first) if axis in VERSION_AXES else axis in _CHOSEN and _IS_NAME(first) is not None
+
+
+@lru_cache(maxsize=10_000)
+def one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Whether a value of an axis fits one of the patterns: asked of each value once."""
+    matchers = [matcher(axis, pattern) for pattern in patterns]
+    return cache(lambda value: any(fits(value) for fits in matchers))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A rule that speaks about a combination, and whether it holds."""
+
+    rule: Rule
+    holds: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the rules say of one combination."""
+
+    combination: Mapping[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def broken(self) -> tuple[Rule, ...]:
+        """The rules that do not hold, refusals first."""
+        rules = [finding.rule for finding in self.findings if not finding.holds]
+        return tuple(sorted(rules, key=lambda rule: rule.unknown))
+
+    @property
+    def answer(self) -> Answer:
+        """Refused if one rule refuses; else unknown if nobody has said that it works; else allowed."""
+        broken = self.broken
+        if not broken:
+            return "allowed"
+        return "unknown" if broken[0].unknown else "refused"
+
+
+class _Remembered(NamedTuple, Generic[_T]):
+    """A question about some axes of a combination, answered once for the values that they have."""
+
+    values: Callable[[Mapping[str, str]], tuple[str, ...]]
+    answer: Callable[[tuple[str, ...]], _T]
+
+
+class _Answers(NamedTuple):
+    """What the rules that look at the same axes say, and those of them that are broken."""
+
+    findings: tuple[Finding, ...]
+    broken: tuple[Rule, ...]
+
+
+class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by design
+    """The rules of a file, with the versions it knows, and an index of them by the axes that they look at.
+
+    Most combinations of a matrix share most of their values. So the rules that look at the same axes are
+    judged once for the values of these axes, and their findings are remembered.
+    """
+
+    versions: Mapping[str, tuple[str, ...]]
+    _judges: dict[tuple[str | None, ...], tuple[_Remembered[_Answers], ...]]
+    _choices: dict[tuple[str, ...], _Remembered[str | None]]
+
+    def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Self:
+        """The rules in file order."""
+        self = super().__new__(cls, rules)
+        self.versions = versions
+        self._judges = {}
+        self._choices = {}
+        return self
+
+    def judge(self, combination: Mapping[str, str], *, about: str | None = None) -> Judgement:
+        """What all rules say of a combination with one value an axis, or those alone about one axis."""
+        findings: list[Finding] = []
+        for values, answers in self._judges_of(combination, about):
+            findings += answers(values(combination)).findings
+        return Judgement(combination=combination, findings=tuple(findings))
+
+    def broken(self, combination: Mapping[str, str], *, about: str | None = None) -> list[Rule]:
+        """The rules that a combination breaks: of a judgement, what decides."""
+        broken: list[Rule] = []
+        for values, answers in self._judges_of(combination, about):
+            broken += answers(values(combination)).broken
+        return broken
+
+    def _judges_of(
+        self, combination: Mapping[str, str], about: str | None
+    ) -> tuple[_Remembered[_Answers], ...]:
+        """The questions to ask of a combination that names these axes."""
+        shape = (about, *combination)
+        if shape not in self._judges:
+            self._judges[shape] = tuple(self._index(frozenset(combination), about))
+        return self._judges[shape]
+
+    def _index(self, named: frozenset[str], about: str | None) -> Iterator[_Remembered[_Answers]]:
+        """The rules that can speak about a combination of these axes, by the axes that they look at."""
+        by_axes: dict[frozenset[str], list[Rule]] = {}
+        for rule in self:
+            if rule.can_speak(named) and (about is None or about in rule.axes):
+                by_axes.setdefault(named & rule.axes, []).append(rule)
+        # Rules that look at a part of the axes of others join them: one question less for every combination.
+        groups: dict[frozenset[str], list[Rule]] = {}
+        for axes, rules in sorted(by_axes.items(), key=lambda entry: len(entry[0]), reverse=True):
+            groups.setdefault(next((wider for wider in groups if axes <= wider), axes), []).extend(rules)
+        for axes, rules in groups.items():
+            yield _remember(sorted(axes), partial(_answers, rules))
+
+    def derive(self, combination: Mapping[str, str], axis: str) -> str | None:
+        """The value that the rules ask for on an axis that the combination leaves open, if they name one."""
+        shape = (axis, *combination)
+        choice = self._choices.get(shape)
+        if choice is None:
+            rules = [rule for rule in self if rule.names_one(axis) and rule.when.keys() <= set(combination)]
+            axes = sorted({name for rule in rules for name in rule.when})
+            choice = self._choices[shape] = _remember(axes, partial(_first_value, rules, axis))
+        return choice.answer(choice.values(combination))
+
+    def newest(self, axis: str, value: str) -> str:
+        """The newest known version that a short one means: `7.2` is 7.2.4."""
+        fitting = [known for known in self.versions.get(axis, ()) if matches(axis, value, known)]
+        return max(fitting, key=numbers, default=value)
+
+
+def _remember(axes: Sequence[str], answer: Callable[[Mapping[str, str]], _T]) -> _Remembered[_T]:
+    """A question that looks at these axes alone."""
+    # Asked for one key, `itemgetter` gives no tuple: the first key is asked for twice.
+    values = itemgetter(*axes, axes[0]) if axes else lambda _: ()
+    return _Remembered(values, cache(lambda seen: answer(dict(zip(axes, seen, strict=False)))))
+
+
+def _first_value(rules: Sequence[Rule], axis: str, combination: Mapping[str, str]) -> str | None:
+    return next((rule.require[axis][0] for rule in rules if rule.speaks(combination)), None)
+
+
+def _answers(rules: Sequence[Rule], combination: Mapping[str, str]) -> _Answers:
+    findings = tuple(
+        Finding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
+    )
+    return _Answers(findings, tuple(finding.rule for finding in findings if not finding.holds))

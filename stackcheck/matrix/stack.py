@@ -1,0 +1,116 @@
+"""The stack: one resolved cell of the matrix, the noun that the rest of the tool works on.
+
+In: nothing; resolve.py makes stacks. Out: frozen dataclasses, and what follows from a stack alone. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping  # pydantic reads annotations at run time
+
+    from stackcheck.matrix.matrix import Runtime, TestTarget
+    from stackcheck.vendors import Vendor
+
+STACK_LABEL = "stackcheck.stack"  # what an image says of itself
+TORCH_INDEX = "https://download.pytorch.org/whl"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package and its exact version."""
+
+    name: str
+    version: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlashAttention:
+    """FlashAttention's version, and whether an official wheel fits (`wheel`) or it is compiled (`source`).
+
+    Attributes:
+        backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
+        sha256: Of the source archive; None while the lock lacks it.
+    """
+
+    version: str
+    form: Literal["wheel", "source"]
+    backend: Literal["ck", "triton"] | None
+    sha256: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Base:
+    """What an image, or a stage that compiles, starts from.
+
+    Attributes:
+        kind: `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages.
+        reference: The image's name and tag, where there is one.
+        digest: `sha256:…`; None while it is not known here.
+        suite: The distribution's release, for a bootstrap.
+        packages: Distribution packages to install.
+    """
+
+    kind: Literal["registry", "bootstrap"]
+    reference: str | None = None
+    digest: str | None = None
+    suite: str | None = None
+    packages: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One resolved cell of the matrix: everything that decides an image and its proof.
+
+    Attributes:
+        wheels: Where torch comes from: `upstream`, `amd` or `index`; `none` without torch.
+        builder: What compiled parts are built in; None where there are none, or Python packages serve.
+        layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
+        requirements: Direct pip requirements, each at one version.
+        extensions: What is compiled beside FlashAttention, each in a stage of its own.
+        missing: What the lock lacks, one reason each; empty when the image can be built.
+    """
+
+    id: str
+    vendor: Vendor
+    runtime: Runtime
+    runtime_version: str | None
+    torch: str | None
+    python: str
+    os: str
+    wheels: str
+    archs: tuple[str, ...]
+    triton: Package | None
+    collective: Package | None
+    flash_attn: FlashAttention | None
+    base: Base
+    builder: Base | None
+    layout: str | None
+    cxx11abi: str | None
+    requirements: tuple[str, ...]
+    env: Mapping[str, str]
+    required_checks: tuple[str, ...]
+    tested_on: tuple[TestTarget, ...]
+    size_budget_bytes: int
+    experimental: bool
+    missing: tuple[str, ...]
+    extensions: tuple[Package, ...] = ()
+
+
+def wheel_tag(stack: Stack) -> str | None:
+    """The folder of PyTorch's own index that holds this stack's torch: `cpu`, `cu128`, `rocm7.2`."""
+    _, _, local = stack.requirements[0].partition("+")
+    return local if local and stack.wheels == "upstream" else None
+
+
+def frozen(stack: Stack) -> tuple[str, ...]:
+    """What no later `pip install` may replace: torch, Triton, and NCCL where it is a package of its own."""
+    pins = [pin for pin in stack.requirements if pin.startswith(("torch==", "triton=="))]
+    if stack.triton and not any(pin.startswith("triton==") for pin in pins):
+        pins.append(f"{stack.triton.name}=={stack.triton.version}")
+    if stack.collective and stack.collective.name == "nccl" and stack.runtime_version:
+        major = stack.runtime_version.split(".", maxsplit=1)[0]
+        pins.append(f"nvidia-nccl-cu{major}=={stack.collective.version}")
+    return tuple(pins)

@@ -1,0 +1,1 @@
+"""Bytes by digest: registries, image layouts on disk, archives."""

@@ -1,0 +1,241 @@
+"""One repository of a registry as a store: plain OCI distribution calls.
+
+In: host and repository. Out: blobs, manifests, tags and referrers of it, as in
+https://github.com/opencontainers/distribution-spec/blob/main/spec.md. Layers are streamed both ways.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import requests
+
+from stackcheck.oci.documents import (
+    CHUNK_BYTES,
+    DOCKER_INDEX,
+    DOCKER_MANIFEST,
+    MANIFEST_LIMIT_BYTES,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    IntegrityError,
+    Manifest,
+    RegistryError,
+    checked,
+    is_digest,
+)
+from stackcheck.oci.transport import RETRY_DELAYS_S, TIMEOUT_S, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from stackcheck.oci.store import Store
+
+ACCEPT = f"{OCI_MANIFEST}, {OCI_INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
+OK, CREATED, ACCEPTED = 200, 201, 202
+# A repository that is not there yet has no tags; where a registry cannot list them, nobody knows.
+NO_TAGS = (404,)
+NO_REFERRERS = DELETE_UNSUPPORTED = (404, 405)
+PAGES = 1000  # of tags or referrers
+
+
+class _Body:
+    """A request body of known length; without it requests would send chunks, which some registries refuse."""
+
+    def __init__(self, chunks: Iterable[bytes], length: int) -> None:
+        self._chunks = chunks
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._chunks)
+
+
+class Repository:
+    """One repository of a registry; http only to loopback addresses or on request."""
+
+    def __init__(
+        self,
+        host: str,
+        repository: str,
+        *,
+        plain_http: bool = False,
+        timeout_s: tuple[float, float] = TIMEOUT_S,
+        retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
+    ) -> None:
+        self.target = f"{host}/{repository}"
+        if host == "docker.io" and "/" not in repository:
+            repository = f"library/{repository}"
+        self.host = host
+        self.repository = repository
+        self._http = Transport(
+            host, plain_http=plain_http, timeout_s=timeout_s, retry_delays_s=retry_delays_s
+        )
+        self._root = f"{self._http.base}/v2/{repository}"
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the blob is there."""
+        return self._http.request("HEAD", self._blob(digest), expected=(200, 404)).status_code == OK
+
+    def read_blob(self, digest: str) -> Iterator[bytes]:
+        """The blob's bytes as they arrive, checked after the last one."""
+        return checked(self._chunks(digest), digest, self._blob(digest))
+
+    def write_blob(self, blob: Descriptor, chunks: Callable[[], Iterable[bytes]]) -> None:
+        """Upload a blob in one request, whose bytes are checked on their way out."""
+        where = f"{self.target}@{blob.digest}"
+        started = self._http.request("POST", f"{self._root}/blobs/uploads/", expected=(202,))
+        location = self._http.next_address(started, started.headers.get("Location", ""))
+        self._http.request(
+            "PUT",
+            location + ("&" if "?" in location else "?") + f"digest={blob.digest}",
+            expected=(201,),
+            headers={"Content-Type": "application/octet-stream"},
+            body=lambda: _Body(checked(chunks(), blob.digest, where, blob.size), blob.size),
+        )
+
+    def mount_blob(self, digest: str, source: Store) -> bool:  # the protocol's signature
+        """Take a blob over from another repository of the same registry, without moving its bytes."""
+        if not isinstance(source, Repository) or source.host != self.host:
+            return False
+        url = f"{self._root}/blobs/uploads/?mount={digest}&from={source.repository}"
+        return self._http.request("POST", url, expected=(201, 202)).status_code == CREATED
+
+    def head_manifest(self, name: str) -> str | None:
+        """The digest that a tag names, by the registry's word; None where it does not say.
+
+        Nothing is fetched: Docker Hub counts what is.
+        """
+        url = self._manifest(name)
+        response = self._http.request("HEAD", url, expected=(200,), headers={"Accept": ACCEPT})
+        stated = response.headers.get("Docker-Content-Digest", "")
+        return stated if is_digest(stated) else None
+
+    def read_manifest(self, name: str) -> Manifest:
+        """The manifest of a tag or digest."""
+        url = self._manifest(name)
+        response = self._http.request("GET", url, expected=(200,), headers={"Accept": ACCEPT}, stream=True)
+        body = self._http.body(response, MANIFEST_LIMIT_BYTES)
+        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip()
+        manifest = Manifest(media_type=media_type, body=body)
+        stated = name if is_digest(name) else response.headers.get("Docker-Content-Digest", manifest.digest)
+        if stated != manifest.digest:
+            raise IntegrityError(
+                "the manifest is not the one that was asked for",
+                where=url,
+                got=manifest.digest,
+                expected=stated,
+            )
+        return manifest
+
+    def write_manifest(self, manifest: Manifest, name: str) -> bool:
+        """Store a manifest under a tag (which moves) or its digest."""
+        response = self._http.request(
+            "PUT",
+            self._manifest(name),
+            expected=(201,),
+            headers={"Content-Type": manifest.media_type},
+            body=lambda: manifest.body,
+        )
+        return "OCI-Subject" in response.headers
+
+    def referrers(self, digest: str) -> tuple[Descriptor, ...] | None:
+        """What the registry's referrers API lists; None where there is no such API."""
+        found: list[Descriptor] = []
+        for page in self._pages(f"{self._root}/referrers/{digest}", NO_REFERRERS):
+            if page is None:
+                return None
+            found += page.descriptors("manifests")
+        return tuple(found)
+
+    def tags(self) -> tuple[str, ...]:
+        """Every tag; none when the repository is not there yet."""
+        found: list[str] = []
+        for page in self._pages(f"{self._root}/tags/list", NO_TAGS):
+            listed = (page.document.get("tags") if page else None) or []
+            if not isinstance(listed, list):
+                raise RegistryError("the registry's list of tags is none", where=self.target, got=str(listed))
+            found += map(str, listed)
+        return tuple(found)
+
+    def _pages(self, url: str | None, nothing: tuple[int, ...]) -> Iterator[Manifest | None]:
+        """The pages of a list; None where its first answer has a status that means that there is nothing."""
+        seen: set[str] = set()
+        while url:
+            if url in seen or len(seen) == PAGES:
+                raise RegistryError("a list of the registry has no end", where=url, got=f"{len(seen)} pages")
+            seen.add(url)
+            absent = nothing if len(seen) == 1 else ()  # half a list is none
+            response = self._http.request("GET", url, expected=(200, *absent), stream=True)
+            if response.status_code != OK:
+                yield None
+                return
+            body = self._http.body(response, MANIFEST_LIMIT_BYTES)
+            yield Manifest(media_type=OCI_INDEX, body=body)
+            following = response.links.get("next", {}).get("url")
+            url = self._http.next_address(response, following) if following else None
+
+    def delete_tag(self, tag: str) -> bool:  # noqa: ARG002  # the protocol's signature
+        """Registries delete by digest, which takes the history along; so a tag is left where it is."""
+        return False
+
+    def delete_manifest(self, digest: str) -> bool:
+        """Take a manifest away, where the registry allows it."""
+        response = self._http.request("DELETE", self._manifest(digest), expected=(202, *DELETE_UNSUPPORTED))
+        return response.status_code == ACCEPTED
+
+    @contextlib.contextmanager
+    def writing(self, report: Callable[[str], None]) -> Iterator[None]:
+        """One writer a repository on this host; a registry has no lock, so others show in the read-back."""
+        name = hashlib.sha256(self.target.encode()).hexdigest()[:16]
+        path = _lock_folder() / f"{name}.lock"
+        with _opened(path) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(f"waiting for another writer of {self.target} (lock file {path})")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _chunks(self, digest: str) -> Iterator[bytes]:
+        response = self._http.request("GET", self._blob(digest), expected=(200,), stream=True)
+        try:
+            yield from response.iter_content(CHUNK_BYTES)
+        except requests.RequestException as error:
+            raise self._http.unreachable(error) from error
+
+    def _blob(self, digest: str) -> str:
+        if not is_digest(digest):
+            raise RegistryError("this is not a digest", where=self.target, got=digest)
+        return f"{self._root}/blobs/{digest}"
+
+    def _manifest(self, name: str) -> str:
+        return f"{self._root}/manifests/{name}"
+
+
+def _lock_folder() -> Path:
+    """A folder of this user alone: in /tmp anybody could lay a lock, or a link, in the way.
+
+    XDG_RUNTIME_DIR is not asked: a login has one and cron has none, so two writers would not meet.
+    """
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "stackcheck"
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
+    except OSError as error:
+        raise RegistryError(
+            "the lock of a writer cannot be made",
+            where=str(path),
+            got=error.strerror,
+            next_step="name a folder that can be written: XDG_STATE_HOME=FOLDER stackcheck …",
+        ) from error

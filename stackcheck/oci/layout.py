@@ -1,0 +1,249 @@
+"""An OCI image layout on disk as a store: the embedded default, `dist/`.
+
+In: a folder. Out: blobs, manifests and tags in it, as OCI's image-layout.md has them, so that skopeo, crane
+and oras open it. Every file appears whole or not at all (temporary file, fsync, rename); index.json, the only
+file that changes, is written under a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.files.atomic import TEMPORARY, write_atomically
+from stackcheck.files.regular import open_regular, read_regular
+from stackcheck.oci.documents import (
+    CHUNK_BYTES,
+    MANIFEST_LIMIT_BYTES,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    IntegrityError,
+    Manifest,
+    MissingError,
+    RegistryError,
+    checked,
+    descriptor,
+    is_digest,
+    json_object,
+    no_such_tag,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from stackcheck.oci.store import Store
+
+REF_NAME = "org.opencontainers.image.ref.name"
+INDEX_LIMIT_BYTES = 32 * 2**20  # a tag takes some 300 bytes
+LAYOUT_FILE = {"imageLayoutVersion": "1.0.0"}
+
+
+class OciLayout:
+    """A folder with `oci-layout`, `index.json` and `blobs/sha256/`; made on the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.target = f"oci:{root}"
+
+    def blob_path(self, digest: str) -> Path:
+        """The file of a blob; `RegistryError` for what is no digest, so that no name leaves the folder."""
+        if not is_digest(digest):
+            raise RegistryError("this is not a digest", where=self.target, got=digest)
+        return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the blob is there and whole; a damaged one counts as absent and is written again."""
+        try:
+            for _ in self.read_blob(digest):
+                pass
+        except (MissingError, IntegrityError):
+            return False
+        return True
+
+    def read_blob(self, digest: str) -> Iterator[bytes]:
+        """The blob's bytes, checked after the last one."""
+        return checked(self._chunks(digest), digest, str(self.blob_path(digest)))
+
+    def write_blob(self, blob: Descriptor, chunks: Callable[[], Iterable[bytes]]) -> None:
+        """Store a blob; a file that is not what its digest names never appears."""
+        path = self.blob_path(blob.digest)
+        write_atomically(path, checked(chunks(), blob.digest, str(path), blob.size))
+
+    def mount_blob(self, digest: str, source: Store) -> bool:  # noqa: ARG002  # the protocol's signature
+        """Two layouts share no bytes: a hard link would let a change in one reach the other."""
+        return False
+
+    def read_manifest(self, name: str) -> Manifest:
+        """The manifest of a tag or digest."""
+        if is_digest(name):
+            entry = next((item for item in self._entries() if item.digest == name), None)
+            body = self._manifest_body(name)
+            known = entry.media_type if entry else OCI_MANIFEST
+            stated = json_object(body, name).get("mediaType") or known
+            if not isinstance(stated, str):
+                raise RegistryError("a manifest's media type is none", where=name, got=repr(stated)[:200])
+            return Manifest(media_type=stated, body=body)
+        entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
+        if entry is None:
+            raise no_such_tag(name, self.target, self._names())
+        manifest = Manifest(media_type=entry.media_type, body=self._manifest_body(entry.digest))
+        _agree(entry, manifest, str(self.root / "index.json"))
+        return manifest
+
+    def write_manifest(self, manifest: Manifest, name: str) -> bool:
+        """Store a manifest under a tag (which moves) or its digest; a layout lists no referrers itself."""
+        self.write_blob(manifest.as_descriptor(), lambda: (manifest.body,))
+        if is_digest(name):
+            if not any(entry.digest == manifest.digest for entry in self._entries()):
+                self._write_entries([*self._entries(), manifest.as_descriptor()])
+            return False
+        kept = [entry for entry in self._entries() if entry.annotations.get(REF_NAME) != name]
+        kept = [entry for entry in kept if entry.digest != manifest.digest or entry.annotations]
+        self._write_entries([*kept, manifest.as_descriptor(annotations={REF_NAME: name})])
+        return False
+
+    def referrers(self, digest: str) -> None:  # noqa: ARG002  # the protocol's signature
+        """A layout keeps no list of its own; the fallback tag does."""
+        return
+
+    def tags(self) -> tuple[str, ...]:
+        """Every tag, in the order of index.json."""
+        return tuple(self._names())
+
+    def delete_tag(self, tag: str) -> bool:  # the protocol's signature
+        """Take a tag away; its manifest stays reachable by digest."""
+        entries = self._entries()
+        gone = [entry for entry in entries if entry.annotations.get(REF_NAME) == tag]
+        kept = [entry for entry in entries if entry not in gone]
+        held = {entry.digest for entry in kept}
+        untagged = [Descriptor(media_type=e.media_type, digest=e.digest, size=e.size) for e in gone]
+        self._write_entries([*kept, *(entry for entry in untagged if entry.digest not in held)])
+        return True
+
+    def delete_manifest(self, digest: str) -> bool:
+        """Take a manifest and its tags away; other blobs stay."""
+        self._write_entries([entry for entry in self._entries() if entry.digest != digest])
+        self.blob_path(digest).unlink(missing_ok=True)
+        return True
+
+    @contextlib.contextmanager
+    def writing(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Hold the layout's lock file, which the kernel frees even when the process dies.
+
+        What a writer left unfinished that was killed is taken away first.
+        """
+        self._create()
+        with (self.root / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(f"waiting for another writer of {self.target} (lock file {self.root / '.lock'})")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for unfinished in (*self.root.glob(f"{TEMPORARY}*"), *self.root.glob(f"blobs/*/{TEMPORARY}*")):
+                unfinished.unlink(missing_ok=True)
+            yield
+
+    def check_version(self) -> None:
+        """Raise `RegistryError` unless the folder says that it is a layout of the version that this reads."""
+        path = self.root / "oci-layout"
+        try:
+            found = json_object(read_regular(path, MANIFEST_LIMIT_BYTES), str(path))
+        except OSError as error:
+            raise MissingError("there is no OCI image layout", where=str(path), got=error.strerror) from error
+        if found != LAYOUT_FILE:
+            raise RegistryError(
+                "the layout is of another version", where=str(path), expected=str(LAYOUT_FILE)
+            )
+
+    def check_blob(self, blob: Descriptor) -> None:
+        """Raise `IntegrityError` unless the blob is what its descriptor says."""
+        path = self.blob_path(blob.digest)
+        for _ in checked(self._chunks(blob.digest), blob.digest, str(path), blob.size):
+            pass
+
+    def only_manifest(self) -> Manifest:
+        """The manifest of a layout that holds one image.
+
+        Raises:
+            RegistryError: The layout holds none, or several.
+        """
+        digests = {entry.digest for entry in self._entries()}
+        if len(digests) != 1:
+            raise RegistryError(
+                "the layout does not hold exactly one image",
+                where=self.target,
+                got=f"{len(digests)} manifests",
+            )
+        return self.read_manifest(digests.pop())
+
+    def _create(self) -> None:
+        try:
+            (self.root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(
+                "the layout cannot be made",
+                where=str(self.root),
+                got=error.strerror,
+                next_step="name a folder that can be written",
+            ) from error
+        if not (self.root / "oci-layout").exists():
+            write_atomically(self.root / "oci-layout", (json.dumps(LAYOUT_FILE).encode(),))
+        if not (self.root / "index.json").exists():
+            self._write_entries([])
+
+    def _chunks(self, digest: str) -> Iterator[bytes]:
+        try:
+            with open_regular(self.blob_path(digest)) as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    yield chunk
+        except OSError as error:
+            raise MissingError(
+                "a blob cannot be read", where=str(self.blob_path(digest)), got=error.strerror
+            ) from error
+
+    def _manifest_body(self, digest: str) -> bytes:
+        path = self.blob_path(digest)
+        return b"".join(checked(self._chunks(digest), digest, str(path), limit=MANIFEST_LIMIT_BYTES))
+
+    def _names(self) -> list[str]:
+        return [entry.annotations[REF_NAME] for entry in self._entries() if REF_NAME in entry.annotations]
+
+    def _entries(self) -> list[Descriptor]:
+        path = self.root / "index.json"
+        try:
+            body = read_regular(path, INDEX_LIMIT_BYTES + 1)
+        except OSError as error:
+            raise MissingError(
+                "there is no OCI image layout", where=str(self.root), got=f"index.json: {error.strerror}"
+            ) from error
+        if len(body) > INDEX_LIMIT_BYTES:
+            raise RegistryError(
+                "index.json is too long", where=str(path), expected=f"at most {INDEX_LIMIT_BYTES} bytes"
+            )
+        found = json_object(body, str(path)).get("manifests")
+        if not isinstance(found, list):
+            raise RegistryError("index.json lists no manifests", where=str(path))
+        return [descriptor(item, str(path)) for item in found]
+
+    def _write_entries(self, entries: list[Descriptor]) -> None:
+        document: dict[str, Any] = {
+            "schemaVersion": 2,
+            "mediaType": OCI_INDEX,
+            "manifests": [entry.as_json() for entry in entries],
+        }
+        write_atomically(self.root / "index.json", (json.dumps(document, indent=1).encode() + b"\n",))
+
+
+def _agree(entry: Descriptor, manifest: Manifest, where: str) -> None:
+    stated = manifest.document.get("mediaType", entry.media_type)
+    if entry.size != len(manifest.body) or entry.media_type != stated:
+        raise IntegrityError(
+            "the index does not describe the manifest that it names",
+            where=where,
+            got=f"{entry.media_type}, {entry.size} bytes",
+            expected=f"{stated}, {len(manifest.body)} bytes",
+        )

@@ -1,0 +1,25 @@
+"""The store of a target. In: `oci:DIR` or `HOST/REPO`. Out: an `OciLayout` or a `Repository`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackcheck.oci.distribution import Repository
+from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from stackcheck.oci.store import Store
+
+
+def open_store(target: str, *, plain_http: bool = False) -> Store:
+    """The store of a target.
+
+    Args:
+        target: `oci:DIR` or `HOST/REPO`.
+        plain_http: Talk http to a registry that is not on a loopback address.
+    """
+    if target.startswith("oci:"):
+        return OciLayout(Path(target.removeprefix("oci:")))
+    host, _, repository = target.partition("/")
+    return Repository(host, repository, plain_http=plain_http)

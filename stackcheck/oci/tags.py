@@ -1,0 +1,77 @@
+"""The tags of a store: a floating one per stack, which moves, and unique ones, which stay with their digest.
+
+In: a store, a tag, a name. Out: the unique tags of a floating one, the digest under a tag, whose tag it is,
+and the tag of a name.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from stackcheck.oci.documents import MissingError
+
+if TYPE_CHECKING:
+    from stackcheck.oci.store import Store
+
+# Of these two no tag can be both: a label's ending begins with a letter, and a unique tag's with a number.
+_UNIQUE = re.compile(r"(?P<tag>.+)-(?P<date>\d{8})-(?P<number>\d+)(\.[0-9a-f]{8})?")
+_FOREIGN = re.compile(r".+-x[0-9a-f]{8}")
+
+
+def label(name: str) -> str:
+    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold.
+
+    A reference also gets an ending made of all of it: no two share a name, and none has that of a stack.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    return plain if plain == name else f"{plain[:90]}-x{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def floating(tag: str) -> str:
+    """The floating tag of a unique one; any other tag as it is."""
+    found = _UNIQUE.fullmatch(tag)
+    return found["tag"] if found else tag
+
+
+def names(tag: str, stack_id: str | None) -> bool:
+    """Whether an image of a stack (None: of no stack) may stand under a tag.
+
+    Images of no stack have tags with an ending of their own, so that none takes a stack's place.
+    """
+    name = floating(tag)
+    return name == stack_id if stack_id else _FOREIGN.fullmatch(name) is not None
+
+
+def unique(store: Store, tag: str, digest: str) -> str:
+    """The tag that stays: the one this digest has, or `<tag>-<UTC date>-<n>.<digest>` with the next free n.
+
+    With the digest's first digits in it, two hosts that choose at the same moment do not choose the same.
+    """
+    mine = all_unique(store, tag)
+    kept = next((name for name in reversed(mine) if digest_of(store, name) == digest), None)
+    today = f"{tag}-{dt.datetime.now(dt.UTC):%Y%m%d}-"
+    numbers = (int(name.removeprefix(today).partition(".")[0]) for name in mine if name.startswith(today))
+    return kept or f"{today}{max(numbers, default=0) + 1}.{digest.removeprefix('sha256:')[:8]}"
+
+
+def all_unique(store: Store, tag: str) -> list[str]:
+    """The unique tags of a floating tag, oldest first."""
+    matches = [_UNIQUE.fullmatch(name) for name in store.tags()]
+    mine = [match for match in matches if match and match["tag"] == tag]
+    return [match.string for match in sorted(mine, key=lambda match: (match["date"], int(match["number"])))]
+
+
+def is_unique(tag: str) -> bool:
+    """Whether a tag is one that stays."""
+    return _UNIQUE.fullmatch(tag) is not None
+
+
+def digest_of(store: Store, tag: str) -> str | None:
+    """The digest that a tag names; None when there is no such tag."""
+    try:
+        return store.read_manifest(tag).digest
+    except MissingError:  # taken away since the tags were listed
+        return None

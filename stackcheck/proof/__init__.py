@@ -1,0 +1,1 @@
+"""Planted faults, and bounds from healthy runs."""

@@ -1,0 +1,250 @@
+"""What a device model should reach, by what healthy runs of it measured. In: runs. Out: proposals.
+
+A bound is the median over the runs minus the larger of 5 % and three robust spreads (1.4826 x the median
+absolute deviation, which is the standard deviation where figures are normal); plus, where less is better.
+Runs count together only where nothing but chance tells them apart: one host class, one stack, one suite, one
+environment. Nothing is written here (`stackcheck.proof.thresholds.write`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from typing import TYPE_CHECKING, Literal
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.proof import thresholds
+from stackcheck.proof.comparable import require_comparable, require_healthy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.suite.results import Metric, RunResult
+
+LEAST_MARGIN = 0.05
+SPREADS = 3
+NORMAL_CONSISTENCY = 1.4826  # MAD to standard deviation, of a normal distribution
+
+Change = Literal["new", "tighter", "looser", "same"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """One entry, and what it came from."""
+
+    entry: thresholds.Entry
+    values: tuple[float, ...]
+    median: float
+    spread: float  # robust, as a share of the median
+    now: thresholds.Entry | None
+
+    @property
+    def change(self) -> Change:
+        """What it means for a run beside the bound that holds now."""
+        if self.now is None:
+            return "new"
+        if self.entry.bound == self.now.bound:
+            return "same"
+        return (
+            "tighter" if (self.entry.bound > self.now.bound) == (self.entry.direction == "min") else "looser"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What n runs propose, and which of their figures say nothing, with the reason."""
+
+    vendor: str
+    model: str
+    runs: int
+    proposals: tuple[Proposal, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Figure:
+    """One measurement over all runs."""
+
+    name: str
+    conditions: thresholds.Conditions  # those that select a bound
+    metrics: tuple[Metric, ...]
+
+    def label(self) -> str:
+        told = ", ".join(f"{key}={value}" for key, value in self.conditions.items())
+        return f"{self.name} ({told})"
+
+
+def propose(runs: Sequence[RunResult], *, root: Path) -> Baseline:
+    """Thresholds for the device model of some healthy runs.
+
+    Args:
+        runs: Results of the same suites, stack and class of host; at least three.
+        root: The checkout, whose thresholds and rules they are compared with.
+
+    Raises:
+        ConfigurationError: Too few runs, one given twice, or runs that differ in more than chance.
+        ChecksFailedError: A run did not end, or a check of it failed for another reason than a missing bound.
+        MachineUnfitError: A check of a run was invalid: the machine was throttled, shared or unfit.
+    """
+    require_comparable(runs)
+    for run in runs:
+        require_healthy(run)
+    vendor, model = _model(runs[0])
+    metrics = thresholds.ask(root, model).metrics
+    figures, left_out = _figures(runs, metrics)
+    rules = thresholds.ask(root, model, figures=[(f.name, f.conditions) for f in figures])
+    file = thresholds.load(root, vendor, model)
+    proposals = tuple(
+        _proposal(figure, runs, rules, file.holding(figure.name, figure.conditions), physical)
+        for figure, physical, reached in zip(figures, rules.ceilings, rules.reached, strict=True)
+        if reached
+    )
+    unjudged = (figure for figure, reached in zip(figures, rules.reached, strict=True) if not reached)
+    left_out += [f"{figure.label()}: these suites judge it by no bound" for figure in unjudged]
+    return Baseline(vendor=vendor, model=model, runs=len(runs), proposals=proposals, left_out=tuple(left_out))
+
+
+def margin(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, robust spread, share of the median that a bound leaves); shares of the median."""
+    median = statistics.median(values)
+    spread = NORMAL_CONSISTENCY * statistics.median([abs(value - median) for value in values]) / median
+    return median, spread, max(LEAST_MARGIN, SPREADS * spread)
+
+
+def _model(run: RunResult) -> tuple[str, str]:
+    models = sorted({device.model for device in run.host.devices})
+    if run.host.vendor == "cpu" or len(models) != 1:
+        raise ConfigurationError(
+            "there are no thresholds for such a host",
+            got=f"{run.host.vendor}: {', '.join(models) or 'no device'}",
+            expected="GPUs of one model: a CPU proves the flow and the numerics, never a speed",
+        )
+    return run.host.vendor, models[0]
+
+
+def _figures(
+    runs: Sequence[RunResult], metrics: Mapping[str, thresholds.MetricRule]
+) -> tuple[list[_Figure], list[str]]:
+    """What every run measured in the same way, and words about the rest."""
+    found: dict[thresholds.Key, list[Metric]] = {}
+    for run in runs:
+        for metric in _judged(run, metrics):
+            found.setdefault(_key(metric, metrics), []).append(metric)
+    figures, left_out = [], []
+    for (name, text), same in found.items():
+        figure = _Figure(name=name, conditions=json.loads(text), metrics=tuple(same))
+        problem = _problem(same, metrics[name], len(runs))
+        if problem is None:
+            figures.append(figure)
+        else:
+            left_out.append(f"{figure.label()}: {problem}")
+    return figures, left_out
+
+
+def _judged(run: RunResult, metrics: Mapping[str, thresholds.MetricRule]) -> Iterator[Metric]:
+    """The figures that a bound judges or ought to; the others are kept for reading only."""
+    for check in run.checks:
+        yield from (
+            metric
+            for metric in check.metrics
+            if metric.name in metrics and (metric.bound is not None or metric.verdict == "no_threshold")
+        )
+
+
+def _key(metric: Metric, metrics: Mapping[str, thresholds.MetricRule]) -> thresholds.Key:
+    chosen = (name for name in metric.conditions if name in metrics[metric.name].conditions)
+    given = {name: metric.conditions[name] for name in chosen if metric.conditions[name] is not None}
+    return metric.name, json.dumps(given)
+
+
+def _problem(same: Sequence[Metric], rule: thresholds.MetricRule, runs: int) -> str | None:
+    """Why these figures are no baseline, or None."""
+    if len(same) != runs:
+        return f"measured {len(same)} times in {runs} runs"
+    if any(metric.value is None or metric.value <= 0 for metric in same):
+        return "not a positive number in every run"
+    if any(metric.unit != rule.unit for metric in same):
+        return f"in another unit than {rule.unit}"
+    first = same[0].conditions
+    differ = sorted({name for metric in same for name in first if metric.conditions.get(name) != first[name]})
+    return f"measured under different conditions: {', '.join(differ)}" if differ else None
+
+
+def _proposal(
+    figure: _Figure,
+    runs: Sequence[RunResult],
+    rules: thresholds.Rules,
+    now: thresholds.Entry | None,
+    physical: float | None,
+) -> Proposal:
+    rule = rules.metrics[figure.name]
+    values = tuple(metric.value for metric in figure.metrics if metric.value is not None)
+    median, spread, share = margin(values)
+    bound = _rounded(median * (1 - share if rule.direction == "min" else 1 + share), rule.direction)
+    ceiling, words = _ceiling(bound, median, physical, now, rules)
+    measured = f"median {median:.4g} {rule.unit}, robust spread {spread:.2%}, {words}"
+    entry = thresholds.Entry(
+        metric=figure.name,
+        conditions=figure.conditions,
+        bound=bound,
+        unit=rule.unit,
+        direction=rule.direction,
+        ceiling=ceiling,
+        source=_source(figure, runs, measured),
+        tolerance=_tolerance(rule, share),
+    )
+    return Proposal(entry=entry, values=values, median=median, spread=spread, now=now)
+
+
+def _tolerance(rule: thresholds.MetricRule, share: float) -> str:
+    sign = "minus" if rule.direction == "min" else "plus"
+    floor = "the least that a baseline may claim" if share == LEAST_MARGIN else "three robust spreads"
+    return f"median {sign} {share:.1%}, {floor}"
+
+
+def _rounded(bound: float, direction: str) -> float:
+    """Four digits, never stricter than what was computed."""
+    step = 10.0 ** (math.floor(math.log10(bound)) - 3)
+    steps = math.floor(bound / step) if direction == "min" else math.ceil(bound / step)
+    return float(f"{steps * step:.4g}")
+
+
+def _ceiling(
+    bound: float, median: float, physical: float | None, now: thresholds.Entry | None, rules: thresholds.Rules
+) -> tuple[float, str]:
+    """What the bound is held against: the hardware's figure, the one so far, or our own median.
+
+    The hardware's is taken also where the bound exceeds it: the lint then refuses a figure that cannot be.
+    """
+    if physical is not None and bound >= rules.lowest_share * physical:
+        return physical, "ceiling of devices.json"
+    if now is not None:
+        share = bound / now.ceiling if now.direction == "min" else now.ceiling / bound
+        if rules.lowest_share <= share <= 1:
+            return now.ceiling, "ceiling as before"
+    return float(f"{median:.4g}"), "which is its own ceiling, as nothing else is near"
+
+
+def _source(figure: _Figure, runs: Sequence[RunResult], measured: str) -> str:
+    """When, on what, with what, how often: enough to judge the bound without the runs."""
+    run = runs[0]
+    first, last = min(r.started for r in runs).date(), max(r.started for r in runs).date()
+    when = f"{first}" if first == last else f"{first} to {last}"
+    hosts = len({tuple(sorted(d.id for d in r.host.devices)) for r in runs})
+    device = run.host.devices[0]
+    host = [f"{device.power_cap_w:g} W" if device.power_cap_w else "", f"driver {run.host.driver}"]
+    host += [
+        f"NVLS {run.host.nvls}" if run.host.nvls else "",
+        f"partition {run.host.partition}" if run.host.partition else "",
+    ]
+    image = run.image.config_digest[:19] if run.image else "no image"
+    stack = f"torch {run.software.get('torch')}, stack {run.stack_id or 'undeclared'} ({image})"
+    repeats = len(figure.metrics[0].repeats)
+    return (
+        f"measured {when} on {len(run.host.devices)} x {device.model} of {hosts} host{'s'[: hosts > 1]}"
+        f" ({', '.join(filter(None, host))}), {stack}, suites {run.inputs.suites[:19]}, {run.tier} tier,"
+        f" n = {len(runs)} runs of {repeats} repeats: {measured}"
+    )

@@ -1,0 +1,1 @@
+"""A stack -> its lock and its Dockerfile."""

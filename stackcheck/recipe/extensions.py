@@ -1,0 +1,193 @@
+"""What of a stack is compiled, or fetched as a wheel that no index has: one stage and one lock each.
+
+In: a stack. Out: its `Extension`s, what the stage that compiles them asks for, and the values that the
+templates take. Pure. Versions are the matrix's; how a package is built is a fact of its own setup.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from packaging.version import Version
+
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping  # a named tuple's annotations are read at run time
+
+    from stackcheck.matrix.stack import FlashAttention, Stack
+
+FLASH_ATTN, TRANSFORMER_ENGINE = "flash-attn", "transformer-engine-torch"
+RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download/v{version}"
+# What setup.py and torch.utils.cpp_extension import; without build isolation nobody else brings it.
+_TOOLS = ("ninja", "packaging", "psutil", "setuptools", "wheel")
+# NVIDIA's compiler as Python packages: one minor version of each, or nvcc and its parts do not fit together.
+_NVCC = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extension:
+    """A package that a stage of its own hands over as a wheel.
+
+    Attributes:
+        name: Its name in the index, in its stage's and in its lock's name.
+        form: `source`: made of the source archive; `wheel`: fetched from the project's releases.
+        because: Why it is made in this way: a comment of the Dockerfile.
+        env: Variables of the stage that makes it: architectures are always among them, where it has any.
+        wheel: The official wheel's file name, for `wheel`.
+        needs: What it imports at run time, beyond torch: part of the image's own lock.
+        compiled: Whether it is more than Python, so that a compiler is needed.
+    """
+
+    name: str
+    version: str
+    form: Literal["wheel", "source"]
+    because: str
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    wheel: str | None = None
+    needs: tuple[str, ...] = ()
+    compiled: bool = True
+
+    @property
+    def pin(self) -> str:
+        """What pip is asked for; an official wheel's version has a local part."""
+        return f"{self.name}=={self.wheel.split('-')[1].lower() if self.wheel else self.version}"
+
+
+def extensions(stack: Stack) -> tuple[Extension, ...]:
+    """What the image carries that no index has as a wheel."""
+    flash = (_flash_attn(stack, stack.flash_attn),) if stack.flash_attn else ()
+    return (*flash, *(_MAKERS[package.name](stack, package.version) for package in stack.extensions))
+
+
+def needs(stack: Stack) -> tuple[str, ...]:
+    """What the extensions import beside the image's own packages."""
+    return tuple(need for extension in extensions(stack) for need in extension.needs)
+
+
+def toolchain(stack: Stack) -> tuple[str, ...]:
+    """What the stage that compiles asks for: torch, the tools, and a compiler where no image has one.
+
+    Raises:
+        ConfigurationError: The compiler is in no image that the matrix names, and in no package either.
+    """
+    sources = [extension for extension in extensions(stack) if extension.form == "source"]
+    if not sources:
+        return ()
+    compiler: tuple[str, ...] = ()
+    if stack.builder is None and any(extension.compiled for extension in sources):
+        compiler = _compiler(stack)
+    return (stack.requirements[0], *_TOOLS, *compiler)
+
+
+def _compiler(stack: Stack) -> tuple[str, ...]:
+    version = stack.runtime_version or "0"
+    if stack.layout == "amdrocm":
+        return (f"rocm[devel]=={version}",)
+    if stack.runtime == "cuda" and Version(version).major >= 13:
+        return tuple(f"{name}=={version}.*" for name in _NVCC)
+    raise ConfigurationError(
+        f"{stack.runtime} {version} has no compiler among the packages of an index",
+        where=stack.id,
+        next_step="name an image that has one as `builder` in matrix.yaml",
+    )
+
+
+def template_values(stack: Stack) -> Mapping[str, Any]:
+    """What the templates ask for about the stages that compile."""
+    found = extensions(stack)
+    sources = [extension for extension in found if extension.form == "source"]
+    compiled = any(extension.compiled for extension in sources)
+    python = f"python{stack.python}"
+    packages = ["g++", f"{python}-dev"] if compiled else []
+    # A builder's image has no Python of the stack's own; a stage that is the base has all but a compiler.
+    packages += [f"{python}-venv"] if stack.builder and sources else []
+    from_index = compiled and stack.builder is None and stack.runtime == "cuda"
+    site = f"/opt/venv/lib/{python}/site-packages"
+    major = (stack.runtime_version or "").split(".", maxsplit=1)[0]
+    return {
+        "extensions": found,
+        "toolchain": bool(sources),
+        "toolchain_packages": " ".join(packages),
+        "cuda_home": f"{site}/nvidia/cu{major}" if from_index else None,
+        "releases": RELEASES,
+    }
+
+
+def _flash_attn(stack: Stack, flash: FlashAttention) -> Extension:
+    build, because = _flash_attn_build(stack, flash)
+    return Extension(
+        name=FLASH_ATTN,
+        version=flash.version,
+        form=flash.form,
+        because=because,
+        env=build,
+        wheel=official_wheel(stack, flash) if flash.form == "wheel" else None,
+        needs=("einops",),
+        compiled=flash.backend != "triton",
+    )
+
+
+def _flash_attn_build(stack: Stack, flash: FlashAttention) -> tuple[Mapping[str, str], str]:
+    """Variables of the stage, and why."""
+    if flash.form == "wheel":
+        return {}, "An official wheel fits this torch, CUDA major, C++ ABI and Python; no index has it."
+    force = {"FLASH_ATTENTION_FORCE_BUILD": "TRUE"}
+    if stack.vendor == "nvidia":
+        because = "No official wheel fits this torch, CUDA major, C++ ABI and Python: compiled."
+        archs = {"FLASH_ATTN_CUDA_ARCHS": ";".join(arch.removeprefix("sm_") for arch in stack.archs)}
+        return {**force, "BUILD_TARGET": "cuda", "NVCC_THREADS": "2", **archs, **_torch_archs(stack)}, because
+    archs = {"GPU_ARCHS": ";".join(stack.archs), "PYTORCH_ROCM_ARCH": ";".join(stack.archs)}
+    if flash.backend == "ck":
+        because = "No wheel is published for any ROCm. GPU_ARCHS is `native` by default, and no GPU is here."
+        return {**force, "BUILD_TARGET": "rocm", **archs}, because
+    # The same variable is ENV of the image, or flash-attn would look for CK.
+    triton = {"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
+    because = "The Triton backend is Python alone: no compiler and no ROCm is needed to make its wheel."
+    return {**force, "BUILD_TARGET": "rocm", **triton, **archs}, because
+
+
+def _torch_archs(stack: Stack) -> Mapping[str, str]:
+    numbers = [arch.removeprefix("sm_") for arch in stack.archs]
+    return {"TORCH_CUDA_ARCH_LIST": ";".join(f"{number[:-1]}.{number[-1]}" for number in numbers)}
+
+
+def official_wheel(stack: Stack, flash: FlashAttention) -> str:
+    """The wheel's name among the project's releases, as `get_wheel_url` of its setup.py builds it."""
+    assert stack.torch
+    assert stack.runtime_version
+    cuda = stack.runtime_version.split(".", maxsplit=1)[0]
+    # The first releases say the minor of CUDA 12 too (`cu123`), up to 2.6.3.
+    cuda = f"{cuda}3" if cuda == "12" and Version(flash.version) < Version("2.7") else cuda
+    torch = ".".join(stack.torch.split(".")[:2])
+    python = f"cp{stack.python.replace('.', '')}"
+    local = f"cu{cuda}torch{torch}cxx11abi{(stack.cxx11abi or '').upper()}"
+    return f"flash_attn-{flash.version}+{local}-{python}-{python}-linux_x86_64.whl"
+
+
+def _transformer_engine(stack: Stack, version: str) -> Extension:
+    """PyTorch's side of Transformer Engine; its kernels come as a wheel of the index, one a CUDA major."""
+    major = (stack.runtime_version or "").split(".", maxsplit=1)[0]
+    core = (f"transformer-engine=={version}", f"transformer-engine-cu{major}=={version}")
+    site = f"/opt/venv/lib/python{stack.python}/site-packages/nvidia"
+    return Extension(
+        name=TRANSFORMER_ENGINE,
+        version=version,
+        form="source",
+        because="compiled against this torch; NVIDIA's wheels are for other ones.",
+        env={
+            "NVTE_PYTORCH_FORCE_BUILD": "TRUE",
+            "NVTE_CUDA_ARCHS": ";".join(arch.removeprefix("sm_") for arch in stack.archs),
+            **_torch_archs(stack),
+            # Headers of the libraries that torch brings as packages of their own.
+            "CPLUS_INCLUDE_PATH": f"{site}/cudnn/include:{site}/nccl/include",
+        },
+        # `install_requirements` of build_tools/pytorch.py.
+        needs=(*core, "einops", "onnxscript", "onnx", "nvdlfw-inspect", "nvidia-cudnn-frontend>=1.29.0"),
+    )
+
+
+_MAKERS: Mapping[str, Callable[[Stack, str], Extension]] = {TRANSFORMER_ENGINE: _transformer_engine}
+# What a block of the matrix may ask for under `extensions`, beside FlashAttention.
+OPTIONAL = tuple(_MAKERS)

@@ -1,0 +1,245 @@
+"""Write a stack's lock: every package by hash (`*.lock`), bases by digest, files by name (`pins.json`).
+
+In: stacks, the package indexes of this machine's own pip configuration, and what registries and release pages
+tell. Out: files under images/<stack-id>/. What cannot be learnt here is not invented: what was locked before
+stays, pins.json says what is missing, and `build` refuses the stack until a machine that can reach it has
+locked it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from stackcheck.files.atomic import write_atomically
+from stackcheck.matrix.stack import TORCH_INDEX, frozen, wheel_tag
+from stackcheck.recipe import indexes
+from stackcheck.recipe.extensions import extensions, needs, toolchain
+from stackcheck.recipe.indexes import UnresolvedError
+from stackcheck.recipe.upstream import OutOfReachError, Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.recipe.extensions import Extension
+
+_Answer = TypeVar("_Answer")
+AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
+_HEAD = """\
+# {what} of {id} with the hashes of its files: written by `stackcheck lock {id}`. Do not edit.
+# torch's own index, where its wheel is not in yours: {index}
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What `lock` came to.
+
+    Attributes:
+        missing: What the stack lacks to be built, one reason each.
+        kept: What was locked before and could not be asked for again, with the reason.
+    """
+
+    missing: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> Outcome:
+    """Lock one stack.
+
+    Args:
+        stack: With the pins that it had.
+        images: Where the stack's folder is.
+        upstream: Asks registries and releases; one for many stacks asks a silent place once.
+
+    Raises:
+        ConfigurationError: uv is missing.
+    """
+    return _Locking(stack, images / stack.id, upstream or Upstream()).run()
+
+
+class _Locking:
+    """One stack while it is locked: what is known, and what is not."""
+
+    def __init__(self, stack: Stack, folder: Path, upstream: Upstream) -> None:
+        self.stack = stack
+        self.folder = folder
+        self.upstream = upstream
+        self.missing: list[str] = []
+        self.kept: list[str] = []
+        pins = folder / "pins.json"
+        self.before: Mapping[str, Any] = json.loads(pins.read_text("utf-8")) if pins.is_file() else {}
+
+    def run(self) -> Outcome:
+        wanted = (*self.stack.requirements, *needs(self.stack))
+        image = self._write("requirements", wanted, lambda: self._resolve(wanted))
+        path = self.folder / "requirements.lock"
+        self.missing += disagreements(self.stack, path)
+        tools = toolchain(self.stack)
+        if image and tools:
+            # torch and its own are in both, at one version.
+            pins = [f"{name}=={version}" for name, (version, _) in indexes.read(path).items()]
+            self._write("toolchain", tools, lambda: self._resolve(tools, pins))
+        document = {
+            "schema": 1,
+            "stack_id": self.stack.id,
+            "locked": False,
+            "missing": self.missing,
+            "bases": self._bases(),
+            "sources": {extension.name: self._source(extension) for extension in extensions(self.stack)},
+            "wheels": self._wheels(path) if image else self.before.get("wheels", {}),
+        }
+        document["locked"] = not self.missing
+        write_atomically(self.folder / "pins.json", (json.dumps(document, indent=2).encode() + b"\n",))
+        return Outcome(missing=tuple(self.missing), kept=tuple(self.kept))
+
+    def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
+        def question(places: Sequence[str]) -> str:
+            return indexes.resolve(wanted, python=self.stack.python, places=places, constraints=constraints)
+
+        return ask(self.stack, self.upstream, question)
+
+    def _write(self, name: str, wanted: Sequence[str], make: Callable[[], str]) -> bool:
+        """Write one lock; where it cannot be made, an earlier one stays if it is about the same packages."""
+        path = self.folder / f"{name}.lock"
+        try:
+            text = make()
+        except (OutOfReachError, UnresolvedError) as error:
+            if covers(path, wanted):
+                self.kept.append(f"{path.name}: {error.what}")
+            else:
+                self.missing.append(error.what)
+                path.unlink(missing_ok=True)
+            return False
+        index = f"{TORCH_INDEX}/{wheel_tag(self.stack)}" if wheel_tag(self.stack) else "not needed"
+        what = {"requirements": "Every package", "toolchain": "What compiles the wheels"}.get(name, name)
+        head = _HEAD.format(what=what, id=self.stack.id, index=index)
+        write_atomically(path, ((head + text).encode(),))
+        return True
+
+    def _bases(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for base in (self.stack.base, self.stack.builder):
+            if base is None or base.reference is None:
+                continue
+            try:
+                found[base.reference] = self.upstream.base_digest(base.reference)
+            except OutOfReachError as error:
+                found[base.reference] = base.digest
+                known = self.kept if base.digest else self.missing
+                known.append(f"no digest of {base.reference}: {error.what}")
+        return found
+
+    def _source(self, extension: Extension) -> Mapping[str, str | None]:
+        """What a stage makes its wheel of: the file's name and checksum."""
+        found: dict[str, str] = {}
+
+        def make() -> str:
+            found.update(self._file(extension))
+            ((_, sha256),) = found.items()
+            return f"{extension.pin} \\\n    --hash=sha256:{sha256}\n"
+
+        self._write(extension.name, (extension.pin,), make)
+        entry = {"version": extension.version, "form": extension.form, "file": None, "sha256": None}
+        for file, sha256 in found.items():
+            return {**entry, "file": file, "sha256": sha256}
+        kept = covers(self.folder / f"{extension.name}.lock", (extension.pin,))
+        return self.before["sources"][extension.name] if kept else entry
+
+    def _file(self, extension: Extension) -> Mapping[str, str]:
+        if extension.wheel:
+            return {extension.wheel: self.upstream.wheel_sha256(extension.version, extension.wheel)}
+        places = indexes.pip_places(find_links=True)
+        found = indexes.files((extension.pin,), python=self.stack.python, places=places)
+        archives = {
+            name: sha256 for name, sha256 in found[extension.name].items() if not name.endswith(".whl")
+        }
+        if not archives:
+            raise OutOfReachError(f"the indexes of this machine have no source archive of {extension.pin}")
+        return archives
+
+    def _wheels(self, path: Path) -> Mapping[str, Mapping[str, str]]:
+        """The files that may serve as torch and what it is built on, by name."""
+        locked = indexes.read(path)
+        names = [*(pin.partition("==")[0] for pin in frozen(self.stack)), "torchao"]
+        pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
+        found = ask(
+            self.stack,
+            self.upstream,
+            lambda places: indexes.files(pins, python=self.stack.python, places=places),
+        )
+        return {name: {f: s for f, s in of.items() if f.endswith(".whl")} for name, of in found.items()}
+
+
+def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _Answer]) -> _Answer:
+    """Ask pip's own places and, where they lack something, also the place of those who built torch.
+
+    Args:
+        stack: Says who built its torch.
+        upstream: Knows which places answer.
+        question: Gets uv's options that name places.
+
+    Raises:
+        UnresolvedError: A package is in no index of this machine.
+        OutOfReachError: The place that has torch is out of reach.
+    """
+    places = indexes.pip_places(find_links=stack.wheels != "index")
+    package = f"{stack.requirements[0]} as AMD builds it"
+    # The index has a torch of the same number as AMD's, and it is built for CUDA.
+    if stack.wheels != "amd":
+        try:
+            return question(places)
+        except UnresolvedError as error:
+            if not torch_places(stack):
+                raise
+            package = error.package
+    (own,) = torch_places(stack)
+    _reach(own.partition("=")[2], package, upstream)
+    return question([*places, own])
+
+
+def torch_places(stack: Stack) -> tuple[str, ...]:
+    """Where the makers of a stack's torch put their wheels, as uv's option; the index has the default one."""
+    if stack.wheels == "amd":
+        return (f"--find-links={AMD_WHEELS.format(version=stack.runtime_version)}",)
+    return (f"--extra-index-url={TORCH_INDEX}/{wheel_tag(stack)}",) if wheel_tag(stack) else ()
+
+
+def _reach(place: str, package: str, upstream: Upstream) -> None:
+    reason = upstream.answers(f"{place.rstrip('/')}/")
+    if reason:
+        raise OutOfReachError(f"{package} is in no index of this machine, and {place} is needed: {reason}")
+
+
+def disagreements(stack: Stack, path: Path) -> list[str]:
+    """What the indexes resolved to that is not what the rules say: the rules are wrong, or the index is."""
+    locked = {name: version for name, (version, _) in indexes.read(path).items()}
+    found = [
+        f"the indexes give {name} {locked[name]}, the rules {version}"
+        for name, version in (pin.split("==", 1) for pin in frozen(stack))
+        if name in locked and _differs(stack, locked[name], version)
+    ]
+    if stack.wheels == "amd" and "rocm" not in locked.get("torch", "rocm"):
+        found.append(f"the indexes give torch {locked['torch']}, which AMD did not build")
+    return found
+
+
+def _differs(stack: Stack, locked: str, version: str) -> bool:
+    """AMD's wheels add a local part to the number that the rules know."""
+    return (locked.partition("+")[0] if stack.wheels == "amd" else locked) != version
+
+
+def covers(path: Path, wanted: Sequence[str]) -> bool:
+    """Whether a lock is there and holds every requirement at its version."""
+    locked = {canonicalize_name(name): version for name, (version, _) in indexes.read(path).items()}
+    for requirement in map(Requirement, wanted):
+        found = locked.get(canonicalize_name(requirement.name))
+        if found is None or not requirement.specifier.contains(found, prereleases=True):
+            return False
+    return path.is_file()

@@ -1,0 +1,195 @@
+"""Stack -> Dockerfile and stack.json, and the check that the committed ones have not drifted.
+
+In: stacks and the templates of images/. Out: file name -> text. Pure but for `write` and `check`. A
+template holds no version logic: every choice that depends on a version is a rule of compat.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX, frozen, wheel_tag
+from stackcheck.recipe.extensions import template_values
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping
+    from pathlib import Path
+
+    from stackcheck.matrix.stack import Base, Stack
+
+_INCLUDE = re.compile(r'^\{% include "([a-z/.0-9-]+)" %\}\n', re.MULTILINE)
+
+
+class _OneTemplate(jinja2.FileSystemLoader):
+    """Puts the text of a part where it is included: one template renders several times faster than eight."""
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> Any:
+        """The template with its parts in place."""
+        text, path, fresh = super().get_source(environment, template)
+        return _INCLUDE.sub(lambda part: self.get_source(environment, part[1])[0], text), path, fresh
+
+
+@lru_cache(maxsize=30)
+def _template(images: Path, name: str) -> jinja2.Template:
+    """A template, compiled once."""
+    environment = jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; values are held to narrow patterns
+        loader=_OneTemplate(images),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
+    return environment.get_template(name)
+
+
+def render(stack: Stack, images: Path) -> Mapping[str, str]:
+    """The generated files of a stack, file name -> text; `images` holds the templates."""
+    template, wheels = f"{stack.runtime}.Dockerfile.j2", wheel_tag(stack)
+    dockerfile = _template(images, template).render(
+        stack=stack,
+        template=f"images/{template}",
+        base_image=image_name(stack.base),
+        builder_image=stack.builder and image_name(stack.builder),
+        frozen=[pin.partition("==")[0] for pin in frozen(stack)],
+        site_packages=f"/opt/venv/lib/python{stack.python}/site-packages",
+        base_packages=" ".join(stack.base.packages),
+        torch_index=f"{TORCH_INDEX}/{wheels}" if wheels else None,
+        assignments=lambda values: _assignments(values, " \\\n    "),
+        **template_values(stack),
+        labels=_assignments(labels(stack), " \\\n      "),
+        env=_assignments(environment(stack), " \\\n    "),
+    )
+    return {"Dockerfile": dockerfile, "stack.json": _lines(declaration(stack))}
+
+
+def _assignments(values: Mapping[str, str], separator: str) -> str:
+    return separator.join([f'{name}="{value}"' for name, value in values.items()])
+
+
+def _lines(value: Mapping[str, Any]) -> str:
+    """JSON with one line a key."""
+    lines = [
+        f'  "{key}": {_object(tuple(entry.items())) if isinstance(entry, dict) else _scalar(entry)}'
+        for key, entry in value.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+# Stacks differ in few of their values: what was encoded once is remembered, with its type (1 is no true).
+@lru_cache(maxsize=10_000, typed=True)
+def _scalar(value: Hashable) -> str:
+    return json.dumps(value)
+
+
+@lru_cache(maxsize=10_000)
+def _object(entries: tuple[tuple[str, str | None], ...]) -> str:
+    return json.dumps(dict(entries))
+
+
+def image_name(base: Base) -> str:
+    """What FROM takes; without a digest only where the stack is not locked, and then it is not built."""
+    return f"{base.reference}@{base.digest}" if base.digest else str(base.reference)
+
+
+def declaration(stack: Stack) -> Mapping[str, Any]:
+    """What the image says of itself (stack.json); its suite compares it with what is loaded."""
+    flash = stack.flash_attn
+    return {
+        "schema": 1,
+        "stack_id": stack.id,
+        "vendor": stack.vendor,
+        "runtime": stack.runtime,
+        "runtime_version": stack.runtime_version,
+        "python": stack.python,
+        "os": stack.os,
+        "archs": stack.archs,
+        "wheels": stack.wheels,
+        "packages": {**_packages(stack.requirements), **{one.name: one.version for one in stack.extensions}},
+        "triton": stack.triton and {"name": stack.triton.name, "version": stack.triton.version},
+        "collective": stack.collective
+        and {"name": stack.collective.name, "version": stack.collective.version},
+        "flash_attn": flash and {"version": flash.version, "form": flash.form, "backend": flash.backend},
+        "env": dict(stack.env),
+    }
+
+
+@lru_cache(maxsize=1000)
+def _packages(requirements: tuple[str, ...]) -> Mapping[str, str]:
+    return dict(requirement.split("==", 1) for requirement in requirements)
+
+
+def labels(stack: Stack) -> Mapping[str, str]:
+    """OCI labels of the image: what was asked for. What is in it says its SBOM, read from the image itself.
+
+    No revision and no date of the build: two builds of one lock are one image. The provenance has the dates,
+    and the digests of all that went in.
+    """
+    version = f"{stack.runtime} {stack.runtime_version or ''}".strip()
+    return {
+        "org.opencontainers.image.title": stack.id,
+        "org.opencontainers.image.description": f"PyTorch {stack.torch or 'absent'}, {version}, {stack.os}",
+        "org.opencontainers.image.version": stack.torch or str(stack.runtime_version),
+        "org.opencontainers.image.ref.name": stack.id,
+        **_base_labels(stack.base),
+        STACK_LABEL: stack.id,
+        "stackcheck.vendor": stack.vendor,
+        "stackcheck.experimental": str(stack.experimental).lower(),
+    }
+
+
+def _base_labels(base: Base) -> Mapping[str, str]:
+    if base.kind == "bootstrap":
+        return {"stackcheck.base": f"Debian {base.suite}, from its packages"}
+    name = {"org.opencontainers.image.base.name": str(base.reference)}
+    return name | ({"org.opencontainers.image.base.digest": base.digest} if base.digest else {})
+
+
+def environment(stack: Stack) -> Mapping[str, str]:
+    """ENV of the image: the stack's own, the interpreter on PATH, and the constraints for pip and uv."""
+    return {
+        "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PIP_CONSTRAINT": "/opt/stackcheck/constraints.txt",
+        "UV_CONSTRAINT": "/opt/stackcheck/constraints.txt",
+        **stack.env,
+    }
+
+
+def write(stacks: Iterable[Stack], images: Path) -> tuple[Path, ...]:
+    """Write the files that differ; the paths written."""
+    written = []
+    for stack in stacks:
+        folder = images / stack.id
+        folder.mkdir(exist_ok=True)
+        for name, text in render(stack, images).items():
+            path = folder / name
+            if _text(path) != text:
+                path.write_text(text, encoding="utf-8")
+                written.append(path)
+    return tuple(written)
+
+
+def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple[str, ...]:
+    """One line a committed file that has drifted; for the `whole` matrix, also what is left over."""
+    wanted = {f"{stack.id}/{name}": text for stack in stacks for name, text in render(stack, images).items()}
+    drifted = [
+        f"images/{name}: {'is missing' if not (images / name).exists() else 'differs from its template'}"
+        for name, text in wanted.items()
+        if _text(images / name) != text
+    ]
+    folders = {name.split("/", maxsplit=1)[0] for name in wanted}
+    left = [
+        f"images/{path.parent.name}: no stack of the matrix has this id"
+        for path in sorted(images.glob("*/stack.json"))
+        if whole and path.parent.name not in folders
+    ]
+    return (*drifted, *left)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None

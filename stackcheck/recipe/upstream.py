@@ -1,0 +1,119 @@
+"""What the places outside the package indexes tell: digests of base images, checksums of official wheels.
+
+In: an image's name and tag, a wheel's name. Out: what its registry or release page says of it now, or an
+`OutOfReachError` that names the place. A place that did not answer is not asked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import requests
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.oci.distribution import Repository
+from stackcheck.oci.documents import RegistryError
+from stackcheck.oci.transport import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Answer = TypeVar("_Answer")
+DEFAULT_REGISTRY = "docker.io"
+FLASH_ATTN_RELEASES = "https://api.github.com/repos/Dao-AILab/flash-attention/releases/tags"
+
+
+class OutOfReachError(ConfigurationError):
+    """A place did not answer, or does not have what was asked for."""
+
+
+class Upstream:
+    """Registries and release pages, as far as this machine reaches them.
+
+    Args:
+        releases: Where the releases of flash-attn are listed, in the form of GitHub's API.
+        timeout_s: To connect, and between two bytes of an answer.
+    """
+
+    def __init__(
+        self, *, releases: str = FLASH_ATTN_RELEASES, timeout_s: tuple[float, float] = TIMEOUT_S
+    ) -> None:
+        self._releases = releases
+        self._timeout_s = timeout_s
+        self._silent: dict[str, str] = {}
+        self._session = requests.Session()
+
+    def base_digest(self, reference: str) -> str:
+        """The digest that a tag names now: of the index where an image has several platforms.
+
+        Raises:
+            OutOfReachError: The registry does not answer, refuses, or has no such tag.
+        """
+        host, repository, tag = split_reference(reference)
+        store = Repository(host, repository, timeout_s=self._timeout_s)
+        return self._ask(host, lambda: store.head_manifest(tag) or store.read_manifest(tag).digest)
+
+    def wheel_sha256(self, version: str, wheel: str) -> str:
+        """The checksum of an official wheel of flash-attn: as its release states it, or of its bytes.
+
+        Raises:
+            OutOfReachError: The release page does not answer, or lists no such wheel.
+        """
+        url = f"{self._releases}/v{version}"
+        host = url.split("/")[2]
+        listed = self._ask(host, lambda: self._json(url))
+        asset = next((entry for entry in listed.get("assets", ()) if entry.get("name") == wheel), None)
+        if asset is None:
+            raise OutOfReachError(f"the release {version} of flash-attn has no {wheel}")
+        # Stated for what was uploaded since the middle of 2025; None before.
+        digest = asset.get("digest") or ""
+        if digest.startswith("sha256:"):
+            return str(digest).removeprefix("sha256:")
+        return self._ask(host, lambda: self._sha256(str(asset["browser_download_url"])))
+
+    def answers(self, url: str) -> str | None:
+        """None where an address answers; else the reason why what it holds cannot be known here."""
+        host = url.split("/")[2]
+        try:
+            self._ask(host, lambda: self._get(url).close())
+        except OutOfReachError as error:
+            return str(error)
+        return None
+
+    def _ask(self, host: str, question: Callable[[], _Answer]) -> _Answer:
+        if host not in self._silent:
+            try:
+                return question()
+            except requests.HTTPError as error:
+                raise OutOfReachError(f"{host} answers {error}") from error
+            except requests.RequestException:
+                pass
+            except RegistryError as error:
+                if not isinstance(error.__cause__, requests.RequestException):
+                    raise OutOfReachError(f"{host}: {error.what}") from error
+            self._silent[host] = f"{host} is out of reach of this machine"
+        raise OutOfReachError(self._silent[host])
+
+    def _get(self, url: str) -> requests.Response:
+        response = self._session.get(url, timeout=self._timeout_s, stream=True)
+        response.raise_for_status()
+        return response
+
+    def _json(self, url: str) -> Any:
+        return self._get(url).json()
+
+    def _sha256(self, url: str) -> str:
+        digest = hashlib.sha256()
+        for chunk in self._get(url).iter_content(1 << 20):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+
+def split_reference(reference: str) -> tuple[str, str, str]:
+    """Registry, repository and tag of `[HOST/]REPO:TAG`, read as docker reads it."""
+    name, _, tag = reference.rpartition(":")
+    host, slash, repository = name.partition("/")
+    if slash and ("." in host or ":" in host or host == "localhost"):
+        return host, repository, tag
+    return DEFAULT_REGISTRY, name, tag

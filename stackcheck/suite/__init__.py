@@ -1,0 +1,1 @@
+"""An image -> a run of the suites -> result.json -> a verdict."""

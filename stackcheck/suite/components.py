@@ -1,0 +1,166 @@
+"""Records of an image's file system -> the components of a CycloneDX document. Pure.
+
+In: what `stackcheck.suite.inventory` printed. Out: one component for each package and version, with its
+package URL, its stated licences, and hashes where the installation was recorded.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import functools
+import json
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import DisjunctiveLicense, LicenseAcknowledgement, LicenseExpression
+from packageurl import PackageURL
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from cyclonedx.model.license import License
+    from packaging.metadata import RawMetadata
+
+Record = dict[str, Any]
+
+# Longer ones are the licence's text and not its name; classifiers name it then.
+LONGEST_NAME = 80
+DECLARED = LicenseAcknowledgement.DECLARED
+LICENCE_CLASSIFIER = "License :: "
+INSTALLED = "install ok installed"
+UNKNOWN = "UNKNOWN"  # what setuptools wrote for a field that was left out
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def components(records: Sequence[Record]) -> list[Component]:
+    """The operating system and every package; a package that lies in two places is one component."""
+    release = next((_assignments(item["text"]) for item in records if item["kind"] == "release"), {})
+    found: dict[str, Component] = {}
+    for component in (*_system(release), *_debian(records, release), *_python(records)):
+        known = found.setdefault(str(component.bom_ref.value), component)
+        known.properties.update(component.properties)
+    return list(found.values())
+
+
+def _system(release: Mapping[str, str]) -> Iterator[Component]:
+    if "ID" in release:
+        name, version = release["ID"], release.get("VERSION_ID", "")
+        yield Component(
+            type=ComponentType.OPERATING_SYSTEM,
+            name=name,
+            version=version,
+            description=release.get("PRETTY_NAME"),
+            bom_ref=f"os:{name}@{version}",
+        )
+
+
+def _debian(records: Sequence[Record], release: Mapping[str, str]) -> Iterator[Component]:
+    licences = {item["package"]: item["stated"] for item in records if item["kind"] == "licences"}
+    files = {item["package"]: item["digest"] for item in records if item["kind"] == "files"}
+    origin = release.get("ID", "debian")
+    distribution = {"distro": f"{origin}-{release['VERSION_ID']}"} if "VERSION_ID" in release else {}
+    for stanza in _stanzas(records):
+        name = stanza.get("Package", "").strip()
+        if stanza.get("Status") != INSTALLED or not name:
+            continue
+        version, arch = stanza.get("Version"), stanza.get("Architecture", "")
+        purl = PackageURL("deb", origin, name, version, qualifiers={"arch": arch, **distribution})
+        listed = files.get(name) or files.get(f"{name}:{arch}")
+        yield Component(
+            name=name,
+            version=version,
+            bom_ref=purl.to_string(),
+            purl=purl,
+            licenses=_licences(licences.get(name, ())),
+            properties=_properties(source=stanza.get("Source"), files_sha256=listed),
+        )
+
+
+def _stanzas(records: Sequence[Record]) -> Iterator[Mapping[str, str]]:
+    """The paragraphs of dpkg's database."""
+    parser = email.parser.HeaderParser()
+    for item in records:
+        if item["kind"] == "dpkg":
+            yield from (dict(parser.parsestr(part)) for part in item["text"].split("\n\n") if part.strip())
+
+
+def _python(records: Sequence[Record]) -> Iterator[Component]:
+    for item in records:
+        if item["kind"] != "python":
+            continue
+        metadata, _unparsed = parse_email(item["head"])
+        if not metadata.get("name") or not metadata.get("version"):
+            continue  # a folder of that name that is no distribution
+        purl = PackageURL("pypi", None, canonicalize_name(metadata["name"]), metadata["version"])
+        yield Component(
+            name=metadata["name"],
+            version=metadata["version"],
+            description=metadata.get("summary"),
+            bom_ref=purl.to_string(),
+            purl=purl,
+            licenses=_licences(_stated(metadata)),
+            hashes=_hashes(item.get("origin")),
+            properties=_properties(place=item["place"], files_sha256=item.get("files")),
+        )
+
+
+def _stated(metadata: RawMetadata) -> list[str]:
+    """The licences that a distribution states: the expression where there is one, else names."""
+    if expression := metadata.get("license_expression"):
+        return [expression]
+    prefixed = (item for item in metadata.get("classifiers", ()) if item.startswith(LICENCE_CLASSIFIER))
+    names = [item.rpartition(" :: ")[2] for item in prefixed]
+    short = metadata.get("license", "").strip()
+    is_name = short != UNKNOWN and 0 < len(short) <= LONGEST_NAME and "\n" not in short
+    return [short] if is_name and not names else [name for name in names if name != "OSI Approved"]
+
+
+def _licences(stated: Iterable[str]) -> list[License]:
+    """Licences as CycloneDX has them: one expression, or any number of SPDX ids and names."""
+    names = sorted(set(stated))
+    made = [_licence(name) for name in names]
+    if len(made) == 1:
+        return made
+    return [
+        DisjunctiveLicense(name=name, acknowledgement=DECLARED)
+        if isinstance(item, LicenseExpression)
+        else item
+        for name, item in zip(names, made, strict=True)
+    ]
+
+
+@functools.cache
+def _licence(name: str) -> License:
+    """One licence; many packages state the same, and an expression takes milliseconds to read."""
+    return LicenseFactory().make_from_string(name, license_acknowledgement=DECLARED)
+
+
+def _hashes(origin: str | None) -> list[HashType]:
+    """The wheel's hash where pip recorded it; https://packaging.python.org/specifications/direct-url/."""
+    try:
+        document = json.loads(origin or "null")
+    except ValueError:  # pip wrote no such file; whoever did said nothing of use
+        return []
+    match document:
+        case {"archive_info": {"hashes": {"sha256": str(digest)}}} if _SHA256.fullmatch(digest):
+            return [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
+    return []
+
+
+def _properties(**values: str | None) -> list[Property]:
+    return [Property(name=f"stackcheck:{name}", value=value) for name, value in values.items() if value]
+
+
+def _assignments(text: str) -> dict[str, str]:
+    """The shell assignments of os-release."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:  # a quote that does not end: not even a shell could read it
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words) if value}

@@ -1,0 +1,120 @@
+"""Suites and trainers run in images of any Python from 3.10 on that hold torch, pytest and an SMI library.
+
+Held here by reading them; docs/results/python-versions.md says where they ran.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+OLDEST = (3, 10)
+SUITES = sorted([ROOT / "tests/conftest.py", *(ROOT / "tests/acceptance").rglob("*.py")])
+TRAINERS = sorted((ROOT / "trainers").rglob("*.py"))
+
+ALLOWED = {"torch", "pytest"}
+# An SMI library, and psutil, which has a fallback: only inside functions, where their absence is handled.
+GUARDED = {"amdsmi", "pynvml", "psutil"}
+# Part of a stack or of a user's choice, imported by what is only called where they are.
+WHERE_PRESENT = {
+    "tests/acceptance/workloads/machine_code.py": {"triton"},
+    "tests/acceptance/workloads/attention_masks.py": {"flash_attn"},
+    "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
+    "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
+    "trainers/build.py": {"torchao"},
+    "trainers/evaluate.py": {"lm_eval"},
+    "trainers/parallel.py": {"torchao"},
+    "trainers/scoring.py": {"transformers"},
+    "trainers/theirs.py": {"transformers"},
+    **{f"trainers/triton_{part}.py": {"triton"} for part in ("flat", "layer", "norms")},
+}
+AT_TOP = {
+    "tests/acceptance/workloads/machine_code.py",
+    *(name for name in WHERE_PRESENT if name.startswith("trainers/triton_")),
+}
+
+
+@pytest.mark.parametrize("path", [*SUITES, *TRAINERS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_parses_and_imports_only_what_an_image_has(path) -> None:
+    name = str(path.relative_to(ROOT))
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=OLDEST)
+    foreign = [
+        f"{name}:{line} imports {module}"
+        for module, line, at_top in _imports(tree)
+        if not _may_import(name, module, at_top=at_top)
+    ]
+    assert not foreign, "\n".join(foreign)
+
+
+def test_no_module_uses_what_a_later_python_brought() -> None:
+    done = _vermin(ROOT / "tests/conftest.py", ROOT / "tests/acceptance", ROOT / "trainers")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import datetime\nprint(datetime.UTC)\n",
+        "import hashlib\nhashlib.file_digest\n",
+        "from typing import Self\n",
+        "import tomllib\n",
+        "import contextlib\nwith contextlib.chdir('/'): pass\n",
+    ],
+)
+def test_what_a_later_python_brought_is_found(text, tmp_path) -> None:
+    planted = tmp_path / "late.py"
+    planted.write_text(text, encoding="utf-8")
+    assert _vermin(planted).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("module", "at_top", "allowed"),
+    [
+        ("json", True, True),
+        ("torch", True, True),
+        ("pynvml", True, False),
+        ("pynvml", False, True),
+        ("stackcheck", False, False),
+        ("numpy", False, False),
+        ("requests", True, False),
+    ],
+)
+def test_what_may_be_imported_where(module, at_top, allowed) -> None:
+    assert _may_import("tests/acceptance/test_devices.py", module, at_top=at_top) is allowed
+
+
+def _vermin(*paths: Path) -> subprocess.CompletedProcess[str]:
+    version = ".".join(map(str, OLDEST))
+    command = [str(Path(sys.executable).with_name("vermin")), f"--target={version}-", "--violations"]
+    return subprocess.run([*command, *map(str, paths)], capture_output=True, text=True, check=False)
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+    """Module, line, and whether it is imported as soon as the file is."""
+    inside = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (
+                (alias.name.partition(".")[0], node.lineno, node not in inside) for alias in node.names
+            )
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield str(node.module).partition(".")[0], node.lineno, node not in inside
+
+
+def _may_import(name: str, module: str, *, at_top: bool) -> bool:
+    owns = ROOT / "trainers", *([] if name.startswith("trainers/") else [ROOT / "tests/acceptance"])
+    if module in sys.stdlib_module_names or module in ALLOWED:
+        return True
+    if any((own / module).is_dir() or (own / f"{module}.py").is_file() for own in owns):
+        return True
+    guarded = module in GUARDED and not at_top
+    return guarded or (module in WHERE_PRESENT.get(name, ()) and (not at_top or name in AT_TOP))

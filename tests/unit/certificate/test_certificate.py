@@ -1,0 +1,283 @@
+"""A certificate says what was measured, in formats others read, and only its own key opens it."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import pathlib
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+import result_files
+from small_images import NOW, STACK_ID, certify, make_image, new_key
+from stackcheck.certificate import keys, predicates
+from stackcheck.certificate.statement import (
+    PROVENANCE,
+    SBOM,
+    TEST_RESULT,
+    VSA,
+    Envelope,
+    Statement,
+    facts,
+    newest,
+    open_envelope,
+    sign,
+    status,
+    time_verified,
+)
+from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
+from stackcheck.suite.verdict import Waiver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from small_images import SmallImage
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> SmallImage:
+    return make_image(tmp_path / "oci")
+
+
+@pytest.fixture
+def key() -> ec.EllipticCurvePrivateKey:
+    return new_key()
+
+
+def predicates_of(envelopes: tuple[Envelope, ...]) -> dict[str, dict[str, Any]]:
+    return {item.statement.predicate_type: item.statement.predicate for item in envelopes}
+
+
+def test_all_four_statements_are_about_the_manifest(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    envelopes = certify(image, key)
+    assert [item.statement.predicate_type for item in envelopes] == [TEST_RESULT, PROVENANCE, SBOM, VSA]
+    for item in envelopes:
+        document = item.statement.document
+        assert document["_type"] == "https://in-toto.io/Statement/v1"
+        assert document["subject"] == [
+            {"name": STACK_ID, "digest": {"sha256": image.manifest_digest.removeprefix("sha256:")}}
+        ]
+
+
+def test_the_summary_names_device_driver_inputs_checks_and_figures(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    host = result_files.host("amd", "MI300X", "MI300X", driver="6.12.12")
+    for device in host["devices"]:
+        device["arch"] = "gfx942"
+    summary = predicates_of(certify(image, key, host=host))[VSA]
+    assert summary["verificationResult"] == "PASSED"
+    assert summary["verifiedLevels"] == ["STACKCHECK_CERTIFIED", "STACKCHECK_GFX942", "STACKCHECK_MI300X"]
+    assert summary["timeVerified"] == "2026-03-04T05:06:07.000Z"
+    said = summary["urn:stackcheck:certificate:v1"]
+    assert (said["stackId"], said["configDigest"]) == (STACK_ID, image.config_digest)
+    assert (said["host"]["driver"], said["host"]["kernel"], said["host"]["deviceCount"]) == (
+        "6.12.12",
+        "6.1",
+        2,
+    )
+    assert set(said["inputs"]) == {"suites", "trainers", "thresholds", "matrix"}
+    assert said["required"] == ["test_a.py::test_one"]
+    assert said["passed"] == ["test_a.py::test_one[1]", "test_a.py::test_one[2]"]
+    assert [(item["name"], item["value"], item["unit"]) for item in said["metrics"]] == [
+        ("busbw", 10.0, "GB/s")
+    ]
+    assert said["experimental"] is False
+
+
+def test_the_summary_refers_to_the_evidence_by_digest(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    envelopes = certify(image, key)
+    named = [item["digest"]["sha256"] for item in predicates_of(envelopes)[VSA]["inputAttestations"]]
+    assert named == [item.statement.digest.removeprefix("sha256:") for item in envelopes[:-1]]
+
+
+def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    waiver = Waiver(check="test_a.py::test_one[2]", reason="known", by="an owner")
+    said = predicates_of(certify(image, key, outcome="failed", waivers=(waiver,)))
+    assert said[TEST_RESULT]["result"] == "WARNED"
+    assert said[TEST_RESULT]["warnedTests"] == ["test_a.py::test_one[2]"]
+    assert said[TEST_RESULT]["failedTests"] == []
+    assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [
+        {"check": "test_a.py::test_one[2]", "reason": "known", "by": "an owner"}
+    ]
+
+
+def test_a_failed_run_is_stated_as_failed(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
+    said = predicates_of(certify(image, key, outcome="failed"))
+    assert (said[VSA]["verificationResult"], said[VSA]["verifiedLevels"]) == ("FAILED", ["FAILED"])
+    assert said[TEST_RESULT]["failedTests"] == ["test_a.py::test_one[2]"]
+
+
+def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    with pytest.raises(MachineUnfitError):
+        certify(image, key, outcome="invalid")
+
+
+def test_an_envelope_opens_with_its_key_and_with_no_other(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    envelope = certify(image, key)[-1]
+    assert open_envelope(envelope.body, key.public_key()).statement == envelope.statement
+    with pytest.raises(CertificateError, match="not signed"):
+        open_envelope(envelope.body, new_key().public_key())
+
+
+@pytest.mark.parametrize("part", ["payload", "payloadType", "signatures"])
+def test_an_envelope_with_one_changed_part_does_not_open(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey, part: str
+) -> None:
+    document = json.loads(certify(image, key)[-1].body)
+    payload = bytearray(base64.b64decode(document["payload"]))
+    payload[payload.index(b"PASSED")] ^= 1
+    signature = bytearray(base64.b64decode(document["signatures"][0]["sig"]))
+    signature[-1] ^= 1
+    changed = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": "application/json",
+        "signatures": [{"keyid": "", "sig": base64.b64encode(signature).decode()}],
+    }
+    with pytest.raises(CertificateError):
+        open_envelope(json.dumps(document | {part: changed[part]}).encode(), key.public_key())
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"payload": 1}', b"\xff", b"[" * 100_000])
+def test_what_is_no_envelope_is_refused(key: ec.EllipticCurvePrivateKey, body: bytes) -> None:
+    with pytest.raises(CertificateError):
+        open_envelope(body, key.public_key())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"{}",
+        b"[]",
+        b'{"_type":"https://in-toto.io/Statement/v1","predicateType":"x","predicate":{},"subject":[{}]}',
+    ],
+)
+def test_a_signed_payload_that_is_no_statement_is_refused(
+    key: ec.EllipticCurvePrivateKey, payload: bytes
+) -> None:
+    body = sign(Statement(predicate_type="x", payload=payload), key).body
+    with pytest.raises(CertificateError, match="malformed"):
+        open_envelope(body, key.public_key())
+
+
+def test_a_revocation_is_later_than_what_it_withdraws_even_when_the_clock_is_behind(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    passed = certify(image, key)[-1].statement
+    failed = predicates.revocation(passed, reason="NaN", now=NOW - dt.timedelta(days=1))
+    assert time_verified(failed) > time_verified(passed)
+    assert (status(failed), facts(failed)["reasons"]) == ("FAILED", ["NaN"])
+    assert newest([failed, passed]) == failed
+
+
+def test_at_the_same_moment_failed_counts(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
+    passed, failed = (certify(image, key, outcome=outcome)[-1].statement for outcome in ("passed", "failed"))
+    assert newest([failed, passed]) == newest([passed, failed]) == failed
+
+
+def test_a_key_is_made_once_private_and_outside_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    first = keys.load_or_create()
+    path = tmp_path / "stackcheck" / "stackcheck.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert keys.public_pem(keys.load_public()) == keys.public_pem(first.public_key())
+    assert keys.load_or_create().private_numbers() == first.private_numbers()
+
+
+def test_without_a_public_key_nothing_is_verified(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match="no public key"):
+        keys.load_public(tmp_path / "absent.pub")
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "k.key"
+    keys.load_or_create(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="read by others"):
+        keys.load_or_create(path)
+
+
+def pem(key: Any, password: bytes | None = None) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    encryption = form.BestAvailableEncryption(password) if password else form.NoEncryption()
+    return bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no key",
+        pem(ed25519.Ed25519PrivateKey.generate()),
+        pem(ec.generate_private_key(ec.SECP384R1())),
+        pem(new_key(), b"password"),
+    ],
+    ids=["empty", "text", "ed25519", "p384", "encrypted"],
+)
+def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "k.key"
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="no key that can be used"):
+        keys.load(path)
+
+
+def test_the_policy_is_shipped_with_the_package() -> None:
+    assert 'verificationResult: "PASSED"' in predicates.policy_text()
+
+
+def test_keys_side_by_side_keep_their_public_halves(tmp_path: Path) -> None:
+    names = {"alice.key": "alice.pub", "release.v1": "release.v1.pub", "release.v2": "release.v2.pub"}
+    for name, public in names.items():
+        pem = keys.public_pem(keys.load_or_create(tmp_path / name).public_key())
+        assert (tmp_path / public).read_bytes() == pem
+
+
+def test_a_public_key_that_finds_no_room_leaves_no_half_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = pathlib.Path.open
+
+    def on_a_full_disk(path: Path, mode: str) -> Any:
+        opened(path, mode).close()
+        return opened(pathlib.Path("/dev/full"), "wb")
+
+    monkeypatch.setattr(pathlib.Path, "open", on_a_full_disk)
+    with pytest.raises(ConfigurationError, match="No space left"):
+        keys.load_or_create(tmp_path / "bob.key")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    keys.load_or_create(tmp_path / "bob.key")
+    assert keys.load_public(tmp_path / "bob.pub")
+
+
+@pytest.mark.parametrize("name", ["bob.key", "bob"])
+def test_a_new_key_never_overwrites_a_public_key(tmp_path: Path, name: str) -> None:
+    (tmp_path / "bob.pub").write_text("another's")
+    with pytest.raises(ConfigurationError, match="in the way"):
+        keys.load_or_create(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["bob.pub"]
+    assert (tmp_path / "bob.pub").read_text() == "another's"
+
+
+def test_a_signing_key_is_not_named_as_a_public_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="named as a public one"):
+        keys.load_or_create(tmp_path / "bob.pub")
+    assert list(tmp_path.iterdir()) == []

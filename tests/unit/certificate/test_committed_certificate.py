@@ -1,0 +1,50 @@
+"""The certificate from real GPUs that docs/results holds is one: signed, of one run, and judged PASSED."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from stackcheck.certificate.statement import open_envelope
+from stackcheck.errors import CertificateError
+from stackcheck.suite import results, verdict
+
+HELD = Path(__file__).resolve().parents[3] / "docs" / "results" / "certificate-h200-x2"
+FILES = sorted((HELD / "statements").glob("*.dsse.json"))
+
+
+def public_key() -> ec.EllipticCurvePublicKey:
+    key = load_pem_public_key((HELD / "stackcheck.pub").read_bytes())
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
+
+
+def test_its_statements_are_signed_and_are_of_the_result_beside_them() -> None:
+    tested, _, _, summary = (open_envelope(path.read_bytes(), public_key()) for path in FILES)
+    result = results.load(HELD / "result.json")
+    judged = json.loads((HELD / "verdict.json").read_text())
+    assert result.image is not None
+    subject = tested.statement.document["subject"][0]["digest"]["sha256"]
+    assert f"sha256:{subject}" == result.image.manifest_digest
+    assert tested.statement.predicate["urn:stackcheck:run:v1"]["id"] == result.run_id
+    assert sorted(tested.statement.predicate["passedTests"]) == sorted(judged["passed"])
+    assert summary.statement.predicate["verificationResult"] == "PASSED"
+
+
+def test_its_result_is_judged_passed() -> None:
+    result = results.load(HELD / "result.json")
+    required = json.loads((HELD / "verdict.json").read_text())["required"]
+    assert result.image is not None
+    found = verdict.judge(result, required, image_config_digest=result.image.config_digest, machines=None)
+    assert (found.status, len(found.passed), len(found.skipped)) == ("PASSED", 158, 14)
+
+
+def test_another_key_opens_none_of_its_statements() -> None:
+    stranger = ec.generate_private_key(ec.SECP256R1()).public_key()
+    for path in FILES:
+        with pytest.raises(CertificateError):
+            open_envelope(path.read_bytes(), stranger)

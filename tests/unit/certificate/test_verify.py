@@ -1,0 +1,278 @@
+"""Verification accepts exactly what was certified for this host, and nothing that was touched."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+import result_files
+from small_dist import (  # noqa: F401  # fixtures among them
+    DAY,
+    KEY,
+    image_of_a_few_kilobytes,
+    layout_with_that_image,
+    release,
+    verified,
+)
+from small_images import (  # noqa: F401  # a fixture
+    NOW,
+    STACK_ID,
+    certify,
+    make_image,
+    new_key,
+    no_disk_flushes,
+    quiet,
+)
+from stackcheck.certificate import attachments, publish, pull
+from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
+from stackcheck.errors import CertificateError, PublishError
+from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json
+from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.store import write_small_blob
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from small_images import SmallImage
+
+
+def test_a_certified_image_is_accepted_by_digest(dist: Path, image: SmallImage) -> None:
+    found = verified(dist)
+    assert str(found.reference) == f"oci:{dist}@{image.manifest_digest}"
+    assert (found.stack_id, found.verified_at) == (STACK_ID, NOW)
+
+
+def test_one_changed_byte_in_any_blob_manifest_or_attestation_is_refused(dist: Path) -> None:
+    files = sorted((dist / "blobs" / "sha256").iterdir())
+    assert len(files) >= 18
+    for path in files:
+        body = path.read_bytes()
+        for position in {0, len(body) // 2, len(body) - 1}:
+            changed = bytearray(body)
+            changed[position] ^= 1
+            path.write_bytes(changed)
+            with pytest.raises(CertificateError):
+                verified(dist)
+        path.write_bytes(body)
+    assert verified(dist)
+
+
+def test_a_changed_list_of_packages_is_refused_in_both_forms(dist: Path, image: SmallImage) -> None:
+    carriers = attachments.manifests(OciLayout(dist), image.manifest_digest)
+    blobs = {blob.digest for item in carriers for blob in item.descriptors("layers")}
+    paths = [OciLayout(dist).blob_path(digest) for digest in blobs]
+    holding = [path for path in paths if _predicate_type(path.read_bytes()) == SBOM]
+    assert len(holding) == 2
+    for path in holding:
+        body = path.read_bytes()
+        path.write_bytes(body.replace(b'"sig":"M', b'"sig":"N'))
+        with pytest.raises(CertificateError):
+            verified(dist)
+        path.write_bytes(body)
+
+
+def _predicate_type(body: bytes) -> str:
+    document = json.loads(body)
+    payload = base64.b64decode((document.get("dsseEnvelope") or document)["payload"])
+    return str(json.loads(payload)["predicateType"])
+
+
+@pytest.mark.parametrize("kind", [TEST_RESULT, PROVENANCE, SBOM])
+def test_a_certificate_whose_evidence_was_taken_away_is_refused(
+    tmp_path: Path, image: SmallImage, kind: str
+) -> None:
+    """Whoever holds the store may drop an attestation whole: every digest is right, one statement is gone."""
+    kept = [item for item in certify(image, KEY) if item.statement.predicate_type != kind]
+    target = OciLayout(tmp_path / "dist")
+    source = OciLayout(image.layout)
+    manifest = source.only_manifest()
+    with target.writing(quiet):
+        for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers")):
+            target.write_blob(blob, lambda digest=blob.digest: source.read_blob(digest))
+        attachments.attach(target, manifest, kept, KEY.public_key())
+        target.write_manifest(manifest, STACK_ID)
+    with pytest.raises(CertificateError, match="statements that the certificate names"):
+        verified(tmp_path / "dist")
+    with pytest.raises(PublishError, match="statements that the certificate names"):
+        publish.admit(manifest, kept)
+
+
+def test_a_missing_or_shortened_blob_is_refused(dist: Path) -> None:
+    for path in sorted((dist / "blobs" / "sha256").iterdir()):
+        body = path.read_bytes()
+        path.write_bytes(body[:-1])
+        with pytest.raises(CertificateError):
+            verified(dist)
+        path.write_bytes(body)
+
+
+@pytest.mark.parametrize("name", ["oci-layout", "index.json"])
+def test_a_layout_without_its_own_files_is_refused(dist: Path, name: str) -> None:
+    (dist / name).write_text('{"imageLayoutVersion": "9.9.9", "manifests": []}')
+    with pytest.raises(CertificateError):
+        verified(dist)
+
+
+def test_another_key_is_refused(dist: Path) -> None:
+    with pytest.raises(CertificateError, match="no certificate signed with the pinned key"):
+        verified(dist, public_key=new_key().public_key())
+
+
+def test_an_unknown_tag_or_layout_is_refused(dist: Path) -> None:
+    for reference in (f"oci:{dist}:other", f"oci:{dist / 'none'}:{STACK_ID}"):
+        with pytest.raises(CertificateError):
+            pull.verify(reference, public_key=KEY.public_key(), device_model="CPU", driver=None)
+
+
+@pytest.mark.parametrize(("age", "accepted"), [(30 * DAY, True), (30 * DAY + dt.timedelta(seconds=1), False)])
+def test_a_certificate_stands_for_exactly_its_age(dist: Path, age: dt.timedelta, accepted: bool) -> None:
+    if accepted:
+        assert verified(dist, now=NOW + age)
+        return
+    with pytest.raises(CertificateError, match="too old"):
+        verified(dist, now=NOW + age)
+
+
+def test_a_certificate_from_the_future_is_refused(dist: Path) -> None:
+    with pytest.raises(CertificateError, match="future"):
+        verified(dist, now=NOW - DAY)
+
+
+@pytest.mark.parametrize(("model", "driver"), [("H200", None), ("CPU", "580.1"), ("cpu", None), ("", None)])
+def test_another_device_model_or_driver_is_refused(dist: Path, model: str, driver: str | None) -> None:
+    with pytest.raises(CertificateError, match="not certified for this host") as error:
+        verified(dist, device_model=model, driver=driver)
+    assert error.value.expected == "CPU with no driver"
+
+
+def test_each_host_finds_the_verdict_that_was_given_on_its_like(tmp_path: Path, image: SmallImage) -> None:
+    dist = tmp_path / "dist"
+    release(image, dist, host=result_files.host("nvidia", "H200", driver="580.1"))
+    release(image, dist, host=result_files.host("amd", "MI300X", driver="6.12"), now=NOW + DAY)
+    at = NOW + DAY
+    assert verified(dist, device_model="H200", driver="580.1", now=at).verified_at == NOW
+    assert verified(dist, device_model="MI300X", driver="6.12", now=at).verified_at == NOW + DAY
+    with pytest.raises(CertificateError) as error:
+        verified(dist, device_model="H200", driver="6.12", now=at)
+    assert error.value.expected == "H200 with driver 580.1 or MI300X with driver 6.12"
+
+
+def test_a_verdict_that_is_too_old_does_not_stand_beside_a_fresh_one(
+    tmp_path: Path, image: SmallImage
+) -> None:
+    dist = tmp_path / "dist"
+    release(image, dist, host=result_files.host("nvidia", "H200", driver="580.1"))
+    release(image, dist, now=NOW + 31 * DAY)
+    with pytest.raises(CertificateError, match="not certified for this host"):
+        verified(dist, device_model="H200", driver="580.1", now=NOW + 31 * DAY)
+
+
+def test_what_others_attach_changes_nothing(dist: Path, image: SmallImage) -> None:
+    store = OciLayout(dist)
+    other = new_key()
+    failed = certify(image, other, outcome="failed", now=NOW + DAY)
+    attachments.attach(store, store.read_manifest(image.manifest_digest), failed, other.public_key())
+    assert verified(dist).verified_at == NOW
+
+
+def test_a_withdrawal_that_is_left_in_one_form_only_still_counts(dist: Path, image: SmallImage) -> None:
+    from stackcheck.certificate.revoke import revoke
+
+    before = dist.with_name("before")
+    shutil.copytree(dist, before)
+    one = next(name for name in OciLayout(dist).tags() if name.startswith(f"{STACK_ID}-"))
+    revoke(f"oci:{dist}:{one}", reason="NaN", key=KEY, now=NOW + DAY / 2, report=quiet)
+    store, old = OciLayout(dist), OciLayout(before)
+    legacy = attachments.legacy_tag(image.manifest_digest)
+    store.write_manifest(old.read_manifest(legacy), legacy)
+    with pytest.raises(CertificateError, match="FAILED"):
+        pull.verify(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
+
+
+def test_a_tag_that_was_moved_to_an_uncertified_image_is_refused(dist: Path, tmp_path: Path) -> None:
+    other = OciLayout(make_image(tmp_path / "evil", b"evil").layout)
+    store = OciLayout(dist)
+    manifest = other.only_manifest()
+    for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers")):
+        store.write_blob(blob, lambda digest=blob.digest: other.read_blob(digest))  # type: ignore[misc]
+    store.write_manifest(manifest, STACK_ID)
+    with pytest.raises(CertificateError):
+        verified(dist)
+
+
+def test_attestations_of_another_image_do_not_count(dist: Path, image: SmallImage, tmp_path: Path) -> None:
+    other = make_image(tmp_path / "evil", b"evil")
+    source, store = OciLayout(other.layout), OciLayout(dist)
+    manifest = source.only_manifest()
+    for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers")):
+        store.write_blob(blob, lambda digest=blob.digest: source.read_blob(digest))  # type: ignore[misc]
+    store.write_manifest(manifest, STACK_ID)
+    for name in (attachments.legacy_tag, lambda digest: digest.replace(":", "-")):
+        store.write_manifest(store.read_manifest(name(image.manifest_digest)), name(manifest.digest))
+    with pytest.raises(CertificateError, match="no certificate"):
+        verified(dist)
+
+
+@pytest.mark.parametrize("what", ["index.json", "oci-layout", "manifest", "layer", "attestations"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_layout_with_something_else_in_a_file_s_place_is_refused_at_once(
+    dist: Path, what: str, kind: str
+) -> None:
+    store = OciLayout(dist)
+    manifest = store.read_manifest(STACK_ID)
+    attached = store.read_manifest(attachments.legacy_tag(manifest.digest)).descriptors("layers")[0]
+    blobs = {"manifest": manifest, "layer": manifest.descriptors("layers")[0], "attestations": attached}
+    path = store.blob_path(blobs[what].digest) if what in blobs else dist / what
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(CertificateError):
+        verified(dist)
+
+
+def test_a_blob_that_grew_without_end_is_given_up_at_its_size(dist: Path) -> None:
+    store = OciLayout(dist)
+    layer = store.read_manifest(STACK_ID).descriptors("layers")[0]
+    with store.blob_path(layer.digest).open("r+b") as file:
+        file.truncate(2**40)  # a hole: it takes no room, and hours to read
+    with pytest.raises(CertificateError, match="more bytes"):
+        verified(dist)
+
+
+@pytest.mark.parametrize("days", [36_500, 800_000])
+def test_any_age_may_be_allowed(dist: Path, days: int) -> None:
+    assert verified(dist, max_age=dt.timedelta(days=days))
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"dsseEnvelope":' + b"[" * 50_000 + b"]" * 50_000 + b"}"])
+def test_a_foreign_attestation_that_is_nested_without_end_is_passed_over(dist: Path, body: bytes) -> None:
+    store = OciLayout(dist)
+    subject = store.read_manifest(STACK_ID)
+    blob = write_small_blob(store, attachments.BUNDLE, body)
+    document = {"config": blob.as_json(), "layers": [blob.as_json()], "annotations": {}}
+    foreign = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
+    store.write_manifest(foreign, foreign.digest)
+    attachments.write_fallback(store, subject.digest, [foreign], set())
+    assert verified(dist)
+
+
+def test_a_manifest_whose_media_type_is_none_is_refused(dist: Path) -> None:
+    body = b'{"mediaType": {"a": 1}}'
+    blob = write_small_blob(OciLayout(dist), OCI_MANIFEST, body)
+    with pytest.raises(PublishError, match="media type"):
+        publish.promote(
+            f"oci:{dist}@{blob.digest}",
+            target=f"oci:{dist}2",
+            public_key=new_key().public_key(),
+            report=quiet,
+        )

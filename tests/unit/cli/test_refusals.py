@@ -1,0 +1,198 @@
+"""What a user types wrong, or what was touched, ends with its exit code and a message, never a traceback."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from small_checkout import ROOT, call
+from small_images import STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from stackcheck import cli
+from stackcheck.certificate import keys, publish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from small_checkout import Done
+
+ASSETS = ROOT / "tests" / "unit" / "assets" / "yaml"
+NOW = dt.datetime.now(dt.UTC)
+KEY = new_key()
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    shutil.copy(ROOT / "matrix.yaml", tmp_path)
+    return tmp_path
+
+
+def edited(checkout: Path, old: str, new: str) -> Path:
+    path = checkout / "matrix.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return checkout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("torch: 2.13.0", "torhc: 2.13.0", "stacks[0].torhc: "),
+        ("torch: 2.13.0", "torch: {a: b}", "stacks[0].torch: "),
+        ("torch: 2.13.0", "torch: two", "stacks[0].torch[0]: "),
+        ("torch: 2.13.0", "torch: 99.0.0", "99.0.0"),
+        ("schema: 1", "schema: 2", "schema: "),
+        ("schema: 1", "schema: 1\nschema: 1", "line 4"),
+        ("publish: oci:dist", "publish: [oci:dist]", "publish: "),
+    ],
+    ids=["wrong key", "wrong type", "no version", "unknown version", "other schema", "key twice", "list"],
+)
+def test_a_wrong_matrix_is_exit_2_with_its_place(
+    checkout: Path, capsys: Capsys, old: str, new: str, place: str
+) -> None:
+    done = call(capsys, "list", "--root", edited(checkout, old, new))
+    assert done.code == 2
+    assert place in done.err
+    assert done.out == ""
+
+
+def test_each_problem_of_a_matrix_is_one_line(checkout: Path, capsys: Capsys) -> None:
+    edited(checkout, "torch: 2.13.0", "torhc: 2.13.0\n    colour: red")
+    edited(checkout, "publish: oci:dist", "publish: [oci:dist]")
+    done = call(capsys, "list", "--root", checkout)
+    assert done.code == 2
+    places = ("publish: ", "stacks[0].torhc: ", "stacks[0].colour: ")
+    for place in places:
+        assert [line for line in done.err.splitlines() if f"matrix.yaml: {place}" in line], place
+
+
+def test_a_stack_id_that_stands_twice_is_exit_2_with_both_places(checkout: Path, capsys: Capsys) -> None:
+    text = (checkout / "matrix.yaml").read_text()
+    block = text[text.index("  - runtime: cpu") :].split("\n\n")[0]
+    edited(checkout, "stacks:\n", f"stacks:\n{block}\n")
+    done = call(capsys, "list", "--root", checkout)
+    assert done.code == 2
+    assert "stacks[1]" in done.err
+    assert "stands already at stacks[0]" in done.err
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in ASSETS.iterdir()))
+def test_a_file_that_is_no_plain_yaml_is_exit_2_and_named(checkout: Path, capsys: Capsys, name: str) -> None:
+    shutil.copy(ASSETS / name, checkout / "matrix.yaml")
+    done = call(capsys, "list", "--root", checkout)
+    assert done.code == 2
+    assert done.err.startswith("error: matrix.yaml ")
+
+
+def test_a_folder_that_is_no_checkout_is_exit_2(tmp_path: Path, capsys: Capsys) -> None:
+    done = call(capsys, "list", "--root", tmp_path)
+    assert done.code == 2
+    assert "matrix.yaml" in done.err
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    image = make_image(tmp_path / "oci")
+    publish.publish(
+        image.layout,
+        tag=STACK_ID,
+        envelopes=certify(image, KEY, now=NOW - dt.timedelta(days=2)),
+        target=f"oci:{tmp_path / 'dist'}",
+        public_key=KEY.public_key(),
+        report=quiet,
+    )
+    return tmp_path / "dist"
+
+
+def verify(
+    capsys: Capsys, dist: Path, *options: str, model: str = "CPU", key: EllipticCurvePrivateKey = KEY
+) -> Done:
+    path = dist.with_name("publisher.pub")
+    path.write_bytes(keys.public_pem(key.public_key()))
+    host = ("--device-model", model, "--driver", "none")
+    return call(capsys, "verify", f"oci:{dist}:{STACK_ID}", "--key", path, *host, *options)
+
+
+def test_an_untouched_layout_is_exit_0(dist: Path, capsys: Capsys) -> None:
+    done = verify(capsys, dist)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_one_changed_byte_in_any_file_that_counts_is_exit_7(dist: Path, capsys: Capsys) -> None:
+    files = sorted((dist / "blobs" / "sha256").iterdir())
+    assert len(files) >= 14
+    for path in files:
+        body = path.read_bytes()
+        path.write_bytes(bytes([body[0] ^ 1]) + body[1:])
+        done = verify(capsys, dist)
+        assert done.code == 7, path
+        assert done.err.startswith("error: ")
+        assert done.out == ""
+        path.write_bytes(body)
+    assert verify(capsys, dist).code == 0
+
+
+def test_another_key_is_exit_7(dist: Path, capsys: Capsys) -> None:
+    done = verify(capsys, dist, key=new_key())
+    assert done.code == 7
+    assert "no certificate signed with the pinned key" in done.err
+
+
+@pytest.mark.parametrize(("age", "code"), [("47h", 7), ("1d", 7), ("3d", 0), ("49h", 0)])
+def test_a_certificate_over_its_age_is_exit_7(dist: Path, capsys: Capsys, age: str, code: int) -> None:
+    done = verify(capsys, dist, "--max-age", age)
+    assert done.code == code
+    assert ("too old" in done.err) == bool(code)
+
+
+def test_another_device_model_is_exit_7_and_names_the_certified_one(dist: Path, capsys: Capsys) -> None:
+    done = verify(capsys, dist, model="H200")
+    assert done.code == 7
+    assert "not certified for this host" in done.err
+    assert "CPU with no driver" in done.err
+
+
+@pytest.mark.parametrize("verb", ["pull", "run"])
+def test_what_does_not_verify_is_neither_pulled_nor_run(
+    dist: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(
+        "stackcheck.engine.client.Engine.connect", lambda: pytest.fail("the engine was asked")
+    )
+    path = dist.with_name("other.pub")
+    path.write_bytes(keys.public_pem(new_key().public_key()))
+    host = ("--device-model", "CPU", "--driver", "none", "--key", path)
+    command = ("--", "true") if verb == "run" else ()
+    assert call(capsys, verb, f"oci:{dist}:{STACK_ID}", *host, *command).code == 7
+
+
+@pytest.mark.parametrize("reference", ["", "oci:", "dist", "oci:dist", "host/repo", "oci:dist@sha256:12"])
+def test_a_reference_that_is_none_is_exit_2(capsys: Capsys, tmp_path: Path, reference: str) -> None:
+    path = tmp_path / "publisher.pub"
+    path.write_bytes(keys.public_pem(KEY.public_key()))
+    host = ("--device-model", "CPU", "--driver", "none", "--key", path)
+    assert call(capsys, "verify", reference, *host).code == 2
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_every_verb_that_help_lists_is_there(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.app([verb, "--help"])
+    assert (caught.value.code, "Usage" in capsys.readouterr().out) == (0, True)
+
+
+def test_the_readme_shows_the_help_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.app(["--help"])
+    verbs = capsys.readouterr().out.partition("Verbs:\n")[2].rstrip()
+    assert verbs in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from stackcheck.cli.host import app
+from stackcheck.engine import doctor, host_setup
+from stackcheck.engine.client import Engine
+from stackcheck.errors import EngineError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Engine:
+        raise EngineError("there is no container engine", got="nothing answers")
+
+    monkeypatch.setattr(Engine, "connect", refuse)
+    monkeypatch.setattr(host_setup, "has_buildx", lambda: False)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_what_is_lacking_has_the_command_that_mends_it(tmp_path: Path) -> None:
+    findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
+    assert not findings["engine"].ok
+    assert findings["engine"].mend == "stackcheck doctor --fix"
+    assert findings["buildx"].mend == "stackcheck doctor --fix"
+    assert {"disk", "memory", "amd GPUs", "nvidia GPUs", "mmdebstrap"} <= set(findings)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_host_that_cannot_build_exits_with_4_and_still_lists_everything(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--json", "--root", str(tmp_path)])
+    assert isinstance(result.exception, EngineError)
+    assert result.exception.exit_code == 4
+    names = [finding["name"] for finding in json.loads(result.stdout)]
+    assert names[0] == "engine"
+
+
+def test_an_unreachable_registry_is_not_needed_but_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "REGISTRY_TIMEOUT_S", 0.5)
+    finding = doctor.examine(tmp_path, ["127.0.0.1:9"])[-1]
+    assert (finding.name, finding.ok, finding.needed) == ("registry 127.0.0.1:9", False, False)
+
+
+def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "DISK_NEEDED_BYTES", 10**18)
+    finding = next(finding for finding in doctor.examine(tmp_path) if finding.name == "disk")
+    assert not finding.ok
+    assert finding.mend == "docker builder prune"

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stackcheck.engine import apt, host_setup
+from stackcheck.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_setup, "socket_answers", lambda: False)
+    monkeypatch.setattr(host_setup, "has_buildx", lambda: False)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+
+
+def release(monkeypatch: pytest.MonkeyPatch, **fields: str) -> None:
+    monkeypatch.setattr(apt, "host_release", lambda: fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "packages", "suite"),
+    [
+        (
+            {"ID": "debian", "VERSION_CODENAME": "bookworm"},
+            ("docker.io", "docker-cli", "docker-buildx"),
+            "trixie",
+        ),
+        ({"ID": "debian", "VERSION_CODENAME": "trixie"}, ("docker.io", "docker-cli", "docker-buildx"), None),
+        ({"ID": "ubuntu", "VERSION_CODENAME": "noble"}, ("docker.io", "docker-buildx"), None),
+    ],
+    ids=["debian12", "debian13", "ubuntu"],
+)
+def test_each_distribution_gives_its_own_packages(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], packages: tuple[str, ...], suite: str | None
+) -> None:
+    release(monkeypatch, **fields)
+    assert host_setup.recipe_for_host() == host_setup.Recipe(packages=packages, second_suite=suite)
+
+
+def test_an_unknown_distribution_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    release(monkeypatch, ID="plan9", PRETTY_NAME="Plan 9")
+    with pytest.raises(EngineError, match="not one that stackcheck can set up"):
+        host_setup.recipe_for_host()
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_root_the_commands_to_type_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    release(monkeypatch, ID="debian", VERSION_CODENAME="trixie")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(EngineError) as caught:
+        host_setup.ensure_engine(print)
+    assert caught.value.exit_code == 4
+    assert "apt-get install -y --no-install-recommends docker.io docker-cli docker-buildx" in str(
+        caught.value
+    )
+    assert "sudo stackcheck doctor --fix" in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_named_daemon_that_is_silent_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://build.example.org:2375")
+    monkeypatch.setattr(host_setup, "install", lambda *_: pytest.fail("installed beside a named daemon"))
+    with pytest.raises(EngineError, match="DOCKER_HOST"):
+        host_setup.ensure_engine(print)
+
+
+def test_an_engine_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_setup, "socket_answers", lambda: True)
+    monkeypatch.setattr(host_setup, "has_buildx", lambda: True)
+    monkeypatch.setattr(host_setup, "install", lambda *_: pytest.fail("installed over a working engine"))
+    host_setup.ensure_engine(print)
+
+
+def test_settings_of_an_engine_that_could_not_be_installed_are_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(packages: tuple[str, ...]) -> None:
+        assert (tmp_path / "docker/daemon.json").exists()
+        raise EngineError("apt-get failed", got=" ".join(packages))
+
+    monkeypatch.setattr(host_setup, "DAEMON_FILE", tmp_path / "docker/daemon.json")
+    monkeypatch.setattr(host_setup, "apt_install", refuse)
+    with pytest.raises(EngineError, match="apt-get failed"):
+        host_setup.install(host_setup.Recipe(packages=("docker.io",)), lambda _: None)
+    assert not (tmp_path / "docker/daemon.json").exists()
+
+
+def test_apt_says_why_in_its_own_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            command, 100, stdout="", stderr="E: Unable to locate package docker.io"
+        )
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(EngineError) as caught:
+        host_setup.apt_install(["docker.io"])
+    assert "Unable to locate package docker.io" in str(caught.value)
+
+
+def test_a_reused_pid_is_not_taken_for_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_setup, "PID_FILE", tmp_path / "pid")
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (tmp_path / "pid").write_text(f"{sleeper.pid}\n")
+        assert host_setup.daemon_pid() is None
+        assert host_setup.stop_daemon() is False
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+@pytest.fixture
+def dockerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in dockerd's place; the daemon answers from when it has made the file `up`."""
+    monkeypatch.setattr(host_setup, "INIT_FOLDER", tmp_path / "no-init")
+    monkeypatch.setattr(host_setup, "PID_FILE", tmp_path / "pid")
+    monkeypatch.setattr(host_setup, "LOG_FILE", tmp_path / "log")
+    monkeypatch.setattr(host_setup, "socket_answers", lambda **_: (tmp_path / "up").exists())
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+    def write(script: str) -> None:
+        (tmp_path / "dockerd").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "dockerd").chmod(0o755)
+
+    return write
+
+
+def test_a_daemon_that_does_not_have_its_name_yet_is_waited_for(dockerd: Callable[[str], None]) -> None:
+    dockerd("(sleep 0.6; touch up) & exec sleep 2")
+    host_setup.start_daemon(lambda _: None)
+    assert host_setup.daemon_pid() is None  # it goes by the name of sleep
+
+
+def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(dockerd: Callable[[str], None]) -> None:
+    dockerd("echo no such storage driver; exit 1")
+    with pytest.raises(EngineError, match="did not start") as caught:
+        host_setup.start_daemon(lambda _: None)
+    assert caught.value.got == "no such storage driver"

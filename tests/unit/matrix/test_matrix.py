@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import mutations
+from stackcheck.errors import ConfigurationError
+from stackcheck.files import yamlfile
+from stackcheck.matrix import expand, matrix
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "matrix.yaml").read_bytes()
+
+
+def _changed(**block: object) -> dict[str, object]:
+    value = copy.deepcopy(yamlfile.parse(TEXT, "matrix.yaml"))
+    value["stacks"][0].update(block)
+    return value
+
+
+def test_the_axes_of_a_block_expand_as_a_product():
+    found = matrix.parse(_changed(torch=["2.13.0", "2.12.1"], python=["3.11", "3.12"]))
+    ids = [cell.id for cell in expand.expand(found) if cell.runtime == "cpu"]
+    assert ids == [
+        f"cpu-torch{torch}-py{python}-debian12"
+        for torch in ("2.13.0", "2.12.1")
+        for python in ("3.11", "3.12")
+    ]
+
+
+def test_an_exclusion_takes_a_cell_out():
+    value = _changed(torch=["2.13.0", "2.12.1"])
+    value["exclude"] = [{"when": {"torch": "2.12.1", "runtime": "cpu"}, "because": "not wanted"}]
+    found = expand.expand(matrix.parse(value))
+    assert [cell.torch for cell in found if cell.runtime == "cpu"] == ["2.13.0"]
+
+
+def test_an_include_is_not_taken_out_by_an_exclusion():
+    value = _changed()
+    value["exclude"] = [{"when": {"runtime": "rocm"}, "because": "not wanted"}]
+    ids = [cell.id for cell in expand.expand(matrix.parse(value)) if cell.runtime == "rocm"]
+    assert ids == ["rocm5.7-debian13"]
+
+
+def test_a_later_override_wins():
+    value = _changed()
+    value["overrides"] = [
+        {"select": "cpu*", "set": {"size_budget_gb": "4"}},
+        {"select": "*", "set": {"size_budget_gb": "5"}},
+    ]
+    found = matrix.parse(value)
+    assert expand.settings_of(expand.expand(found)[0], found).size_budget_gb == 5
+
+
+def test_an_override_changes_what_it_sets_and_nothing_else():
+    value = _changed(system_packages=["gcc"], env={"A": "1", "B": "1"}, size_budget_gb="3")
+    value["overrides"] = [
+        {"select": "cpu*", "set": {"env": {"B": "2"}}},
+        {"select": "*", "set": {"env": {"C": "3"}}},
+    ]
+    found = matrix.parse(value)
+    set_ = expand.settings_of(expand.expand(found)[0], found)
+    assert (set_.system_packages, set_.size_budget_gb) == (("gcc",), 3)
+    assert set_.env == {"A": "1", "B": "2", "C": "3"}
+
+
+@pytest.mark.parametrize(
+    ("section", "entry", "place"),
+    [
+        ("overrides", {"select": "rocm99*", "set": {"size_budget_gb": "1"}}, r"overrides\[0\].select"),
+        ("exclude", {"when": {"torch": "9.9.9"}, "because": "a slip"}, r"exclude\[0\]"),
+    ],
+)
+def test_an_entry_that_is_about_no_stack_is_refused(section: str, entry: dict[str, object], place: str):
+    with pytest.raises(ConfigurationError, match=place):
+        expand.expand(matrix.parse({**_changed(), section: [entry]}))
+
+
+@pytest.mark.parametrize("id_", ["My-Stack", "a+b", "a..b", "x" * 129, "a-"])
+def test_an_id_that_names_no_image_is_refused(id_: str):
+    with pytest.raises(ConfigurationError, match=r"stacks\[0\]"):
+        expand.expand(matrix.parse(_changed(id=id_)))
+
+
+def test_a_file_with_many_problems_says_the_first_and_how_many_follow():
+    with pytest.raises(ConfigurationError) as caught:
+        matrix.parse(_changed(torch=[f"bad {number}" for number in range(400)]))
+    lines = caught.value.what.splitlines()
+    assert len(lines) == yamlfile.MAX_PROBLEMS + 1
+    assert lines[-1] == "and 350 more"
+
+
+@pytest.mark.parametrize("name", sorted(matrix.RESERVED))
+def test_a_variable_that_the_tool_sets_is_not_the_matrix_s_to_change(name: str):
+    with pytest.raises(ConfigurationError, match="set by the tool itself"):
+        matrix.parse(_changed(env={name: "x"}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("archs", ["gfx942"] * 51),
+        ("tested_on", [{"device": "CPU", "count": "1"}] * 51),
+        ("env", {f"A{n}": "" for n in range(101)}),
+    ],
+)
+def test_a_list_too_long_to_judge_is_refused(field: str, value: object):
+    with pytest.raises(ConfigurationError, match=field):
+        matrix.parse(_changed(**{field: value}))
+
+
+def test_python_3_10_is_not_read_as_3_1():
+    found = matrix.parse(yamlfile.parse(TEXT.replace(b"python: 3.11", b"python: 3.10"), "matrix.yaml"))
+    assert found.stacks[0].python == ("3.10",)
+
+
+@pytest.mark.parametrize(
+    ("block", "place"),
+    [
+        ({"torhc": "2.13.0"}, "stacks[0].torhc: "),
+        ({"torch": {"a": "b"}}, "stacks[0].torch: "),
+        ({"torch": "two"}, "stacks[0].torch[0]: "),
+        ({"os": "debian99"}, "stacks[0].os: "),
+        ({"runtime": "opencl"}, "stacks[0].runtime: "),
+        ({"version": "1.0"}, "stacks[0].version: "),
+        ({"size_budget_gb": "nan"}, "stacks[0].size_budget_gb: "),
+        ({"tested_on": [{"device": "CPU", "count": "-1"}]}, "stacks[0].tested_on[0].count: "),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_each_problem_is_one_line_with_its_place(block: dict[str, object], place: str):
+    with pytest.raises(ConfigurationError) as caught:
+        matrix.parse(_changed(**block))
+    assert place in caught.value.what
+    assert all(line.startswith("matrix.yaml: ") for line in caught.value.what.splitlines())
+
+
+@pytest.mark.parametrize(
+    "value", ["$(id)", 'a"b', "a\nRUN id", "a`id`", "a;id", "a b", "${HOME}", "a\\", "2.13.0\n"]
+)
+@pytest.mark.parametrize(
+    "field", ["torch", "python", "os", "archs", "builder", "wheel_tag", "id", "system_packages"]
+)
+def test_a_value_that_would_escape_in_a_dockerfile_is_refused(field: str, value: str):
+    given_value = [value] if field == "system_packages" else value
+    with pytest.raises(ConfigurationError):
+        matrix.parse(_changed(**{field: given_value}))
+
+
+@pytest.mark.parametrize("value", ["$(id)", 'a"b', "a\nRUN id", "a\n", "`id`", "a\\"])
+def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value: str):
+    with pytest.raises(ConfigurationError):
+        matrix.parse(_changed(env={"NAME": value}))
+
+
+def test_two_stacks_of_one_id_are_refused():
+    value = _changed()
+    value["stacks"].append(value["stacks"][0])
+    with pytest.raises(ConfigurationError, match=r"stands already at stacks\[0\]"):
+        expand.expand(matrix.parse(value))
+
+
+@pytest.mark.parametrize(
+    "name", ["bomb.yaml", "deep.yaml", "twice.yaml", "binary.yaml", "list.yaml", "open.yaml"]
+)
+def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
+    with pytest.raises(ConfigurationError):
+        yamlfile.read(Path(__file__).parents[1] / "assets" / "yaml" / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "got"),
+    [
+        ("a: 1\nb: &x 2\n", "line 2, column 4", "an anchor or an alias"),
+        ("a: 1\nb: *x\n", "line 2, column 4", "an anchor or an alias"),
+        ("a: {b: 1,\n b: 2}\n", "line 2, column 2", "the key 'b' stands twice"),
+        ("a: 1\n[b]: 2\n", "line 2, column 1", "a key that is no text"),
+        ("a: 1\n---\na: 2\n", "line 2, column 1", "a second document begins here"),
+        ("a: " + "[" * 20, "line 1, column 23", "nested too deeply"),
+    ],
+)
+def test_what_no_plain_text_file_needs_is_refused_with_its_place(text: str, place: str, got: str):
+    with pytest.raises(ConfigurationError) as caught:
+        yamlfile.parse(text.encode(), "file.yaml")
+    assert caught.value.where == f"file.yaml, {place}"
+    assert got in (caught.value.got or "")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "a", "- a", "---\n"])
+def test_what_is_no_mapping_is_refused(text: str):
+    with pytest.raises(ConfigurationError, match="is not a mapping"):
+        yamlfile.parse(text.encode(), "file.yaml")
+
+
+def test_every_scalar_stays_text():
+    text = b"a: [3.10, no, null, 0x1, !!int 7, ~, 2026-01-01]\nb: {<<: {c: d}}\n'': !x\n"
+    found = yamlfile.parse(text, "file.yaml")
+    assert found["a"] == ["3.10", "no", "null", "0x1", "7", "~", "2026-01-01"]
+    assert (found["b"], found[""]) == ({"<<": {"c": "d"}}, "")
+
+
+def test_a_product_too_large_to_finish_is_refused():
+    many = [f"2.{minor}.{patch}" for minor in range(20) for patch in range(50)]
+    with pytest.raises(ConfigurationError, match="more than"):
+        expand.expand(matrix.parse(_changed(torch=many, python=[f"3.{minor}" for minor in range(100)])))
+
+
+@pytest.mark.parametrize("name", mutations.TEXTS)
+def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_error(name: mutations.Name):
+    """Few of each here; `benchmarks/matrix.py --fuzz N` runs as many as are asked for."""
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(text=mutations.mutants(name))
+    def answered(text: str) -> None:
+        assert mutations.answer(name, text) in {"stacks", "configuration error"}
+
+    answered()
+
+
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PYTHONPATH", "PYTEST_ADDOPTS", "PATH"])
+def test_a_variable_that_changes_how_the_suites_run_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is set by the tool itself"):
+        matrix.parse(_changed(env={name: "1"}))
+
+
+def test_a_variable_of_pytorch_is_the_matrix_s_to_set() -> None:
+    assert matrix.parse(_changed(env={"PYTORCH_TUNABLEOP_ENABLED": "1"}))

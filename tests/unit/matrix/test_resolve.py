@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.files import yamlfile
+from stackcheck.matrix import compat, matrix, pins, resolve
+from stackcheck.matrix.stack import Package, Stack
+
+ROOT = Path(__file__).parents[3]
+RULES = compat.load(ROOT / "images" / "compat.yaml")
+STACKS = {stack.id: stack for stack in resolve.load_stacks(ROOT)}
+SELF_BUILT = "cuda13.0-torch2.13.0-py3.11-debian12"
+
+
+def _resolved(**block: object) -> tuple[Stack, ...]:
+    value = yamlfile.read(ROOT / "matrix.yaml")
+    value["stacks"][8].update(block)
+    return resolve.resolve(matrix.parse(value), RULES)
+
+
+def test_triton_and_the_collective_library_follow_from_the_rules():
+    stack = STACKS["rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"]
+    assert stack.triton == Package(name="triton-rocm", version="3.7.1")
+    assert stack.collective == Package(name="rccl", version="2.27.7")
+
+
+def test_flash_attention_comes_as_a_wheel_only_where_everything_matches():
+    forms = {stack.id: stack.flash_attn.form for stack in STACKS.values() if stack.flash_attn}
+    assert forms["cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04"] == "wheel"
+    assert forms["cuda13.0-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"] == "source"
+    assert all(form == "source" for id_, form in forms.items() if id_.startswith("rocm"))
+
+
+@pytest.mark.parametrize(
+    ("id_", "torch"),
+    [
+        ("cpu-torch2.13.0-py3.11-debian12", "torch==2.13.0+cpu"),
+        ("rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04", "torch==2.6.0+rocm6.2.4"),
+        ("rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04", "torch==2.13.0+rocm7.2"),
+        ("cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04", "torch==2.8.0+cu128"),
+        (SELF_BUILT, "torch==2.13.0"),
+    ],
+)
+def test_the_requirement_names_the_wheel_that_was_built_for_the_runtime(id_: str, torch: str):
+    assert STACKS[id_].requirements[0] == torch
+
+
+def test_a_cell_that_breaks_a_rule_stops_with_its_place_rule_and_source():
+    with pytest.raises(
+        ConfigurationError, match=r"stacks\[8\]: .* breaks R1-upstream-cuda\[2.7.1\]: .*\[TI\]"
+    ):
+        _resolved(version="13.0")
+
+
+def test_an_experimental_stack_may_be_unknown_and_never_refused():
+    unknown = {"torch": "2.16.0", "experimental": "true"}
+    assert any(stack.experimental for stack in _resolved(**unknown))
+    with pytest.raises(ConfigurationError):
+        _resolved(torch="2.16.0")
+    with pytest.raises(ConfigurationError):
+        _resolved(version="13.0", experimental="true")
+
+
+def test_a_driver_of_the_test_matrix_must_lie_in_its_window():
+    with pytest.raises(ConfigurationError, match="R10-nvidia"):
+        _resolved(tested_on=[{"device": "H200", "count": "8", "driver": "470.1"}])
+
+
+def test_a_driver_that_a_runtime_sets_for_all_its_stacks_must_lie_in_their_windows():
+    value = yamlfile.read(ROOT / "matrix.yaml")
+    value["runtimes"]["cuda"]["tested_on"] = [{"device": "H200", "count": "8", "driver": "570.1"}]
+    with pytest.raises(ConfigurationError, match=r"cuda13.* breaks R10-nvidia\[13\]"):
+        resolve.resolve(matrix.parse(value), RULES)
+
+
+@pytest.mark.parametrize(
+    "stack", [stack for stack in STACKS.values() if stack.vendor != "cpu"], ids=lambda one: one.id
+)
+def test_a_test_target_is_a_known_device_whose_architecture_is_in_the_image_and_whose_driver_serves_it(
+    stack: Stack,
+):
+    path = ROOT / "tests" / "acceptance" / "devices.json"
+    devices = {device["model"]: device for device in json.loads(path.read_text(encoding="utf-8"))["devices"]}
+    for target in stack.tested_on:
+        device = devices[target.device]
+        assert (device["vendor"], device["arch"] in stack.archs) == (stack.vendor, True)
+        asked = {"vendor": stack.vendor, stack.runtime: stack.runtime_version, "arch": device["arch"]}
+        assert not RULES.broken({**asked, "driver": target.driver})
+
+
+def test_selectors_are_patterns_and_one_that_matches_nothing_is_an_error():
+    stacks = tuple(STACKS.values())
+    assert {stack.runtime for stack in resolve.select(stacks, ["rocm7*"])} == {"rocm"}
+    with pytest.raises(NothingSelectedError):
+        resolve.select(stacks, ["rocm99*"])
+
+
+GOOD_PINS = {"schema": 1, "missing": [], "bases": {}, "sources": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{", "x/pins.json"),
+        ("[" * 100_000, "x/pins.json"),
+        (json.dumps({**GOOD_PINS, "schema": 2}), "x/pins.json: schema"),
+        (json.dumps({**GOOD_PINS, "missing": ["torch\nRUN id"]}), r"x/pins.json: missing\[0\]"),
+        (json.dumps({**GOOD_PINS, "missing": "torch"}), "x/pins.json: missing"),
+        (json.dumps({**GOOD_PINS, "bases": {"ubuntu:24.04": "latest"}}), "x/pins.json: bases"),
+        (
+            json.dumps({**GOOD_PINS, "bases": {"a:b": "sha256:" + "0" * 64 + "\nRUN id"}}),
+            "x/pins.json: bases",
+        ),
+        (json.dumps({**GOOD_PINS, "sources": {"flash-attn": {"sha256": "$(id)"}}}), "x/pins.json: sources"),
+    ],
+    ids=lambda value: value[:60],
+)
+def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path, text: str, place: str):
+    folder = tmp_path / "images" / "x"
+    folder.mkdir(parents=True)
+    (folder / "pins.json").write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        pins.read(tmp_path)
+    assert re.search(place, str(caught.value))
+
+
+def test_a_stack_that_was_never_locked_says_so():
+    stack = resolve.resolve(matrix.load(ROOT / "matrix.yaml"), RULES)[0]
+    assert stack.missing == (f"{stack.id} was never locked",)

@@ -1,0 +1,126 @@
+"""Where requests go, and who is told the credentials: never where an address only seems to lead."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+import requests
+
+from small_registry import Answer, repository, serving
+from stackcheck.oci.addresses import is_loopback
+from stackcheck.oci.documents import Descriptor, RegistryError, sha256
+from stackcheck.oci.transport import Transport
+
+if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://x:port/", "http://x:99999/", ""])
+def test_a_broken_address_of_a_registry_is_a_clear_error(address: str) -> None:
+    blob = Descriptor(media_type="x", digest=sha256(b"a"), size=1)
+    with serving(lambda _: (202, {"Location": address}, b"")) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).write_blob(blob, lambda: (b"a",))
+    challenge = {"WWW-Authenticate": f'Bearer realm="{address}"'}
+    with serving(lambda _: (401, challenge, b"")) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).tags()
+    with (
+        serving(lambda _: (200, {"Link": f'<{address or "http://["}>; rel="next"'}, b"{}")) as (host, _seen),
+        pytest.raises(RegistryError),
+    ):
+        repository(host).tags()
+
+
+def test_a_token_that_would_write_a_header_of_its_own_is_refused() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> Answer:
+        if request.path.startswith("/token"):
+            return 200, {}, b'{"token": "x\\r\\nHost: elsewhere"}'
+        return 401, {"WWW-Authenticate": f'Bearer realm="http://{request.headers["Host"]}/token"'}, b""
+
+    with serving(answer) as (host, _seen), pytest.raises(RegistryError, match="gave no token"):
+        repository(host).tags()
+
+
+# Some parsers read the host of these before the backslash or the blank, and others after the @.
+TWO_HOSTS = [
+    "{}://elsewhere.example.org\\@{}/v2/x",
+    "{}://elsewhere.example.org @{}/v2/x",
+    "{}://elsewhere.example.org\t@{}/v2/x",
+    "{}://user@{}/v2/x",
+    "{}://{}\\.elsewhere.example.org/v2/x",
+]
+
+
+@pytest.mark.parametrize("form", TWO_HOSTS)
+def test_no_request_goes_to_an_address_that_can_be_read_in_two_ways(form: str) -> None:
+    transport = Transport("registry.example.org")
+    transport._authorization = "Basic c2VjcmV0"
+    with (
+        mock.patch.object(requests.Session, "request") as sent,
+        pytest.raises(RegistryError, match="no usable address"),
+    ):
+        transport.request("PUT", form.format("https", "registry.example.org"), expected=(201,))
+    sent.assert_not_called()
+
+
+@pytest.mark.parametrize("realm", [*(form.format("http", "localhost") for form in TWO_HOSTS), "", "/token"])
+def test_a_token_is_fetched_from_the_address_that_was_checked(realm: str) -> None:
+    challenge = {"WWW-Authenticate": f'Bearer realm="{realm}"'}
+    with serving(lambda _: (401, challenge, b"")) as (host, seen):
+        with (
+            mock.patch.object(requests.Session, "get") as sent,
+            pytest.raises(RegistryError, match="no usable address"),
+        ):
+            repository(host).tags()
+        sent.assert_not_called()
+        assert len(seen) == 1
+
+
+def test_a_host_whose_port_is_none_is_a_clear_error() -> None:
+    with pytest.raises(RegistryError, match="port 99999"):
+        repository("localhost:99999").tags()
+
+
+@pytest.mark.parametrize(
+    ("netloc", "own"),
+    [
+        *(("localhost", True), ("LOCALHOST:5000", True), ("127.0.0.9:1", True), ("[::1]:5000", True)),
+        *(("[::1]", True), ("registry.example.org", False), ("localhost.example.org", False)),
+        *(("elsewhere\\@localhost", False), ("elsewhere@localhost", False), ("[::2]", False), ("", False)),
+    ],
+)
+def test_this_machine_is_known_by_its_name_and_its_addresses(netloc: str, *, own: bool) -> None:
+    assert is_loopback(netloc) == own
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://registry.example.org/v2/x", True),
+        ("https://registry.example.org:443/v2/x", True),
+        ("https://registry.example.org:5000/v2/x", False),
+        ("https://elsewhere.example.org/v2/x", False),
+    ],
+)
+def test_credentials_go_to_the_registry_alone(url: str, *, told: bool) -> None:
+    transport = Transport("registry.example.org")
+    transport._authorization = "Basic c2VjcmV0"
+    done = requests.Response()
+    done.status_code, done.raw = 201, io.BytesIO()
+    with mock.patch.object(requests.Session, "request", return_value=done) as sent:
+        transport.request("PUT", url, expected=(201,))
+    request = requests.Request("PUT", url, auth=sent.call_args.kwargs["auth"]).prepare()
+    assert ("Authorization" in request.headers) == told
+
+
+def test_an_https_registry_cannot_send_us_on_over_plain_http() -> None:
+    transport = Transport("registry.example.org")
+    transport._authorization = "Basic c2VjcmV0"
+    with (
+        mock.patch.object(requests.Session, "request") as sent,
+        pytest.raises(RegistryError, match="over plain http"),
+    ):
+        transport.request("PUT", "http://registry.example.org/v2/x", expected=(201,))
+    sent.assert_not_called()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stackcheck.errors import EngineError, FileError
+from stackcheck.oci import archive, export
+from stackcheck.oci.documents import IntegrityError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in files.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def saved() -> bytes:
+    """What the classic store's `docker save` writes."""
+    manifest = [{"Config": "c.json", "RepoTags": ["a/b:1"], "Layers": ["l1/layer.tar", "l2/layer.tar"]}]
+    config = b'{"rootfs": {"type": "layers", "diff_ids": []}}'
+    files = {"manifest.json": json.dumps(manifest).encode(), "c.json": config}
+    return tar_of({**files, "l1/layer.tar": b"first layer", "l2/layer.tar": b"second layer"})
+
+
+def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved: bytes, tmp_path: Path) -> None:
+    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    assert archive.manifest_digest(tmp_path / "oci") == digest
+    manifest = archive.read_json(tmp_path / "oci", digest)
+    config = hashlib.sha256(b'{"rootfs": {"type": "layers", "diff_ids": []}}').hexdigest()
+    assert manifest["config"]["digest"] == f"sha256:{config}"
+    assert [archive.blob(tmp_path / "oci", layer["digest"]).read_bytes() for layer in manifest["layers"]] == [
+        b"first layer",
+        b"second layer",
+    ]
+    assert {path.name for path in (tmp_path / "oci").iterdir()} == {"blobs", "oci-layout", "index.json"}
+
+
+def test_a_written_tar_comes_back_as_the_same_manifest(saved: bytes, tmp_path: Path) -> None:
+    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    with archive.stream(tmp_path / "oci", "stackcheck/x:1") as source:
+        data = source.read()
+    assert archive.unpack([data], tmp_path / "again", architecture="amd64") == digest
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        index = json.loads(tar.extractfile("index.json").read())
+    assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == "docker.io/stackcheck/x:1"
+
+
+def test_equal_images_give_equal_tars(saved: bytes, tmp_path: Path) -> None:
+    archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    written = []
+    for _ in range(2):
+        buffer = io.BytesIO()
+        archive.write(tmp_path / "oci", "a/b:1", buffer)
+        written.append(buffer.getvalue())
+    assert written[0] == written[1]
+
+
+def test_an_archive_cut_short_leaves_the_old_layout(saved: bytes, tmp_path: Path) -> None:
+    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    with pytest.raises((tarfile.TarError, OSError)):
+        archive.unpack([saved[:700]], tmp_path / "oci", architecture="amd64")
+    assert archive.manifest_digest(tmp_path / "oci") == digest
+    assert [path.name for path in tmp_path.iterdir()] == ["oci"]
+
+
+def test_a_path_out_of_the_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tarfile.TarError):
+        archive.unpack([tar_of({"../escaped": b"x"})], tmp_path / "oci", architecture="amd64")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_two_manifests_in_a_layout_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"manifests": [{"digest": "a"}, {"digest": "b"}]}')
+    with pytest.raises(EngineError, match="exactly one manifest"):
+        archive.manifest_digest(tmp_path)
+
+
+def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
+    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    out = tmp_path / "out" / "image.tar"
+    export.export(tmp_path / "oci", "stackcheck/x:1", out)
+    assert archive.unpack([out.read_bytes()], tmp_path / "again", architecture="amd64") == digest
+    layer = archive.read_json(tmp_path / "oci", digest)["layers"][0]["digest"]
+    path = archive.blob(tmp_path / "oci", layer)
+    path.write_bytes(b"First layer")
+    other = tmp_path / "out" / "other.tar"
+    with pytest.raises(IntegrityError):
+        export.export(tmp_path / "oci", "stackcheck/x:1", other)
+    path.unlink()
+    with pytest.raises(IntegrityError, match="not whole"):
+        export.export(tmp_path / "oci", "stackcheck/x:1", other)
+    assert [item.name for item in out.parent.iterdir()] == ["image.tar"]
+
+
+def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
+    saved: bytes, tmp_path: Path
+) -> None:
+    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    layer = archive.read_json(tmp_path / "oci", digest)["layers"][1]["digest"]
+    archive.blob(tmp_path / "oci", layer).unlink()
+    with pytest.raises(EngineError, match="not whole"), archive.stream(tmp_path / "oci", "a/b:1") as source:
+        source.read()
+
+
+def test_a_place_that_may_not_be_written_to_is_named(saved: bytes, tmp_path: Path) -> None:
+    archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileError) as caught:
+        export.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
+    assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_a_manifest_repeats_the_labels_and_the_date_of_its_config(tmp_path: Path) -> None:
+    config = {
+        "created": "2026-01-01T00:00:00Z",
+        "config": {
+            "Labels": {
+                "org.opencontainers.image.title": "a, b",
+                "org.opencontainers.image.ref.name": "tag",
+                "other": "x",
+            }
+        },
+        "rootfs": {"type": "layers", "diff_ids": []},
+    }
+    listed = [{"Config": "c.json", "RepoTags": ["a/b:1"], "Layers": ["l/layer.tar"]}]
+    files = {"manifest.json": json.dumps(listed).encode(), "c.json": json.dumps(config).encode()}
+    layout = tmp_path / "oci"
+    before = archive.unpack([tar_of({**files, "l/layer.tar": b"layer"})], layout, architecture="amd64")
+    plain = archive.read_json(layout, before)
+    for _ in range(2):  # the second time changes nothing
+        archive.annotate(layout)
+        digest = archive.manifest_digest(layout)
+        stated = archive.read_json(layout, digest)
+        assert stated.pop("annotations") == {
+            "org.opencontainers.image.title": "a, b",
+            "org.opencontainers.image.created": "2026-01-01T00:00:00Z",
+        }
+        assert stated == plain
+        assert {path.name for path in layout.glob("blobs/sha256/*")} == {
+            name.removeprefix("sha256:") for name in archive.blobs_of(layout, digest)
+        }

@@ -1,0 +1,293 @@
+"""A registry that fails, hangs, lies or asks who we are: a clear answer every time, and nothing tagged."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from small_images import STACK_ID, certify, make_image, new_key, quiet
+from small_registry import Answer, repository, serving
+from stackcheck.certificate import publish
+from stackcheck.oci.distribution import Repository
+from stackcheck.oci.documents import MANIFEST_LIMIT_BYTES, IntegrityError, MissingError, RegistryError, sha256
+from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from http.server import BaseHTTPRequestHandler
+    from pathlib import Path
+
+
+def test_a_registry_that_fails_is_asked_three_times_and_then_named() -> None:
+    with serving(lambda _: (500, {}, b"out of disk")) as (host, seen):
+        with pytest.raises(RegistryError) as error:
+            repository(host).read_manifest("x")
+        assert len(seen) == 3
+    assert error.value.exit_code == 8
+    assert "500" in str(error.value)
+    assert "out of disk" in str(error.value)
+
+
+def test_a_registry_that_recovers_is_not_an_error() -> None:
+    answers = iter([503, 502, 200])
+    with serving(lambda _: (next(answers), {}, b"{}")) as (host, _seen):
+        assert repository(host).read_manifest("x").body == b"{}"
+
+
+@pytest.mark.timeout(30)
+def test_a_registry_that_hangs_is_given_up_in_time() -> None:
+    over = threading.Event()
+
+    def hang(_: object) -> Answer:
+        over.wait(60)
+        return 200, {}, b""
+
+    with serving(hang) as (host, _seen):
+        with pytest.raises(RegistryError, match="does not answer"):
+            repository(host).read_manifest("x")
+        over.set()
+
+
+def test_a_registry_that_hangs_in_the_middle_of_a_blob_is_given_up() -> None:
+    with (
+        serving(lambda _: (200, {"Content-Length": "100"}, b"half")) as (host, _seen),
+        pytest.raises(RegistryError),
+    ):
+        list(repository(host).read_blob(sha256(b"whole")))
+
+
+def test_a_registry_that_is_not_there_is_named() -> None:
+    with pytest.raises(RegistryError, match="cannot be reached") as error:
+        repository("127.0.0.1:1").tags()
+    assert "127.0.0.1:1" in str(error.value)
+    assert "refused" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["blob", "manifest"])
+def test_wrong_bytes_are_refused(kind: str) -> None:
+    digest = sha256(b"right")
+    with serving(lambda _: (200, {"Content-Type": "x"}, b"wrong")) as (host, _seen):
+        found = repository(host)
+        with pytest.raises(IntegrityError):
+            list(found.read_blob(digest)) if kind == "blob" else found.read_manifest(digest)
+
+
+def test_a_tag_whose_stated_digest_is_not_its_own_is_refused() -> None:
+    headers = {"Docker-Content-Digest": sha256(b"other")}
+    with serving(lambda _: (200, headers, b"{}")) as (host, _seen), pytest.raises(IntegrityError):
+        repository(host).read_manifest("x")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b'{"manifests": [{"digest": 1}]}', b'{"manifests": "x"}']
+)
+def test_nonsense_is_a_clear_error(body: bytes) -> None:
+    with serving(lambda _: (200, {"Content-Type": "x"}, body)) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).referrers(sha256(b"x"))
+
+
+def test_a_manifest_without_end_is_cut_off() -> None:
+    with (
+        serving(lambda _: (200, {"Content-Type": "x"}, b"x" * (5 * 2**20))) as (host, _seen),
+        pytest.raises(RegistryError, match="too long"),
+    ):
+        repository(host, timeout_s=(1.0, 5.0)).read_manifest("x")
+
+
+def test_what_is_not_there_is_missing() -> None:
+    with serving(lambda _: (404, {}, b"")) as (host, _seen):
+        with pytest.raises(MissingError):
+            repository(host).read_manifest("x")
+        assert repository(host).tags() == ()
+        assert repository(host).referrers(sha256(b"x")) is None
+
+
+def test_lists_are_read_to_their_last_page() -> None:
+    def pages(request: BaseHTTPRequestHandler) -> Answer:
+        if "last=" in request.path:
+            return 200, {}, b'{"tags": ["b"]}'
+        return 200, {"Link": '</v2/a/b/tags/list?last=a>; rel="next"'}, b'{"tags": ["a"]}'
+
+    with serving(pages) as (host, _seen):
+        assert repository(host).tags() == ("a", "b")
+
+
+def test_a_registry_that_lists_no_tags_is_not_one_without_tags() -> None:
+    with serving(lambda _: (405, {}, b"")) as (host, _seen):
+        with pytest.raises(RegistryError, match="405"):
+            repository(host).tags()
+        assert repository(host).referrers(sha256(b"x")) is None
+
+
+@pytest.mark.parametrize("status", [404, 405])
+@pytest.mark.parametrize("what", ["tags", "referrers"])
+def test_a_list_whose_next_page_is_missing_is_no_list(what: str, status: int) -> None:
+    def pages(request: BaseHTTPRequestHandler) -> Answer:
+        if "last=" in request.path:
+            return status, {}, b""
+        body = b'{"tags": ["a"], "manifests": []}'
+        return 200, {"Link": f'</v2/a/b/{what}/list?last=a>; rel="next"'}, body
+
+    with serving(pages) as (host, _seen), pytest.raises(RegistryError, match=str(status)):
+        repository(host).tags() if what == "tags" else repository(host).referrers(sha256(b"x"))
+
+
+def test_another_machine_is_spoken_to_over_https_unless_asked() -> None:
+    assert Repository("registry.example.org", "a")._root == "https://registry.example.org/v2/a"
+    assert Repository("registry.example.org", "a", plain_http=True)._root.startswith("http://")
+    assert Repository("localhost:5000", "a")._root == "http://localhost:5000/v2/a"
+    assert Repository("docker.io", "a")._root == "https://registry-1.docker.io/v2/library/a"
+
+
+class Memory:
+    """A registry that keeps what it is given, and fails from the n-th request on."""
+
+    def __init__(self, fails_at: int, status: int = 500) -> None:
+        self.left = fails_at
+        self.status = status
+        self.kept: dict[str, bytes] = {}
+        self.tagged: list[str] = []
+
+    def __call__(self, request: Any) -> Answer:
+        self.left -= 1
+        if self.left < 0:
+            return self.status, {}, b"planted"
+        if request.command in {"GET", "HEAD"}:
+            return self.give(request.path)
+        if request.command == "POST":
+            return 202, {"Location": "/upload"}, b""  # relative, as some registries answer
+        self.take(request)
+        return 201, {}, b""
+
+    def take(self, request: Any) -> None:
+        path, _, query = request.path.partition("?digest=")
+        if path == "/upload":
+            self.kept[f"/v2/a/b/blobs/{query}"] = request.body
+        else:
+            self.kept[path] = self.kept[f"/v2/a/b/manifests/{sha256(request.body)}"] = request.body
+            self.tagged.append(path.rpartition("/")[2])
+
+    def give(self, path: str) -> Answer:
+        if path == "/v2/a/b/tags/list":
+            return 200, {}, json.dumps({"tags": self.tagged}).encode()
+        if path not in self.kept:
+            return 404, {}, b""
+        kind = "index" if b'"manifests"' in self.kept[path] else "manifest"
+        return 200, {"Content-Type": f"application/vnd.oci.image.{kind}.v1+json"}, self.kept[path]
+
+
+def publish_into(memory: Memory, folder: Path) -> None:
+    key = new_key()
+    image = make_image(folder)
+    source = OciLayout(image.layout)
+    with serving(memory) as (host, _seen):
+        store = repository(host, retry_delays_s=(), timeout_s=(2.0, 5.0))
+        publish.release(
+            source,
+            source.only_manifest(),
+            certify(image, key),
+            store,
+            tag=STACK_ID,
+            public_key=key.public_key(),
+            report=quiet,
+        )
+
+
+def test_a_registry_that_fails_at_any_request_gets_no_tag(tmp_path: Path) -> None:
+    whole = Memory(10_000)
+    publish_into(whole, tmp_path / "whole")
+    assert whole.tagged[-1] == STACK_ID
+    requests = 10_000 - whole.left
+    assert requests > 40
+    for n in range(requests):
+        memory = Memory(n)
+        with pytest.raises(RegistryError):
+            publish_into(memory, tmp_path / str(n))
+        assert STACK_ID not in memory.tagged
+
+
+@pytest.mark.parametrize("what", ["tags", "referrers"])
+def test_a_list_that_leads_back_to_a_page_of_its_own_is_refused(what: str) -> None:
+    headers = {"Link": f'</v2/a/b/{what}/list?n=1>; rel="next"'}
+    body = b'{"tags": ["a"], "manifests": []}'
+    with (
+        serving(lambda _: (200, headers, body)) as (host, seen),
+        pytest.raises(RegistryError, match="no end"),
+    ):
+        repository(host).tags() if what == "tags" else repository(host).referrers(sha256(b"x"))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_end_takes_neither_time_nor_memory(status: int) -> None:
+    taken = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal taken
+        while taken < 32 * MANIFEST_LIMIT_BYTES:  # so that this test ends where there is no limit
+            taken += 2**20
+            yield b" " * 2**20
+
+    words = {200: "too long", 400: "the registry failed"}
+    with (
+        serving(lambda _: (status, {}, endless())) as (host, _seen),
+        pytest.raises(RegistryError, match=words[status]) as caught,
+    ):
+        repository(host).tags()
+    assert len(str(caught.value)) < 1000
+    assert taken < 8 * MANIFEST_LIMIT_BYTES  # what the sockets of both ends hold is among it
+
+
+@pytest.mark.parametrize("body", [b'{"tags": 5}', b'{"tags": {"a": 1}}', b"[" * 100_000])
+def test_a_list_of_tags_that_is_none_is_a_clear_error(body: bytes) -> None:
+    with serving(lambda _: (200, {}, body)) as (host, _seen), pytest.raises(RegistryError):
+        repository(host).tags()
+
+
+def test_a_registry_that_asks_for_another_login_is_quoted() -> None:
+    headers = {"WWW-Authenticate": "Negotiate"}
+    with (
+        serving(lambda _: (401, headers, b"log in by kerberos")) as (host, _seen),
+        pytest.raises(RegistryError, match="log in by kerberos"),
+    ):
+        repository(host).tags()
+
+
+def test_a_login_and_a_cron_job_take_the_same_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    for runtime in (str(tmp_path / "run"), ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        with Repository("localhost:1", "a").writing(quiet):
+            pass
+    assert len([*tmp_path.rglob("*.lock")]) == 1
+
+
+def test_a_lock_that_cannot_be_made_names_a_way_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/nowhere")
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    with (
+        pytest.raises(RegistryError, match="XDG_STATE_HOME="),
+        Repository("localhost:1", "a").writing(quiet),
+    ):
+        pass
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with Repository("localhost:1", "a").writing(quiet):
+        pass
+
+
+def test_a_lock_that_somebody_laid_in_the_way_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with Repository("localhost:1", "a").writing(quiet):
+        (lock,) = (tmp_path / "stackcheck").glob("*.lock")
+    lock.unlink()
+    lock.symlink_to("/etc/hostname")
+    with pytest.raises(RegistryError, match="lock"), Repository("localhost:1", "a").writing(quiet):
+        pass

@@ -1,0 +1,256 @@
+"""What a run of planted faults proves: recorded lines of tests/faults in, a verdict on the checks out."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from small_checkout import call
+from stackcheck.cli.prove import app
+from stackcheck.errors import ChecksFailedError
+from stackcheck.proof import prove
+
+ROOT = Path(__file__).resolve().parents[3]
+CHECK = "test_devices.py::test_device_count"
+
+
+def fault(**changes: object) -> dict[str, object]:
+    told = {"test": "t", "name": "a GPU is missing", "check": CHECK, "vendor": "amd", "expected": "failed"}
+    return told | {"state": "caught", "reason": None} | changes
+
+
+def healthy(**changes: object) -> dict[str, object]:
+    return {
+        "test": "h",
+        "name": "nothing",
+        "check": CHECK,
+        "vendor": "amd",
+        "state": "passed",
+        "reason": None,
+    } | changes
+
+
+def told(**changes: object) -> prove.Told:
+    line = {"checks": [CHECK], "faults": [fault()], "healthy": [healthy()], "failed": []} | changes
+    return prove.Told.model_validate_json(json.dumps(line))
+
+
+def test_everything_caught_and_nothing_healthy_failed_holds() -> None:
+    proof = prove.join([told(), told(checks=None)])
+    assert proof.holds
+    assert (len(proof.faults), proof.caught, len(proof.healthy), proof.false_alarms) == (2, 2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"faults": [fault(), fault(state="missed")]},
+        {"faults": [fault(), fault(state="not run")]},
+        {"faults": []},
+        {"healthy": [healthy(state="false alarm")]},
+        {"healthy": [healthy(state="not run")]},
+        {"healthy": []},
+        {"failed": ["faults/test_x.py::test_y"]},
+        {"checks": None},
+        {"checks": [CHECK, "test_devices.py::test_new"]},
+        {"faults": [fault(expected="skipped")]},  # a right skip shows no failure
+    ],
+    ids=lambda changes: json.dumps(changes)[:60],
+)
+def test_anything_less_does_not_hold(changes) -> None:
+    assert not prove.join([told(**changes)]).holds
+
+
+def test_check_without_a_fault_is_named() -> None:
+    assert prove.join([told(checks=[CHECK, "test_x.py::test_new"])]).unproven == ("test_x.py::test_new",)
+
+
+def test_fault_of_one_instance_counts_for_its_check() -> None:
+    assert not prove.join([told(faults=[fault(check=f"{CHECK}[bf16]")])]).unproven
+
+
+def test_run_without_its_line_is_an_error_that_shows_its_end() -> None:
+    seen = []
+    reader = prove.Reader(seen.append)
+    for line in ("collecting", "", "Segmentation fault"):
+        reader(line)
+    with pytest.raises(ChecksFailedError, match="without saying what was caught") as raised:
+        reader.told("pytest tests/faults")
+    assert "Segmentation fault" in raised.value.got
+    assert seen == ["collecting", "Segmentation fault"]
+
+
+def test_line_of_another_form_is_refused() -> None:
+    reader = prove.Reader(lambda _: None)
+    reader('{"checks": [], "faults": [], "healthy": [], "failed": [], "more": 1}')
+    with pytest.raises(ChecksFailedError):
+        reader.told("pytest")
+
+
+PLANTED = """
+import pytest
+
+import planting
+
+FAULTS = (
+    planting.Fault("caught", "test_a.py::test_one"),
+    planting.Fault("missed", "test_a.py::test_two"),
+)
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_fault(fault):
+    assert fault.name == "caught"
+
+@pytest.mark.catches("test_a.py::test_three", vendor="nvidia")
+def test_by_mark():
+    pass
+
+@pytest.mark.healthy(check="test_a.py")
+def test_healthy():
+    pass
+
+def test_many(request):
+    for name, caught in (("one", True), ("two", False)):
+        entry = {"name": name, "check": "test_a.py::test_four", "vendor": "cpu", "expected": "failed"}
+        planting.tell(request.node, {**entry, "caught": caught})
+
+@pytest.mark.catches("test_a.py::test_five")
+def test_that_cannot_run_here():
+    pytest.skip("no torch")
+
+def test_bare():
+    assert False
+"""
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A checkout of which tests/faults has the real plumbing and made-up faults."""
+    faults = tmp_path / "tests" / "faults"
+    faults.mkdir(parents=True)
+    for name in ("conftest.py", "planting.py", "proof.py"):
+        (faults / name).write_bytes((ROOT / "tests/faults" / name).read_bytes())
+    (faults / "test_planted.py").write_text(PLANTED, encoding="utf-8")
+    for path in prove.AMD_HOSTS:
+        (tmp_path / path).write_text("def test_nothing():\n    pass\n", encoding="utf-8")
+    settings = "[pytest]\naddopts = --strict-markers\npythonpath = faults\n"
+    (tmp_path / "tests" / "pytest.ini").write_text(settings, encoding="utf-8")
+    return tmp_path
+
+
+def test_each_way_of_planting_is_told(planted: Path) -> None:
+    lines = []
+    answer = prove.here(prove.in_torch(2), root=planted, report=lines.append)
+    states = {(fault.name, fault.check.rpartition("_")[2], fault.state) for fault in answer.faults}
+    assert states == {
+        ("caught", "one", "caught"),
+        ("missed", "two", "missed"),
+        ("by mark", "three", "caught"),
+        ("one", "four", "caught"),
+        ("two", "four", "missed"),
+        ("that cannot run here", "five", "not run"),
+    }
+    assert [(run.name, run.state) for run in answer.healthy] == [("healthy", "passed")]
+    assert [name.rpartition("::")[2] for name in answer.failed] == ["test_bare"]
+    assert any("4 passed" in line for line in lines)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch):
+    """The verb over two recorded runs, the one over AMD's library first."""
+
+    def call(amd: prove.Told, torch: prove.Told, words: tuple[str, ...] = ()):
+        monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(lambda: amd))
+        monkeypatch.setattr(prove, "here", lambda *_, **__: torch)
+        return CliRunner().invoke(app, ["--here", "--root", str(ROOT), *words])
+
+    return call
+
+
+def test_prove_exits_zero_when_every_check_is_shown_to_fail(shown) -> None:
+    answer = shown(told(checks=None), told())
+    assert answer.exit_code == 0, answer.output
+    assert "2 faults planted, 2 caught; 2 healthy runs, 0 false alarms; 1 of 1 checks" in answer.stdout
+
+
+def test_prove_exits_six_and_names_what_was_missed(shown) -> None:
+    missed = fault(state="missed", reason="was not caught: ['passed']")
+    answer = shown(told(checks=None), told(checks=[CHECK, "test_x.py::test_new"], faults=[missed]))
+    assert answer.exit_code == 6, answer.output
+    assert "missed: a GPU is missing (t)\n    was not caught: ['passed']" in answer.stdout
+    assert "no fault is planted for test_x.py::test_new" in answer.stdout
+
+
+def test_json_of_prove_has_the_promised_keys(shown) -> None:
+    answer = shown(told(checks=None), told(faults=[fault(state="missed")]), words=("--json",))
+    document = json.loads(answer.stdout)
+    promised = {"planted": 2, "caught": 1, "healthy_runs": 2, "false_alarms": 0}
+    assert {key: document[key] for key in promised} == promised
+    assert [entry["state"] for entry in document["faults"]] == ["missed", "caught"]
+
+
+def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pythons = []
+
+    def recorded(*_: object, python: str, **__: object) -> prove.Told:
+        pythons.append(python)
+        return told()
+
+    monkeypatch.setenv(prove.SUITE_PYTHON, "/bin/sh")
+    monkeypatch.setattr(prove, "here", recorded)
+    monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(told))
+    CliRunner().invoke(app, ["--here", "--root", str(ROOT)])
+    assert pythons == ["/bin/sh"]
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", ""])
+def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], python: str
+) -> None:
+    for run in ("here", "beside"):
+        monkeypatch.setattr(prove, run, lambda *_, **__: pytest.fail("a proof was run"))
+    monkeypatch.setenv(prove.SUITE_PYTHON, python)
+    done = call(capsys, "prove", "--here", "--root", ROOT)
+    assert done.code == 2
+    assert f"where: {prove.SUITE_PYTHON}\n  got: {python or 'nothing'}" in done.err
+
+
+def test_an_image_that_is_refused_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in ("here", "beside"):
+        monkeypatch.setattr(prove, run, lambda *_, **__: pytest.fail("a proof was run"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert call(capsys, "key").code == 0
+    for reference, code in ((f"oci:{tmp_path / 'dist'}:nope", 7), ("nope", 2)):
+        done = call(capsys, "prove", "--image", reference, "--root", ROOT)
+        assert (done.code, done.out) == (code, "")
+        assert done.err.startswith("error: ")
+
+
+def test_a_run_beside_another_is_reported_whole_after_it(planted: Path) -> None:
+    lines = []
+    with prove.beside(prove.over_amd(2), root=planted, report=lines.append) as amd:
+        lines.append("the other one")
+        answer = amd()
+    assert (answer.faults, answer.failed) == ((), ())
+    assert lines[0] == "the other one"
+    assert any("2 passed" in line for line in lines)
+
+
+def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text("print('up', flush=True)\nimport time\ntime.sleep(600)\n")
+
+    def interrupted(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prove.here(["sleeper.py"], root=tmp_path, report=interrupted)
+    with pytest.raises(KeyboardInterrupt), prove.beside(["sleeper.py"], root=tmp_path, report=print):
+        interrupted("")
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"{sys.executable} sleeper.py" not in listed

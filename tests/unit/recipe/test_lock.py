@@ -1,0 +1,174 @@
+"""What `stackcheck lock` learns, keeps and refuses to invent, against small indexes on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from small_index import add_source, add_wheel, index_of_one_torch, use  # noqa: F401  # a fixture
+from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Base
+from stackcheck.recipe import extensions, indexes, lock
+from stackcheck.recipe.upstream import OutOfReachError, Upstream, split_reference
+
+ROOT = Path(__file__).parents[3]
+STACKS = resolve.load_stacks(ROOT)
+DIGEST = "sha256:" + "7" * 64
+
+
+class Deaf(Upstream):
+    """No registry and no release page answers."""
+
+    def base_digest(self, reference: str) -> str:
+        host = split_reference(reference)[0]
+        raise OutOfReachError(f"{host} is out of reach of this machine")
+
+    def answers(self, url: str) -> str:
+        return f"{url.split('/')[2]} is out of reach of this machine"
+
+    def wheel_sha256(self, version: str, wheel: str) -> str:
+        raise OutOfReachError(f"no release {version} of {wheel}")
+
+
+class Hearing(Deaf):
+    """Every registry answers."""
+
+    def base_digest(self, reference: str) -> str:  # noqa: ARG002
+        return DIGEST
+
+
+@pytest.fixture
+def stack() -> resolve.Stack:
+    """A stack that has a base and a builder in a registry, torch from the index and flash-attn's source."""
+    flash = resolve.select(STACKS, ["cuda13.0-torch2.13.0-fa*ubuntu*"])[0]
+    return dataclasses.replace(
+        flash, wheels="index", requirements=("torch==2.13.0",), triton=None, collective=None, missing=()
+    )
+
+
+@pytest.fixture
+def images(tmp_path: Path, stack: resolve.Stack) -> Path:
+    (tmp_path / "images" / stack.id).mkdir(parents=True)
+    return tmp_path / "images"
+
+
+def pins_of(images: Path, stack: resolve.Stack) -> dict[str, object]:
+    return json.loads((images / stack.id / "pins.json").read_text("utf-8"))
+
+
+def test_a_reachable_machine_locks_packages_tools_sources_and_bases(
+    index: Path, images: Path, stack: resolve.Stack
+) -> None:
+    sha256 = add_source(index, "flash-attn", "2.8.3")
+    done = lock.lock(stack, images, Hearing())
+    assert done == lock.Outcome(missing=(), kept=())
+    folder = images / stack.id
+    assert set(indexes.read(folder / "requirements.lock")) == {"torch", "filelock", "einops"}
+    assert {"torch", "ninja", "setuptools"} <= set(indexes.read(folder / "toolchain.lock"))
+    assert indexes.read(folder / "flash-attn.lock") == {"flash-attn": ("2.8.3", (f"sha256:{sha256}",))}
+    pins = pins_of(images, stack)
+    assert pins["locked"] is True
+    assert pins["bases"] == {"ubuntu:24.04": DIGEST, "nvidia/cuda:13.0.2-devel-ubuntu24.04": DIGEST}
+    assert pins["sources"] == {
+        "flash-attn": {
+            "version": "2.8.3",
+            "form": "source",
+            "file": "flash_attn-2.8.3.tar.gz",
+            "sha256": sha256,
+        }
+    }
+    assert list(pins["wheels"]["torch"]) == ["torch-2.13.0-py3-none-any.whl"]
+
+
+def test_what_is_out_of_reach_is_named_and_what_was_locked_is_kept(
+    index: Path, images: Path, stack: resolve.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_source(index, "flash-attn", "2.8.3")
+    lock.lock(stack, images, Hearing())
+    before = {path.name: path.read_bytes() for path in (images / stack.id).iterdir()}
+    (tmp_path / "empty").mkdir()
+    use(tmp_path / "empty", monkeypatch)
+    known = dataclasses.replace(
+        stack,
+        base=dataclasses.replace(stack.base, digest=DIGEST),
+        builder=Base(kind="registry", reference="nvidia/cuda:13.0.2-devel-ubuntu24.04", digest=DIGEST),
+    )
+    done = lock.lock(known, images, Deaf())
+    assert done.missing == ()
+    assert {path.name: path.read_bytes() for path in (images / stack.id).iterdir()} == before
+    assert any("ubuntu:24.04" in reason and "docker.io is out of reach" in reason for reason in done.kept)
+    assert any(reason.startswith("requirements.lock: no index") for reason in done.kept)
+
+
+def test_a_lock_of_other_versions_does_not_stay(
+    index: Path, images: Path, stack: resolve.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_source(index, "flash-attn", "2.8.3")
+    lock.lock(stack, images, Hearing())
+    (tmp_path / "empty").mkdir()
+    use(tmp_path / "empty", monkeypatch)
+    newer = dataclasses.replace(stack, requirements=("torch==2.14.1",))
+    done = lock.lock(newer, images, Deaf())
+    assert any("torch==2.14.1" in reason for reason in done.missing)
+    assert not (images / stack.id / "requirements.lock").exists()
+    assert pins_of(images, stack)["locked"] is False
+
+
+def test_an_absent_source_and_an_unreachable_registry_are_missing_one_reason_each(
+    index: Path, images: Path, stack: resolve.Stack
+) -> None:
+    assert index.exists()
+    done = lock.lock(stack, images, Deaf())
+    assert len(done.missing) == 3
+    assert "flash-attn" in done.missing[-1] or any("flash-attn==2.8.3" in line for line in done.missing)
+    assert sum("docker.io is out of reach" in line for line in done.missing) == 2
+    assert pins_of(images, stack)["sources"]["flash-attn"]["sha256"] is None
+
+
+def test_the_place_of_torchs_makers_is_asked_when_no_index_of_pip_has_it(
+    index: Path, images: Path, stack: resolve.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_source(index, "flash-attn", "2.8.3")
+    add_wheel(tmp_path / "whl" / "cu130", "torch", "2.13.0+cu130", "filelock")
+    upstream = dataclasses.replace(stack, wheels="upstream", requirements=("torch==2.13.0+cu130",))
+    monkeypatch.setattr(lock, "TORCH_INDEX", (tmp_path / "whl").as_uri())
+    refused = lock.lock(upstream, images, Hearing())
+    assert any("torch==2.13.0+cu130 is in no index" in reason for reason in refused.missing)
+    monkeypatch.setattr(Hearing, "answers", lambda *_: None)
+    assert lock.lock(upstream, images, Hearing()).missing == ()
+    assert indexes.read(images / stack.id / "requirements.lock")["torch"][0] == "2.13.0+cu130"
+
+
+def test_a_wheel_that_only_amd_builds_is_never_taken_from_the_index(images: Path, index: Path) -> None:
+    assert index.exists()
+    stack = resolve.select(STACKS, ["*-amd"])[0]
+    (images / stack.id).mkdir()
+    done = lock.lock(stack, images, Deaf())
+    assert "repo.radeon.com" in done.missing[0]
+    assert not (images / stack.id / "requirements.lock").exists()
+
+
+def test_an_index_that_hangs_is_one_that_does_not_answer(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "TIMEOUT_S", 0.001)
+    with pytest.raises(
+        indexes.UnresolvedError, match=r"no index of this machine answers for torch==2\.13\.0"
+    ):
+        indexes.resolve(("torch==2.13.0",), python="3.12", places=[f"--index-url={index.as_uri()}"])
+
+
+@pytest.mark.parametrize(
+    ("selector", "wheel"),
+    [
+        ("cuda12.1*", "flash_attn-2.6.3+cu123torch2.4cxx11abiFALSE-cp310-cp310-linux_x86_64.whl"),
+        ("cuda12.8*", "flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"),
+    ],
+)
+def test_an_official_wheel_has_the_name_that_its_setup_looks_for(selector: str, wheel: str) -> None:
+    (extension,) = extensions.extensions(resolve.select(STACKS, [selector])[0])
+    assert extension.wheel == wheel
+    assert extension.pin == f"flash-attn=={wheel.split('-')[1].lower()}"

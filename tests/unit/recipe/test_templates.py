@@ -1,0 +1,166 @@
+"""What the templates promise of every stack: stages, locks and variables of what is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from stackcheck.build import stages
+from stackcheck.errors import ConfigurationError
+from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import FlashAttention, Package, Stack, frozen
+from stackcheck.recipe import extensions, render
+
+ROOT = Path(__file__).parents[3]
+IMAGES = ROOT / "images"
+STACKS = resolve.load_stacks(ROOT)
+KNOWN = {"wheelhouse", "base", "toolchain", "flash-attn-build", "flash-attn", "wheels", "extended", "final"}
+KNOWN |= {f"{name}{end}" for name in extensions.OPTIONAL for end in ("", "-build")}
+every_stack = pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
+every_template = pytest.mark.parametrize(
+    "path", sorted(IMAGES.glob("**/*.j2")), ids=lambda path: str(path.relative_to(IMAGES))
+)
+
+
+def dockerfile_of(stack: Stack) -> str:
+    return render.render(stack, IMAGES)["Dockerfile"]
+
+
+def stage_of(stack: Stack, name: str) -> str:
+    """The text of one stage."""
+    found = re.search(
+        rf"^FROM \S+ AS {name}$.*?(?=^FROM |\Z)", dockerfile_of(stack), re.MULTILINE | re.DOTALL
+    )
+    assert found, f"{stack.id} has no stage {name}"
+    return found[0]
+
+
+@every_stack
+def test_stages_have_the_same_names_over_runtimes(stack: Stack) -> None:
+    names = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile_of(stack), re.MULTILINE)
+    assert set(names) <= KNOWN
+    assert len(set(names)) == len(names)
+
+
+@every_stack
+def test_what_pip_downloads_is_by_hash_in_every_stage(stack: Stack) -> None:
+    text = dockerfile_of(stack).replace("\\\n", " ")
+    commands = re.findall(r"bin/pip (?:install|wheel|download)\b[^&|;\n]*", text)
+    assert commands
+    assert [c for c in commands if "--require-hashes" not in c and "--no-index" not in c] == []
+
+
+@every_stack
+def test_each_stage_that_compiles_has_a_lock_of_its_own(stack: Stack) -> None:
+    for extension in extensions.extensions(stack):
+        text = stage_of(stack, f"{extension.name}-build")
+        assert f"COPY {extension.name}.lock ./" in text
+        # A change of any other package must not compile this one again.
+        assert "requirements.lock" not in text
+        if extension.form == "source":
+            assert "requirements.lock" not in stage_of(stack, "toolchain")
+            assert "ARG SOURCE_DATE_EPOCH" in text
+            assert "MAX_JOBS=" in text
+
+
+@every_stack
+def test_extensions_go_into_a_layer_of_their_own_and_no_compiler_into_any(stack: Stack) -> None:
+    found, text = extensions.extensions(stack), stage_of(stack, "wheels")
+    if found:
+        extended = stage_of(stack, "extended")
+        assert all(f"--mount=type=bind,from={extension.name}," in extended for extension in found)
+        assert "COPY --from=extended /opt/extensions" in stage_of(stack, "final")
+        text += extended
+    else:
+        assert "AS extended" not in dockerfile_of(stack)
+    assert not re.search(r"g\+\+|nvcc|hipcc|apt-get", text + stage_of(stack, "final"))
+
+
+@pytest.mark.parametrize("name", ["rocm7.14*", "cuda13.0*debian12", "rocm7.2.4-torch2.13*"])
+def test_another_pin_of_an_extension_changes_its_stages_and_the_last_ones_alone(name: str) -> None:
+    stack = next(one for one in resolve.select(STACKS, [name]) if one.flash_attn)
+    assert stack.flash_attn
+    other = dataclasses.replace(
+        stack, flash_attn=dataclasses.replace(stack.flash_attn, version="9.9.9"), id=stack.id + "-other"
+    )
+    assert changed(stack, other) == {"flash-attn-build", "flash-attn", "extended", "final"}
+
+
+def changed(stack: Stack, other: Stack) -> set[str]:
+    """The stages whose keys differ; an extension's lock follows its pin, other locks are as they were."""
+    keys = []
+    for one in (stack, other):
+        files = {"flash-attn.lock": str(one.flash_attn), "stack.json": one.id}
+        same = ("requirements.lock", "toolchain.lock", "transformer-engine-torch.lock", "rootfs.tar")
+        files |= dict.fromkeys(same, "as it was")
+        found = stages.read(dockerfile_of(one), files, platform="linux/amd64")
+        keys.append({stage.name: stage.key for stage in found})
+    return {name for name in keys[0] if keys[0][name] != keys[1][name]}
+
+
+@pytest.mark.parametrize("path", sorted(IMAGES.glob("*/toolchain.lock")), ids=lambda path: path.parent.name)
+def test_the_toolchain_has_the_torch_that_the_image_has(path: Path) -> None:
+    torch = re.compile(r"^torch==\S+", re.MULTILINE)
+    image = path.with_name("requirements.lock").read_text("utf-8")
+    assert torch.findall(path.read_text("utf-8")) == torch.findall(image)
+
+
+def test_an_official_wheel_is_fetched_by_name_and_hash_and_compiles_nothing() -> None:
+    stack = resolve.select(STACKS, ["cuda12.8*"])[0]
+    text = stage_of(stack, "flash-attn-build")
+    assert "flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl" in text
+    assert "releases/download/v2.8.3" in text
+    assert "AS toolchain" not in dockerfile_of(stack)
+
+
+def test_the_triton_backend_needs_no_compiler_and_keeps_its_variable_at_run_time() -> None:
+    stack = resolve.select(STACKS, ["rocm7.14*"])[0]
+    assert "apt-get" not in stage_of(stack, "toolchain")
+    assert 'FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE"' in stage_of(stack, "flash-attn-build")
+    assert 'FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE"' in stage_of(stack, "final")
+    assert extensions.toolchain(stack)[-1] == "wheel"
+
+
+def test_a_compiler_comes_from_the_builder_or_else_from_the_index() -> None:
+    with_builder = resolve.select(STACKS, ["cuda13.0-torch2.13.0-fa*ubuntu*"])[0]
+    assert not any("nvcc" in name for name in extensions.toolchain(with_builder))
+    without = dataclasses.replace(with_builder, builder=None)
+    assert "nvidia-cuda-nvcc==13.0.*" in extensions.toolchain(without)
+    assert "ENV CUDA_HOME=/opt/venv/lib/python3.12/site-packages/nvidia/cu13" in stage_of(
+        without, "toolchain"
+    )
+    old = dataclasses.replace(without, runtime_version="12.8")
+    with pytest.raises(ConfigurationError, match="no compiler among the packages"):
+        extensions.toolchain(old)
+    rocm = resolve.select(STACKS, ["rocm7.14*"])[0]
+    flash = FlashAttention(version="2.8.3", form="source", backend="ck", sha256=None)
+    assert "rocm[devel]==7.14.1" in extensions.toolchain(dataclasses.replace(rocm, flash_attn=flash))
+
+
+@every_stack
+def test_constraints_are_read_from_what_was_installed(stack: Stack) -> None:
+    text = stage_of(stack, "extended" if extensions.extensions(stack) else "wheels")
+    if stack.torch is None:
+        assert "touch constraints.txt" in text
+        return
+    assert "grep -Eix '(torch" in text
+    assert all(f'{name}="/opt/stackcheck/constraints.txt"' in stage_of(stack, "final") for name in
+               ("PIP_CONSTRAINT", "UV_CONSTRAINT"))  # fmt: skip
+
+
+@every_template
+def test_no_template_knows_a_version_or_a_place_of_ours(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert not re.search(r"==\s*[\"']?\d+\.\d|[<>]=?\s*[\"']\d", text)
+    assert "/work" not in text
+
+
+def test_a_triton_that_the_matrix_asks_for_is_frozen_once() -> None:
+    cpu = resolve.select(STACKS, ["cpu-*"])[0]
+    asked = dataclasses.replace(cpu, requirements=("torch==2.13.0+cpu", "triton==3.7.1"))
+    assert frozen(asked) == asked.requirements
+    ruled = dataclasses.replace(asked, triton=Package(name="triton", version="3.7.1"))
+    assert frozen(ruled) == asked.requirements

@@ -1,0 +1,141 @@
+"""The command line as a process of its own on a real engine, with suites that take no minutes.
+
+An image whose python3 is a script that hands over an answer, and a checkout whose suites are that answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import result_files
+import shell_image
+from stackcheck.matrix import matrix
+from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.tags import label
+
+if TYPE_CHECKING:
+    import signal
+
+ROOT = Path(__file__).resolve().parents[3]
+REFERENCE = "stackcheck-test/suites:bad-days"
+LABEL = label(REFERENCE)
+# Stands for python3 and its pytest: it sleeps for ever while the suites hold a file `slow`, and otherwise
+# hands over the result that lies among them, under the id and the inputs that run.json gives to this run, and
+# with the time of this run.
+PYTHON = r"""#!/bin/bash
+if [ "${*: -1}" = /stackcheck/suite/inventory.py ]; then # what is in the image
+    echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
+    echo '{"kind": "end", "folders": 1, "unread": []}'
+    exit
+fi
+echo "stackcheck: the suites run"
+if [ -e /stackcheck/tests/acceptance/slow ]; then exec sleep 300; fi
+told=$(</stackcheck/run.json)
+[[ $told =~ \"run_id\":\ \"([0-9a-f]+)\" ]]
+answer=$(</stackcheck/tests/acceptance/answer.json)
+answer=${answer//RUN_ID/${BASH_REMATCH[1]}}
+now=$EPOCHREALTIME
+TZ=UTC0 printf -v now '%(%FT%T)T.%sZ' "${now%.*}" "${now#*.}"
+answer=${answer//RUN_TIME/$now}
+[[ $told =~ \"inputs\":\ (\{[^}]*\}) ]]
+echo "${answer//\"INPUTS\"/${BASH_REMATCH[1]}}" > /stackcheck/out/result.json
+"""
+BALLAST_BYTES = 48 << 20  # what there is to copy while somebody presses Ctrl-C
+
+
+def make_layout(folder: Path) -> None:
+    """The image: a shell, `sleep`, and the script above as python3."""
+    files = {"/usr/bin/python3": PYTHON.encode(), "/ballast": os.urandom(BALLAST_BYTES)}
+    shell_image.make_layout(folder, programs=("bash", "sleep"), files=files)
+
+
+def make_checkout(root: Path) -> Path:
+    """A checkout whose suites are an answer that is passed on."""
+    (root / "tests" / "acceptance").mkdir(parents=True)
+    (root / "trainers").mkdir()
+    shutil.copy(ROOT / "matrix.yaml", root)
+    shutil.copytree(ROOT / "images", root / "images")
+    for name in ("conftest.py", "pytest.ini"):
+        (root / "tests" / name).write_text("")
+    return root
+
+
+def let_pass(checkout: Path) -> None:
+    """Give the suites a healthy result to hand over; their image and host are the ones of the last run."""
+    told = json.loads((checkout / "build" / LABEL / "run.json").read_text())
+    checks = [result_files.check(name) for name in matrix.load(checkout / "matrix.yaml").required["cpu"]]
+    same = {name: told[name] for name in ("tier", "stack_id", "image", "host")}
+    told_then = {"run_id": "RUN_ID", "inputs": "INPUTS", "started": "RUN_TIME", "finished": "RUN_TIME"}
+    document = result_files.result(*checks, **same, **told_then)
+    (checkout / "tests" / "acceptance" / "answer.json").write_text(json.dumps(document))
+    (checkout / "tests" / "acceptance" / "slow").unlink(missing_ok=True)
+
+
+def let_sleep(checkout: Path) -> None:
+    (checkout / "tests" / "acceptance" / "slow").touch()
+
+
+class Command:
+    """A `stackcheck` of its own process, whose progress is read while it runs."""
+
+    def __init__(self, checkout: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "stackcheck", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=checkout,
+            env=home(checkout),
+        )
+        self.lines: list[str] = []
+
+    def until(self, words: str) -> bool:
+        """Read progress up to a line with these words; False when the program ended before it."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if words in line:
+                return True
+        return False
+
+    def end(self, number: signal.Signals | None = None) -> int:
+        if number is not None:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        self.lines += [err, out]
+        assert "Traceback" not in self.text
+        return self.process.returncode
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+
+def home(checkout: Path) -> dict[str, str]:
+    """The environment with a key of the test's own."""
+    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    return {**os.environ, "XDG_CONFIG_HOME": str(checkout.parent / "config"), "PYTHONPATH": path}
+
+
+def stackcheck(checkout: Path, *arguments: str) -> tuple[int, str]:
+    command = Command(checkout, *arguments)
+    code = command.end()
+    return code, command.text
+
+
+def verify(checkout: Path) -> int:
+    host = ("--device-model", "CPU", "--driver", "none")
+    return stackcheck(checkout, "verify", f"oci:dist:{LABEL}", *host)[0]
+
+
+def tags(checkout: Path) -> list[str]:
+    if not (checkout / "dist" / "index.json").exists():
+        return []
+    return [name for name in OciLayout(checkout / "dist").tags() if name.startswith(LABEL)]

@@ -1,0 +1,63 @@
+"""A Docker daemon of a test's own: empty, without a network, and in nobody's way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from stackcheck.engine import host_setup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START_TIMEOUT_S = 120
+
+
+@contextlib.contextmanager
+def second_daemon(*, containerd_store: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that `DOCKER_HOST` names meanwhile; with containerd's image store or the classic one."""
+    folder = Path(tempfile.mkdtemp(prefix="dockerd-"))  # sockets' paths are short: pytest's are not
+    (folder / "daemon.json").write_text(
+        json.dumps({"features": {"containerd-snapshotter": containerd_store}})
+    )
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(_command(folder), stdout=log, stderr=log)
+    try:
+        with mock.patch.dict(os.environ, DOCKER_HOST=f"unix://{folder / 'docker.sock'}"):
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not host_setup.socket_answers() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert host_setup.socket_answers(), (folder / "log").read_text()[-3000:]
+            yield process
+    finally:
+        _end(process, folder)
+
+
+def _command(folder: Path) -> list[str]:
+    # In a network namespace of its own: a daemon without a bridge deletes docker0, also another daemon's.
+    places = {"config-file": "daemon.json", "data-root": "data", "exec-root": "exec", "pidfile": "pid"}
+    return [
+        *("unshare", "--net", "dockerd", "--host", f"unix://{folder / 'docker.sock'}"),
+        *(f"--{option}={folder / name}" for option, name in places.items()),
+        *("--bridge=none", "--iptables=false", "--ip-masq=false"),
+    ]
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for place in sorted((path for path in mounted if path.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,190 @@
+"""A checkout whose images are a few kilobytes, an engine that only writes files, the command line in-process.
+
+The matrix, the stacks, building, judging, signing, publishing and verifying are the real ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+
+import result_files
+from small_images import make_image
+from stackcheck import cli, vendors
+from stackcheck.build import bootstrap
+from stackcheck.build.wheels import host_settings, wheel_cache
+from stackcheck.engine.buildx import BakeResult
+from stackcheck.matrix import resolve
+from stackcheck.suite import sbom
+from stackcheck.vendors import amd, nvidia
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from stackcheck.engine.client import RunSpec
+
+ROOT = Path(__file__).resolve().parents[3]
+CPU_STACK = "cpu-torch2.13.0-py3.11-debian12"
+AMD_STACK = "rocm5.7-debian13"
+FOREIGN = "registry.example.org/team/image:1"
+
+
+def answer(*changes: tuple[str, str], required: Sequence[str] = ()) -> Callable[[dict[str, Any]], str]:
+    """What the suites write: every required check passed, but for those that `changes` gives an outcome."""
+    outcomes = dict(changes)
+
+    def write(told: dict[str, Any]) -> str:
+        now = dt.datetime.now(dt.UTC).isoformat()
+        names = required or required_of(told)
+        checks = [result_files.check(name, outcomes.get(name, "passed")) for name in names]
+        same = {name: told[name] for name in ("run_id", "tier", "stack_id", "image", "inputs", "host")}
+        return json.dumps(result_files.result(*checks, **same, started=now, finished=now))
+
+    return write
+
+
+def required_of(told: Mapping[str, Any]) -> tuple[str, ...]:
+    stacks = resolve.load_stacks(ROOT, (told["stack_id"] or CPU_STACK,))
+    return stacks[0].required_checks
+
+
+class FakeEngine:
+    """The engine's boundary: a build writes a small layout, a run writes what `answer` gives for run.json."""
+
+    description = "fake 1 (containerd store)"
+    containerd_store = True
+
+    def __init__(self) -> None:
+        self.answer: Any = answer()
+        self.builds: list[Mapping[str, Any]] = []
+        self.runs: list[RunSpec] = []
+        self.names: set[str] = set()
+        self.labels: dict[str, str] = {}
+        self.inventory: list[dict[str, Any]] = [
+            {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
+            {"kind": "end", "folders": 1, "unread": []},
+        ]
+
+    def bake(self, definition: Mapping[str, Any], targets: Sequence[str], **_options: object) -> Any:
+        self.builds.append(definition)
+        for name in targets:
+            target = definition["target"][name]
+            output = dict(part.split("=", 1) for part in target["output"][0].split(",") if "=" in part)
+            if output["type"] != "oci":
+                continue
+            make_image(Path(output["dest"]), (Path(target["context"]) / "Dockerfile").read_bytes())
+        return BakeResult(steps=2, cached=0, seconds=0.5)
+
+    def load(self, _layout: Path, reference: str) -> None:
+        self.names.add(reference)
+
+    def has(self, reference: str) -> bool:
+        return reference in self.names
+
+    def step_sizes(self, _reference: str) -> tuple[int, ...]:
+        return (1000, 10)
+
+    def pull(self, reference: str) -> None:
+        self.names.add(reference)
+
+    def save(self, reference: str, layout: Path) -> None:
+        assert reference in self.names
+        shutil.rmtree(layout, ignore_errors=True)
+        make_image(layout, reference.encode())
+
+    def inspect(self, reference: str) -> Any:
+        return SimpleNamespace(id=f"sha256:{reference.encode().hex():0<64.64}", labels=self.labels)
+
+    def run(self, spec: RunSpec) -> int:
+        if spec.command[-1] == sbom.PROGRAM:  # lists what is in the image, and is no run of the suites
+            assert spec.on_line
+            for record in self.inventory:
+                spec.on_line(json.dumps(record))
+            return 0
+        self.runs.append(spec)
+        paths = {mount.target: mount.source for mount in spec.mounts}
+        text = self.answer(json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8")))
+        if text is not None:
+            (paths["/stackcheck/out"] / "result.json").write_text(text, encoding="utf-8")
+        return 0 if text else 137
+
+
+@pytest.fixture(name="engine")
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The engine that every verb finds."""
+    from stackcheck.cli import build
+
+    fake = FakeEngine()
+    monkeypatch.setattr(build, "connected", lambda _report, **_options: fake)
+    return fake
+
+
+@pytest.fixture(name="checkout")
+def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout on a host without a GPU."""
+    root = tmp_path / "checkout"
+    (root / "tests" / "acceptance").mkdir(parents=True)
+    (root / "trainers").mkdir()
+    (root / "tests" / "acceptance" / "test_some.py").write_text("# checks\n")
+    for name in ("conftest.py", "pytest.ini"):
+        (root / "tests" / name).write_text("")
+    (root / "trainers" / "train.py").write_text("# trains\n")
+    shutil.copy(ROOT / "matrix.yaml", root)
+    shutil.copytree(ROOT / "images", root / "images")
+    for module in (amd, nvidia):
+        monkeypatch.setattr(module, "devices", tuple)
+        monkeypatch.setattr(module, "driver", lambda: None)
+        monkeypatch.setattr(module, "present", lambda: False)
+    tar = tmp_path / "rootfs.tar"
+    tar.write_bytes(b"tar")
+    base = bootstrap.RootFs(path=tar, digest=result_files.DIGEST, packages={}, reused=True)
+    monkeypatch.setattr(bootstrap, "bootstrap", lambda *_a, **_k: base)
+    empty = host_settings.HostSettings(pip={}, folders=(), indexes=(), ca=None)
+    monkeypatch.setattr(host_settings, "host_settings", lambda: empty)
+    monkeypatch.setenv(wheel_cache.VARIABLE, wheel_cache.OFF)
+    assert vendors.detect() == "cpu"
+    return root
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
+    """Import this with the checkout: the user's key and the current folder are the test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(checkout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Done:
+    """`stackcheck ARGUMENTS` as the program runs it: exit code, stdout, stderr."""
+    capsys.readouterr()
+    with (
+        mock.patch.object(sys, "argv", ["stackcheck", *map(str, arguments)]),
+        mock.patch("stackcheck.cli.signal.signal"),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main()
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return Done(int(ended.value.code or 0), captured.out, captured.err)
+
+
+def verify(
+    capsys: pytest.CaptureFixture[str], reference: str = f"oci:dist:{CPU_STACK}", *options: str
+) -> Done:
+    """`stackcheck verify` for a host without a GPU."""
+    return call(capsys, "verify", reference, "--device-model", "CPU", "--driver", "none", *options)

@@ -1,0 +1,72 @@
+"""The main job in a checkout of a few kilobytes: what it made, signed and published there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from small_checkout import CPU_STACK, FakeEngine
+from stackcheck import flow
+from stackcheck.certificate import keys, signing, verify
+from stackcheck.matrix import resolve
+from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck.certificate.statement import Statement
+
+
+class World:
+    """One checkout, its engine, and where it publishes."""
+
+    def __init__(self, root: Path, engine: FakeEngine) -> None:
+        self.root = root
+        self.engine = engine
+        self.dist = root / "dist"
+        self.lines: list[str] = []
+        self.settings = flow.Settings(
+            root=root, target=f"oci:{self.dist}", key=root.parent / "stackcheck.key"
+        )
+
+    def stack(self, name: str = CPU_STACK) -> resolve.Stack:
+        return resolve.load_stacks(self.root, (name,))[0]
+
+    def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.Outcome]:
+        settings = dataclasses.replace(self.settings, **changes)
+        engine: Any = self.engine
+        return list(flow.images(stacks or (self.stack(),), engine, settings, self.lines.append))
+
+    def outcome(self, *stacks: resolve.Stack, **changes: Any) -> flow.Outcome:
+        (outcome,) = self.outcomes(*stacks, **changes)
+        return outcome
+
+    def verify(self, key: Path | None = None) -> verify.Verified:
+        return verify.verify(
+            f"oci:{self.dist}:{CPU_STACK}",
+            public_key=keys.load_or_create(key or self.settings.key).public_key(),
+            device_model="CPU",
+            driver=None,
+        )
+
+    def tags(self) -> dict[str, str]:
+        store = OciLayout(self.dist)
+        names = store.tags() if (self.dist / "index.json").exists() else ()
+        return {
+            name: store.read_manifest(name).digest
+            for name in names
+            if not name.startswith(("cert-", "sha256-"))
+        }
+
+    def signed(self, name: str = CPU_STACK) -> dict[str, Statement]:
+        statements = [
+            envelope.statement for envelope in signing.signed(self.settings.folder(name), self.settings.key)
+        ]
+        return {statement.predicate_type: statement for statement in statements}
+
+
+@pytest.fixture(name="world")
+def world_of_one_checkout(checkout: Path, engine: FakeEngine) -> World:
+    return World(checkout, engine)

@@ -1,0 +1,137 @@
+"""Certified images of a few kilobytes: a layout on disk, a key, and statements about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import result_files
+from stackcheck.build.provenance import Provenance
+from stackcheck.certificate import predicates
+from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
+from stackcheck.oci.layout import OciLayout
+from stackcheck.suite import results, verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck.certificate.statement import Envelope
+    from stackcheck.suite.verdict import Waiver
+
+STACK_ID = "cpu-torch2.13.0-py3.11-debian12"
+NOW = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)
+REQUIRED = ("test_a.py::test_one",)
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallImage:
+    layout: Path
+    manifest_digest: str
+    config_digest: str
+    stack_id: str | None = STACK_ID
+
+
+@pytest.fixture(autouse=True)
+def no_disk_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import this where hundreds of layouts are written: no test here cuts the power."""
+    monkeypatch.setattr("stackcheck.files.atomic.os.fsync", lambda _file: None)
+
+
+def quiet(_message: str) -> None:
+    """Nobody reads the progress of a test."""
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def put(layout: OciLayout, media_type: str, body: bytes) -> dict[str, Any]:
+    blob = Descriptor(media_type=media_type, digest=sha256(body), size=len(body))
+    layout.write_blob(blob, lambda: (body,))
+    return blob.as_json()
+
+
+def make_image(folder: Path, content: bytes = b"first", stack_id: str | None = STACK_ID) -> SmallImage:
+    """An image whose two layers are tars with one file each; other content is another digest."""
+    layout = OciLayout(folder)
+    layers = [tar_of("etc/content", content), tar_of("etc/same", b"same in every image")]
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": ["PYTORCH_VERSION=2.13.0"]},
+        "rootfs": {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]},
+        "history": [{"created_by": "a test"}] * len(layers),
+    }
+    with layout.writing(quiet):
+        document = {
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "config": put(layout, CONFIG_TYPE, compact_json(config)),
+            "layers": [put(layout, LAYER_TYPE, layer) for layer in layers],
+        }
+        manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
+        layout.write_manifest(manifest, "candidate")
+    return SmallImage(folder, manifest.digest, document["config"]["digest"], stack_id)
+
+
+def tar_of(name: str, content: bytes) -> bytes:
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def sbom_of(image: SmallImage) -> dict[str, Any]:
+    """A list of packages as a real one begins; `test_sbom.py` makes real ones."""
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "metadata": {"component": {"type": "container", "name": "image", "version": image.manifest_digest}},
+        "components": [{"type": "library", "name": "torch", "version": "2.13.0+cpu"}],
+    }
+
+
+def certify(
+    image: SmallImage,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    now: dt.datetime = NOW,
+    outcome: str = "passed",
+    host: dict[str, Any] | None = None,
+    waivers: tuple[Waiver, ...] = (),
+    config_digest: str | None = None,
+) -> tuple[Envelope, ...]:
+    """The signed statements of a run that ended just before `now`."""
+    checks = [result_files.check("test_a.py::test_one[1]")]
+    checks.append(result_files.check("test_a.py::test_one[2]", outcome, metrics=[result_files.metric()]))
+    document = result_files.result(
+        *checks,
+        started=(now - dt.timedelta(seconds=60)).isoformat(),
+        finished=now.isoformat(),
+        host=host or result_files.host(),
+        image={
+            "reference": "stackcheck/x:1",
+            "config_digest": config_digest or image.config_digest,
+            "manifest_digest": image.manifest_digest,
+        },
+    )
+    run = results.parse(json.dumps(document).encode())
+    judged = verdict.judge(
+        run, REQUIRED, image_config_digest=image.config_digest, machines=None, waivers=waivers
+    )
+    provenance = Provenance(
+        parameters={"stack": STACK_ID}, dependencies={"file:Dockerfile": result_files.DIGEST}, started=now
+    )
+    return predicates.certify(image, run, judged, provenance, sbom_of(image), key=key, now=now)

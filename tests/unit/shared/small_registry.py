@@ -1,0 +1,56 @@
+"""A registry whose every answer is one function's, and a client of it that soon gives up."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.oci.distribution import Repository
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+Answer = tuple[int, dict[str, str], "bytes | Iterable[bytes]"]  # in pieces: of a length that is not told
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tuple[str, list[str]]]:
+    """A server whose every answer is one function's; yields its host and the requests it saw."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _do(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            self.body = self.rfile.read(length)
+            seen.append(f"{self.command} {self.path}")
+            status, headers, body = answer(self)
+            with contextlib.suppress(ConnectionError):
+                self.send_response(status)
+                told = {"Content-Length": str(len(body))} if isinstance(body, bytes) else {}
+                for name, value in (told | headers).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.writelines([body] if isinstance(body, bytes) else body)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815  # the base class's names
+
+        def log_message(self, *_arguments: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def repository(host: str, **changes: Any) -> Repository:
+    return Repository(host, "a/b", **({"timeout_s": (1.0, 0.3), "retry_delays_s": (0.01, 0.01)} | changes))

@@ -1,0 +1,80 @@
+"""A target on disk, the key that signs for it, and images of a few kilobytes to publish there."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from stackcheck.certificate import publish, revoke, verify
+from stackcheck.errors import PublishError
+from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+HOUR = dt.timedelta(hours=1)
+
+
+class World:
+    """A key, a target, and images to publish there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key: EllipticCurvePrivateKey = new_key()
+        self.target = f"oci:{folder / 'dist'}"
+        self.reference = f"{self.target}:{STACK_ID}"
+
+    def image(self, content: bytes) -> SmallImage:
+        return make_image(self.folder / content.decode(), content)
+
+    def publish(self, image: SmallImage, **changes: Any) -> publish.Published:
+        envelopes = changes.pop("envelopes", None) or certify(image, self.key, **changes)
+        return publish.publish(
+            image.layout,
+            tag=STACK_ID,
+            envelopes=envelopes,
+            target=self.target,
+            public_key=self.key.public_key(),
+            report=quiet,
+            key=self.key,
+        )
+
+    def revoke(self, reference: str, now: dt.datetime = NOW + HOUR) -> revoke.Revoked:
+        return revoke.revoke(reference, reason="NaN", key=self.key, now=now, report=quiet)
+
+    def verify(
+        self, reference: str | None = None, now: dt.datetime = NOW + 3 * HOUR, **host: Any
+    ) -> verify.Verified:
+        return verify.verify(
+            reference or self.reference,
+            public_key=self.key.public_key(),
+            now=now,
+            **({"device_model": "CPU", "driver": None} | host),
+        )
+
+    def tags(self) -> dict[str, str]:
+        """The tags that users see, without those of the attestations."""
+        store = OciLayout(self.folder / "dist")
+        names = store.tags() if (self.folder / "dist" / "index.json").exists() else ()
+        return {
+            name: store.read_manifest(name).digest
+            for name in names
+            if not name.startswith(("cert-", "sha256-"))
+        }
+
+
+@pytest.fixture(name="world")
+def world_of_one_target(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def refused(world: World, image: SmallImage, **changes: Any) -> PublishError:
+    with pytest.raises(PublishError) as error:
+        world.publish(image, **changes)
+    assert error.value.exit_code == 8
+    return error.value

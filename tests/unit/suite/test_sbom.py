@@ -1,0 +1,288 @@
+"""The list of packages says what an image's own file system says, the same bytes every time, or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cyclonedx.model.bom import Bom
+from cyclonedx.output.json import JsonV1Dot6
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from stackcheck.build.image import Image
+from stackcheck.certificate import attached_sbom, attachments, publish
+from stackcheck.certificate.statement import SBOM, VSA
+from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
+from stackcheck.oci.documents import compact_json
+from stackcheck.oci.layout import OciLayout
+from stackcheck.suite import components, inventory, sbom
+
+if TYPE_CHECKING:
+    from stackcheck.engine.client import RunSpec
+
+INVENTORY = (Path(__file__).parents[1] / "assets" / "sbom" / "inventory.jsonl").read_text().splitlines()
+RECORDS = [json.loads(line) for line in INVENTORY]
+KEY = new_key()
+# Heads, release files and package databases as broken images have them.
+ODD = [
+    "Name: \nVersion: 1",
+    "Name: a/b@c\nVersion: 1 2",
+    "Name: a\nVersion: 1\nLicense: UNKNOWN\nClassifier: License :: ",
+    "Name: a\nVersion: 1\nLicense-Expression: MIT AND",
+    'ID="debian',
+    "ID=\nVERSION_ID=",
+    "Package: a\nStatus: install ok installed",
+    "Package:\nStatus: install ok installed\nVersion: 1",
+    "\n\n\n",
+]
+
+
+class ReaderEngine:
+    """The one call that reading an image needs: a container that prints lines and ends with a code."""
+
+    def __init__(self, lines: list[str], code: int = 0) -> None:
+        self.lines, self.code = lines, code
+        self.specs: list[RunSpec] = []
+
+    def run(self, spec: RunSpec) -> int:
+        self.specs.append(spec)
+        for line in self.lines:
+            assert spec.on_line
+            spec.on_line(line)
+        return self.code
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    small = make_image(tmp_path / "oci")
+    return Image(
+        stack_id=STACK_ID,
+        reference="stackcheck/x:1",
+        config_digest=small.config_digest,
+        manifest_digest=small.manifest_digest,
+        layout=small.layout,
+        size_bytes=0,
+        layers=(),
+        reused=False,
+        seconds=0,
+    )
+
+
+def component(document: dict[str, Any], purl: str) -> dict[str, Any]:
+    (found,) = (item for item in document["components"] if item.get("purl") == purl)
+    return dict(found)
+
+
+def properties(item: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(entry["name"], entry["value"]) for entry in item["properties"]]
+
+
+def test_the_document_is_cyclonedx_about_this_digest(image: Image) -> None:
+    document = sbom.describe(image, RECORDS)
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    subject = document["metadata"]["component"]
+    assert (subject["type"], subject["version"]) == ("container", image.manifest_digest)
+    assert subject["hashes"] == [{"alg": "SHA-256", "content": image.manifest_digest.removeprefix("sha256:")}]
+    assert {entry["ref"] for entry in document["dependencies"]} >= {subject["bom-ref"]}
+
+
+def test_python_distributions_have_version_licence_purl_and_the_hash_that_pip_recorded(image: Image) -> None:
+    torch = component(sbom.describe(image, RECORDS), "pkg:pypi/torch@2.13.0%2Bcpu")
+    assert (torch["name"], torch["version"]) == ("torch", "2.13.0+cpu")
+    assert torch["licenses"] == [{"expression": "BSD-3-Clause AND MIT", "acknowledgement": "declared"}]
+    assert torch["hashes"] == [{"alg": "SHA-256", "content": "b" * 64}]
+    assert ("stackcheck:files_sha256", "a" * 64) in properties(torch)
+
+
+def test_a_distribution_in_two_places_is_one_component_with_both(image: Image) -> None:
+    found = component(sbom.describe(image, RECORDS), "pkg:pypi/typing-extensions@4.16.0")
+    assert len(properties(found)) == 2
+    assert found["licenses"] == [{"license": {"id": "PSF-2.0", "acknowledgement": "declared"}}]
+
+
+def test_a_licence_text_is_no_name_and_the_classifier_stands_for_it(image: Image) -> None:
+    found = component(sbom.describe(image, RECORDS), "pkg:pypi/old-thing@0.1")
+    assert [item["license"]["name"] for item in found["licenses"]] == ["MIT License"]
+
+
+def test_installed_debian_packages_are_listed_and_removed_ones_are_not(image: Image) -> None:
+    document = sbom.describe(image, RECORDS)
+    names = [item["name"] for item in document["components"] if "pkg:deb" in item.get("purl", "")]
+    assert sorted(names) == ["bash", "zlib1g"]
+    zlib = component(document, "pkg:deb/debian/zlib1g@1:1.2.13.dfsg-1?arch=amd64&distro=debian-12")
+    assert zlib["licenses"] == [{"license": {"id": "Zlib", "acknowledgement": "declared"}}]
+    assert properties(zlib) == [("stackcheck:files_sha256", "d" * 64)]
+
+
+def test_several_licences_are_names_and_never_an_expression_beside_them() -> None:
+    bash = next(item for item in components.components(RECORDS) if item.name == "bash")
+    stated = {licence.id or licence.name for licence in bash.licenses}
+    assert stated == {"GFDL-NIV-1.3", "GPL-3+", "MIT AND BSD-3-Clause"}
+
+
+def test_what_could_not_be_read_is_said(image: Image) -> None:
+    assert sbom.describe(image, RECORDS)["properties"] == [{"name": "stackcheck:unread", "value": "/root"}]
+
+
+def test_equal_images_give_equal_bytes_and_others_another_serial_number(image: Image) -> None:
+    first = sbom.describe(image, RECORDS)
+    assert compact_json(first) == compact_json(sbom.describe(image, RECORDS))
+    other = dataclasses.replace(image, manifest_digest="sha256:" + "0" * 64)
+    assert sbom.describe(other, RECORDS)["serialNumber"] != first["serialNumber"]
+
+
+@given(
+    kind=st.sampled_from(["python", "release", "dpkg"]),
+    text=st.text(max_size=60) | st.sampled_from(ODD),
+    origin=st.none() | st.text(max_size=30) | st.sampled_from(["[]", '{"archive_info": 1}', "{"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_an_image_holds_makes_a_document_and_no_traceback(
+    kind: str, text: str, origin: str | None
+) -> None:
+    record = {"kind": kind, "text": text, "head": text, "place": "/x", "files": None, "origin": origin}
+    bom = Bom(components=components.components([*RECORDS[:-1], record]))
+    assert json.loads(JsonV1Dot6(bom).output_as_string())["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [([], 127), (INVENTORY[:-1], 0), (INVENTORY, 1), (["Traceback", *INVENTORY], 0)],
+    ids=["no python", "cut short", "failed", "not records"],
+)
+def test_an_image_that_cannot_be_listed_is_an_error(lines: list[str], code: int) -> None:
+    engine: Any = ReaderEngine(lines, code)
+    with pytest.raises(ChecksFailedError, match="could not be listed"):
+        sbom.read("stackcheck/x:1", engine)
+
+
+def test_the_image_is_read_without_any_right_and_without_its_own_start_up_code(image: Image) -> None:
+    engine: Any = ReaderEngine(INVENTORY)
+    assert sbom.read(image.reference, engine) == RECORDS
+    (spec,) = engine.specs
+    assert (spec.cap_drop, spec.network, spec.read_only) == (("ALL",), "none", True)
+    assert {"-I", "-S"} <= set(spec.command)
+
+
+def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None:
+    engine: Any = ReaderEngine(INVENTORY)
+    first = sbom.keep(image, engine, tmp_path, quiet)
+    assert sbom.keep(image, engine, tmp_path, quiet) == first == sbom.load(image, tmp_path)
+    assert len(engine.specs) == 1
+    (tmp_path / "sbom.json").write_text("{")
+    assert sbom.keep(image, engine, tmp_path, quiet) == first
+    other = dataclasses.replace(image, manifest_digest="sha256:" + "0" * 64)
+    with pytest.raises(ConfigurationError, match="no list of what is in the image"):
+        sbom.load(other, tmp_path)
+    sbom.keep(other, engine, tmp_path, quiet)
+    assert len(engine.specs) == 3
+
+
+@pytest.fixture
+def dist(image: Image, tmp_path: Path) -> Path:
+    release(image, tmp_path / "dist")
+    return tmp_path / "dist"
+
+
+def release(image: Image, dist: Path, **changes: Any) -> None:
+    small: Any = image
+    publish.publish(
+        image.layout,
+        tag=STACK_ID,
+        envelopes=certify(small, KEY, **changes),
+        target=f"oci:{dist}",
+        public_key=KEY.public_key(),
+        report=quiet,
+    )
+
+
+def test_the_attached_document_is_given_back_for_the_right_key_alone(dist: Path) -> None:
+    reference = f"oci:{dist}:{STACK_ID}"
+    document = attached_sbom.attached(reference, public_key=KEY.public_key())
+    assert document["components"][0]["name"] == "torch"
+    with pytest.raises(CertificateError, match="no list of packages"):
+        attached_sbom.attached(reference, public_key=new_key().public_key())
+    with pytest.raises(CertificateError):
+        attached_sbom.attached(f"oci:{dist}:other", public_key=KEY.public_key())
+
+
+def test_a_renewed_certificate_does_not_store_the_same_document_again(image: Image, dist: Path) -> None:
+    release(image, dist, now=NOW + dt.timedelta(days=8))
+    store = OciLayout(dist)
+    legacy = store.read_manifest(attachments.legacy_tag(image.manifest_digest)).descriptors("layers")
+    kinds = [layer.annotations["predicateType"] for layer in legacy]
+    assert (kinds.count(VSA), kinds.count(SBOM)) == (2, 1)
+    listed = attachments.bundles_of(store, image.manifest_digest)
+    kinds = [item.document["annotations"]["dev.sigstore.bundle.predicateType"] for item in listed]
+    assert (kinds.count(VSA), kinds.count(SBOM)) == (2, 1)
+
+
+def test_the_reader_finds_distributions_wherever_they_lie_and_says_what_it_may_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "opt" / "deep" / "a-1.dist-info"
+    place.mkdir(parents=True)
+    (place / "METADATA").write_bytes(b"Name: a\r\nVersion: 1\r\n\r\nA long description\r\n")
+    (place / "RECORD").write_text("a.py,,\n")
+    (tmp_path / "b.egg-info").write_text("Name: b\nVersion: 2\n")
+    (tmp_path / "empty.dist-info").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "closed").mkdir()
+    scandir = inventory.os.scandir
+
+    def refusing(path: str) -> Any:
+        if path.endswith("closed"):
+            raise PermissionError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(inventory.os, "scandir", refusing)
+    count, unread = inventory.python(tmp_path)
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["head"].split()[1] for record in records] == ["b", "a"]
+    assert records[1]["head"] == "Name: a\nVersion: 1"
+    assert len(records[1]["files"]) == 64
+    assert (count, unread) == (5, [str(tmp_path / "closed")])
+
+
+def test_the_reader_takes_debians_database_and_licences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "info").mkdir()
+    (tmp_path / "status").write_text("Package: bash\n")
+    (tmp_path / "info" / "bash.md5sums").write_text("0 bin/bash\n")
+    (tmp_path / "doc" / "bash").mkdir(parents=True)
+    (tmp_path / "doc" / "bash" / "copyright").write_bytes(
+        b"License: GPL-3+\n text\nLicense:\nLicense: X\xff\n"
+    )
+    monkeypatch.setattr(inventory, "DPKG", tmp_path)
+    monkeypatch.setattr(inventory, "DOCUMENTS", tmp_path / "doc")
+    inventory.debian()
+    dpkg, files, licences = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert dpkg["text"] == "Package: bash\n"
+    assert (files["package"], len(files["digest"])) == ("bash", 64)
+    assert licences["stated"] == ["GPL-3+", "X�"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "5",
+        "{}",
+        '{"kind": "python"}',
+        '{"kind": "python", "head": 5, "place": "/x"}',
+        '{"kind": "licences"}',
+        '{"kind": "dpkg", "text": []}',
+        '{"kind": "end"}',
+    ],
+)
+def test_records_that_lack_what_they_need_are_an_error(image: Image, tmp_path: Path, record: str) -> None:
+    last = record if "end" in record else INVENTORY[-1]
+    engine: Any = ReaderEngine([*INVENTORY[:-1], record, last])
+    with pytest.raises(ChecksFailedError, match="could not be listed"):
+        sbom.keep(image, engine, tmp_path, quiet)
