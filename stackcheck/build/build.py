@@ -1,42 +1,37 @@
 """Stacks -> images: one bake definition, one OCI layout a stack, and `image.json`, which describes it.
 
-In: resolved stacks with their rendered files, an engine. Out: `build/<stack-id>/oci` with exactly one manifest, the
-same image in the engine, and an `Image` that says which stages ran and what sharing saved. An image whose inputs did
-not change is kept.
+In: resolved stacks with their rendered files, an engine. Out: `build/<stack-id>/oci` with exactly one
+manifest, the same image in the engine, and an `Image` that says which stages ran and what sharing saved. An image whose
+inputs did not change is kept.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import datetime as dt
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-from stackcheck.oci import archive
+
 from stackcheck.build import bakefile
-from stackcheck.engine import buildx
-from stackcheck.build.wheels import host_settings, wheel_supply
-from stackcheck.build.plans import Plan, digest_of, make_plan
-from stackcheck.errors import BuildError
 from stackcheck.build.image import Image, StageUse, describe, load_image, save_image, size_report
-from stackcheck.files.checkout_lock import exclusive
+from stackcheck.build.plans import Plan, make_plan
+from stackcheck.build.wheels import host_settings, wheel_supply
 from stackcheck.build.wheels.wheel_cache import WheelCache
-import collections
-from typing import TYPE_CHECKING
-from stackcheck.build.image import StageUse, load_image
+from stackcheck.engine import buildx
+from stackcheck.errors import BuildError
+from stackcheck.oci import archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from stackcheck.build.bakefile import Bake
+    from stackcheck.build.image import How, Image
+    from stackcheck.build.plans import Plan
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from stackcheck.build.bakefile import Bake
-    from stackcheck.build.plans import Plan
-    from stackcheck.build.image import How, Image
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -60,7 +55,7 @@ DEFAULTS = Options()
 
 def build(
     stacks: Sequence[Stack],
-    engine: Engine,  # noqa: ARG001  # its set-up has made the host ready
+    engine: Engine,  # its set-up has made the host ready
     *,
     root: Path,
     report: Callable[[str], None],
@@ -80,7 +75,9 @@ def build(
         ConfigurationError: There is no such wheelhouse.
     """
     if options.wheelhouse:
-        host_settings.only(options.wheelhouse)  # before an image is kept: what is named wrongly is never passed over
+        host_settings.only(
+            options.wheelhouse
+        )  # before an image is kept: what is named wrongly is never passed over
     plans = [
         make_plan(stack, engine.description, root, report, platform=options.platform) for stack in stacks
     ]
@@ -174,7 +171,7 @@ def _check_platforms(plans: Sequence[Plan]) -> None:
 
 def _finish(
     plan: Plan,
-    engine: Engine,  # noqa: ARG001  # its set-up has made the host ready
+    engine: Engine,  # its set-up has made the host ready
     report: Callable[[str], None],
     seconds: float,
     stages: tuple[StageUse, ...],

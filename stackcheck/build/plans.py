@@ -11,16 +11,16 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from stackcheck.build import bootstrap, platforms, stages
 from stackcheck import vendors
+from stackcheck.build import bootstrap, platforms, stages
 from stackcheck.errors import BuildError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping  # noqa: TC003  # a named tuple's annotations are read at run time
+    from collections.abc import Callable, Mapping  # a named tuple's annotations are read at run time
     from pathlib import Path
 
-    from stackcheck.matrix.stack import Stack
     from stackcheck.build.stages import Stage
+    from stackcheck.matrix.stack import Stack
 
 # Part of every key: raise it when the way of building changes what comes out.
 RECIPE = 3

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stackcheck.build import provenance
-from stackcheck.build import bootstrap, build, image
+from stackcheck.build import bootstrap, build, image, provenance
 from stackcheck.build.wheels import host_settings
 from stackcheck.engine import container
 from stackcheck.engine.buildx import BakeResult
