@@ -23,7 +23,7 @@ from pathlib import Path
 import ablation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "trainers"))
-import systems
+from tools import launch
 
 OUT_OF_MEMORY = 4
 WRITING = threading.Lock()
@@ -104,11 +104,11 @@ def one(setting: Setting, limit_s: float, out: Path) -> str:
     begin, name, gpu = time.monotonic(), setting.name, setting.gpu
     seen = () if gpu is None else ("env", f"CUDA_VISIBLE_DEVICES={gpu}")  # HIP reads this name too
     try:
-        where = systems.System(name, (*seen, *systems.torchrun(setting.gpus)))
-        found = systems.run(where, [*setting.flags, "--no-digest"], timeout_s=limit_s)
+        system = launch.System(name, (*seen, *launch.torchrun(setting.gpus)))
+        found = launch.run(system, [*setting.flags, "--no-digest"], timeout_s=limit_s)
         result = {**asdict(setting), **found}
         text = line(name, setting.gpus, found)
-    except systems.RunError as error:
+    except launch.RunError as error:
         why = "out of memory" if error.code == OUT_OF_MEMORY else str(error).splitlines()[0]
         result = {**asdict(setting), "outcome": why, "said": str(error)[-4000:]}
         text = f"{name:34} {why if error.code == OUT_OF_MEMORY else error}"

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import options as cli
-import systems
+from tools import launch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -68,10 +68,10 @@ def test_of_chained_exceptions_the_last_is_told(prefix: str) -> None:
     own = [line and prefix + line for line in done.stderr.splitlines()]
     torchruns = ["Traceback (most recent call last):", '  File "run.py", line 1', "ChildFailedError"]
     other = ["[rank2]: Traceback (most recent call last):", "[rank2]: RuntimeError: lost a peer"]
-    said = systems.raised([*own, *other, *torchruns])
+    said = launch.raised([*own, *other, *torchruns])
     assert "RuntimeError: the checkpoint is damaged" in said[-1], said
     assert not any("half of it" in line for line in said)
-    alone = systems.raised([*other, *own, *torchruns])
+    alone = launch.raised([*other, *own, *torchruns])
     assert alone == other
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import curves
+import loss_curve as curves
 import presets
 from errors import RefusedError
 from record import unsound

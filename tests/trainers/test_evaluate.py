@@ -11,14 +11,13 @@ import pytest
 import torch
 
 import data
-import evaluate
 import presets
-import scoring
 from errors import RefusedError
+from tools import evaluate, scoring
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(prefix="hf-")}  # read when it is imported
 pytest.importorskip("lm_eval")
-TRAINERS = Path(evaluate.__file__).parent
+TRAINERS = Path(data.__file__).parent
 TASK = """
 task: known_text
 dataset_path: json

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-import systems
+from tools import launch
 
 FLAGS = (
     "--steps",
@@ -27,7 +27,7 @@ SEED = 20
 
 
 def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
-    alone = [sys.executable, str(systems.TRAIN), *FLAGS]
+    alone = [sys.executable, str(launch.TRAIN), *FLAGS]
     whole = json.loads(
         subprocess.run(alone, capture_output=True, text=True, check=True, timeout=250).stdout.splitlines()[-1]
     )

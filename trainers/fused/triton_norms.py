@@ -66,7 +66,7 @@ def _norm_apply(s, rstd, w, h, D: tl.constexpr, B: tl.constexpr):
 
 
 def norm_apply(s: Tensor, rstd: Tensor, w: Tensor) -> Tensor:
-    """The norm again, from what forward kept."""
+    """The norm computed again from what forward kept: the sum and 1/rms."""
     h = torch.empty_like(s)
     _norm_apply[(s.shape[0],)](s, rstd, w, h, D=s.shape[1], B=triton.next_power_of_2(s.shape[1]), num_warps=8)
     return h

@@ -1,5 +1,6 @@
 # ruff: noqa: PLR0917 - a kernel launch is positional
-"""Triton kernels between the fused layer's products: rotary positions, SwiGLU and the loss, there and back.
+"""Triton kernels between the fused layer's products: rotary positions, SwiGLU and the loss, each with its
+backward.
 
 In and out: as the functions of the same name in ops.py.
 """
@@ -66,9 +67,7 @@ def _rope_backward(
 
 
 def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn gradients [rows, heads, head_dim] back and lay queries, keys and values side by side: no
-    concatenation.
-    """
+    """Turn gradients [rows, heads, head_dim] back, and put queries, keys and values side by side."""
     rows, heads, dim = dq.shape
     kv = dk.shape[1]
     out = torch.empty(rows, (heads + 2 * kv) * dim, device=dq.device, dtype=dq.dtype)
@@ -124,7 +123,9 @@ def _swiglu_backward(da, gu, a, amax, F, B: tl.constexpr, AMAX: tl.constexpr):
 
 
 def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Overwrite gu with its gradient; it and the product again, which the weights' gradient needs."""
+    """Overwrite gu with its gradient. Returns it, and the activation computed again for the weights'
+    gradient.
+    """
     rows, F = da.shape
     a = torch.empty_like(da)
     some = torch.zeros(256, device=gu.device) if amax is not None else a
@@ -161,7 +162,7 @@ def _cross_entropy(logits, labels, losses, scale, V: tl.constexpr, B: tl.constex
 
 
 def cross_entropy_(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Cross entropy of each row, float32; the logits become scale times their gradient."""
+    """Cross entropy of each row in float32. The logits are overwritten by `scale` times their gradient."""
     losses = torch.empty(logits.shape[0], device=logits.device, dtype=torch.float32)
     _cross_entropy[(logits.shape[0],)](logits, labels, losses, scale, V=logits.shape[1], B=4096, num_warps=8)
     return losses

@@ -1,5 +1,5 @@
 # ruff: noqa: PLR0917 - a kernel launch is positional
-"""Triton kernels over whole tensors, whatever their shape means: AdamW, the largest value, the cast to FP8.
+"""Triton kernels over whole tensors, of any shape: AdamW, the largest value, the cast to FP8.
 
 In and out: as the functions of the same name in ops.py.
 """
@@ -102,7 +102,7 @@ def _cast(
 def cast(
     x: Tensor, top: Tensor, dtype: torch.dtype, *, row: bool, col: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """FP8 of x scaled to its largest value, as it lies and transposed, and the scale that undoes it."""
+    """FP8 copies of x, row-major and transposed, and the scale that turns them back; see ops.cast."""
     M, N = x.shape
     inverse = torch.empty((), device=x.device)
     rows = torch.empty(M, N, device=x.device, dtype=dtype) if row else None
