@@ -93,6 +93,7 @@ def train(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_trained_checkpoint_answers_what_a_fresh_one_cannot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

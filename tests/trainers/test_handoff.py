@@ -40,6 +40,7 @@ def handoff(folder: Path, *systems: str, every: int = 5, steps: int = 15) -> tup
     return call("handoff.py", "--folder", str(folder / "shared"), *sizes, *places)
 
 
+@pytest.mark.slow
 def test_one_two_and_four_ranks_take_turns_and_stay_in_the_band(tmp_path: Path) -> None:
     code, result, errors = handoff(tmp_path, "one: --ranks 1", "two: --ranks 2", "four: --ranks 4")
     assert code == 0, (result, errors)
@@ -84,6 +85,7 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     assert "is not empty" in errors
 
 
+@pytest.mark.slow
 def test_two_precisions_are_compared_step_by_step() -> None:
     arms = ("--arm", f"fp32: {ALONE}", "--arm", f"bf16: {ALONE} --precision bf16")
     code, result, errors = call("compare_runs.py", *arms, "--steps", "40", "--band", "2e-3:3e-2")

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tools import launch
 
 FLAGS = (
@@ -26,6 +28,7 @@ KILLS = 3
 SEED = 20
 
 
+@pytest.mark.slow
 def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
     alone = [sys.executable, str(launch.TRAIN), *FLAGS]
     whole = json.loads(

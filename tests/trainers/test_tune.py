@@ -53,6 +53,7 @@ def test_nothing_that_fits_is_a_failure(
     assert json.loads(capsys.readouterr().out)["chosen"] is None
 
 
+@pytest.mark.slow
 def test_the_jobs_record_holds_the_search() -> None:
     command = [
         sys.executable,
