@@ -190,8 +190,8 @@ def train(run: Run) -> None:
     """Every step from run.first_step to the last.
 
     The host only starts work on the device and does not wait for it, so the device always has the next
-    kernels in its queue (https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution). The
-    exceptions are a checkpoint, and the two ends of what is timed.
+    kernels in its queue (https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution). It
+    waits after the first step, for a checkpoint, and at the two ends of what is timed.
     """
     # Left alone, Python collects garbage at another step on each rank. All ranks wait for the slowest one at
     # every collective, so each would also pay for the others' collections. Instead all collect between the

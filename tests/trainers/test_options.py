@@ -1,4 +1,4 @@
-"""Flags that cannot work together are refused before anything starts, and the line says what to type instead."""
+"""Flags that cannot work together are refused before anything starts, and the message says what to change."""
 
 import subprocess
 import sys
