@@ -90,7 +90,7 @@ def reference(record: dict[str, Any], band: Band, *, measured: str) -> Curve:
     if losses[0] - fall < LEAST_LEFT * losses[0]:
         raise RefusedError(
             f"no reference: the loss fell from {losses[0]:.4f} to {losses[0] - fall:.4f}: the model knows "
-            "its data by heart, and no band around that says anything; take fewer steps or more data"
+            "its data by heart, so a band around it proves nothing; take fewer steps or more data"
         )
     return Curve(
         job=job_of(record),

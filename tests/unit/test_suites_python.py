@@ -30,11 +30,11 @@ WHERE_PRESENT = {
     "trainers/models/hf_llama.py": {"transformers"},
     "trainers/tools/evaluate.py": {"lm_eval"},
     "trainers/tools/scoring.py": {"transformers"},
-    **{f"trainers/fused/triton_{part}.py": {"triton"} for part in ("flat", "layer", "norms")},
+    "trainers/fused/triton_ops.py": {"triton"},
 }
 AT_TOP = {
     "tests/acceptance/workloads/machine_code.py",
-    *(name for name in WHERE_PRESENT if name.startswith("trainers/fused/triton_")),
+    "trainers/fused/triton_ops.py",
 }
 
 
