@@ -9,13 +9,20 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal, get_args
 
 import presets
 
 WARMUP = 3  # steps; compilation and the caching allocator settle in them
-PARALLEL = ("fsdp2", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "zero1")
-PRECISION = ("fp32", "bf16", "fp8", "fp8-rowwise")
-ATTENTION = ("auto", "cudnn", "flash", "efficient", "math")
+
+Implementation = Literal["native", "fused", "transformers"]
+Precision = Literal["fp32", "bf16", "fp8", "fp8-rowwise"]
+Parallel = Literal["fsdp2", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "zero1"]
+Storage = Literal["fp32", "bf16"]  # of gradients while they are summed, and of AdamW's moments
+CompileScope = Literal["block", "model"]
+Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
+Recompute = Literal["none", "full"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +32,7 @@ class Options:
     model: str
     size: str
     layers: int | None
-    implementation: str
+    implementation: Implementation
     steps: int
     until: int | None
     warmup: int
@@ -39,20 +46,20 @@ class Options:
     clip: float
     seed: int
     data: str
-    precision: str
-    parallel: str
+    precision: Precision
+    parallel: Parallel
     tp: int
     pp: int
     replicas: int
     reshard: bool
-    reduce: str
-    moments: str
+    reduce: Storage
+    moments: Storage
     loss_chunks: int | None
     compile: bool | None
-    compile_scope: str
-    attention: str
-    recompute: str
-    device: str
+    compile_scope: CompileScope
+    attention: Attention
+    recompute: Recompute
+    device: Device
     deterministic: bool
     portable: bool
     preflight: bool | None
@@ -83,8 +90,10 @@ def parse(arguments: list[str]) -> Options:
     """The options of these arguments. Exits with 2 and one line when they contradict each other."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    # Only a warm-up that was asked for can be wrong: a run of one or two steps is fine, and has no speed.
-    explicit, given.warmup = given.warmup is not None, WARMUP if given.warmup is None else given.warmup
+    # Only a warm-up that was asked for can be wrong: a run of one or two steps is fine, it only has no speed.
+    explicit = given.warmup is not None
+    if not explicit:
+        given.warmup = WARMUP
     options = Options(**vars(given))
     problem = contradiction(options) or nothing_to_time(options, explicit=explicit)
     if problem:
@@ -192,7 +201,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
     add("--layers", type=int, help="only this many layers, at full width")
     add(
         "--implementation",
-        choices=("native", "fused", "transformers"),
+        choices=get_args(Implementation),
         default="native",
         help="native: plain torch; fused: hand-written backward; transformers: the library's model",
     )
@@ -240,10 +249,10 @@ def _what(group: argparse._ArgumentGroup) -> None:
 
 def _how(group: argparse._ArgumentGroup) -> None:
     add, toggle = group.add_argument, argparse.BooleanOptionalAction
-    add("--precision", choices=PRECISION, default="fp32", help="bf16 keeps float32 master weights")
+    add("--precision", choices=get_args(Precision), default="fp32", help="bf16 keeps float32 master weights")
     add(
         "--parallel",
-        choices=PARALLEL,
+        choices=get_args(Parallel),
         default="fsdp2",
         help="layout: how the ranks share parameters and optimizer state",
     )
@@ -251,28 +260,29 @@ def _how(group: argparse._ArgumentGroup) -> None:
     add("--pp", type=int, default=1, help="pipeline stages")
     add("--replicas", type=int, default=1, help="HSDP: groups of ranks, each with one whole sharded copy")
     add("--reshard", action=toggle, default=True, help="free gathered weights between forward and backward")
-    add("--reduce", choices=("fp32", "bf16"), default="fp32", help="type in which gradients are summed")
-    add("--moments", choices=("fp32", "bf16"), default="fp32", help="type of AdamW's moments (zero1)")
+    add("--reduce", choices=get_args(Storage), default="fp32", help="type in which gradients are summed")
+    add("--moments", choices=get_args(Storage), default="fp32", help="type of AdamW's moments (zero1)")
     add("--loss-chunks", type=int, help="chunks of the loss; 1 holds all logits at once [8 on a GPU, else 1]")
     add("--compile", action=toggle, help="torch.compile [on a GPU]")
     add(
         "--compile-scope",
-        choices=("block", "model"),
+        choices=get_args(CompileScope),
         default="block",
         help="compile each block, or the whole model",
     )
     add(
         "--attention",
-        choices=ATTENTION,
+        choices=get_args(Attention),
         default="auto",
         help="attention backend; auto tries cuDNN first on NVIDIA",
     )
     add(
-        "--recompute", choices=("none", "full"), default="none", help="activation checkpointing of each block"
+        "--recompute",
+        choices=get_args(Recompute),
+        default="none",
+        help="activation checkpointing of each block",
     )
-    add(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="torch calls ROCm's device cuda too"
-    )
+    add("--device", choices=get_args(Device), default="auto", help="torch calls ROCm's device cuda too")
     add("--deterministic", action=toggle, default=False, help="refuse kernels that are not deterministic")
     add(
         "--portable",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from models.layers import BlockModel
-    from options import Options
+    from options import CompileScope, Options, Precision
     from world import World
 
 STD = 0.02  # of initial weights, as GPT-2 and LLM Foundry draw them
@@ -111,7 +111,7 @@ def give_weights(
         setattr(module.get_submodule(owner), leaf, done[id(parameter)])
 
 
-def use_fp8_linears(model: nn.Module, recipe: str) -> None:
+def use_fp8_linears(model: nn.Module, recipe: Precision) -> None:
     """Replace the blocks' linear layers by torchao's FP8 ones: tensorwise with FP8 all-gather,
     or row-wise.
     """
@@ -161,7 +161,7 @@ def compile_and_recompute(model: BlockModel, options: Options, *, gpu: bool) -> 
         compile_in_place(model, options.compile_scope)
 
 
-def compile_in_place(model: BlockModel, scope: str) -> None:
+def compile_in_place(model: BlockModel, scope: CompileScope) -> None:
     """Compile each block, or the whole model with its layout's hooks.
 
     In place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
