@@ -68,9 +68,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from harness import bytecode
 
     bytecode.keep()
-    from harness.session import AcceptanceSession
+    from harness.session import PLUGIN, AcceptanceSession
 
-    config.pluginmanager.register(AcceptanceSession(config), "stackcheck-acceptance")
+    config.pluginmanager.register(AcceptanceSession(config), PLUGIN)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

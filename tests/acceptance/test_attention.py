@@ -3,10 +3,10 @@
 `test_kernels.py::test_attention` is the plain call.
 """
 
-from typing import Any
-
 import pytest
 
+from harness.fixtures import OnDevice
+from harness.session import AcceptanceSession
 from workloads import (
     arch,
     attention,
@@ -23,7 +23,9 @@ HALVES = ("bf16", "fp16")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])
-def test_attention_backend(backend: str, dtype: str, acceptance: Any, on_device: Any) -> None:
+def test_attention_backend(
+    backend: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice
+) -> None:
     """Each attention backend of the architecture runs when it is asked for, is what ran, and is right."""
     if backend not in on_device(arch.attention_backends):
         pytest.skip(f"this architecture has no {backend} attention")
@@ -33,7 +35,7 @@ def test_attention_backend(backend: str, dtype: str, acceptance: Any, on_device:
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
-def test_flash_attn_package(dtype: str, acceptance: Any, on_device: Any) -> None:
+def test_flash_attn_package(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """The flash_attn package is right forward and backward, and repeats its bits when asked to."""
     if not on_device(flash_package.available):
         pytest.skip("the flash_attn package is not part of this stack")
@@ -43,7 +45,7 @@ def test_flash_attn_package(dtype: str, acceptance: Any, on_device: Any) -> None
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "torch", "package"])
-def test_varlen_attention(way: str, on_device: Any) -> None:
+def test_varlen_attention(way: str, on_device: OnDevice) -> None:
     """Sequences of different length packed into one row attend within themselves, forward and backward."""
     if reason := on_device(attention_masks.lacks, way=way):
         pytest.skip(reason)
@@ -53,7 +55,7 @@ def test_varlen_attention(way: str, on_device: Any) -> None:
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "flex", "package"])
-def test_sliding_window_attention(way: str, on_device: Any) -> None:
+def test_sliding_window_attention(way: str, on_device: OnDevice) -> None:
     """Attention through a sliding window sees the window, all of it and nothing else, both ways."""
     if reason := on_device(attention_masks.lacks, way=way):
         pytest.skip(reason)
@@ -63,13 +65,13 @@ def test_sliding_window_attention(way: str, on_device: Any) -> None:
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
-def test_attention_dropout(dtype: str, on_device: Any) -> None:
+def test_attention_dropout(dtype: str, on_device: OnDevice) -> None:
     """Dropout in attention drops its share of every head, query and key, and the same in the backward."""
     cases.require(on_device(attention_dropout.check, dtype=dtype))
 
 
 @pytest.mark.gpus(1)
-def test_attention_default_is_fused(on_device: Any) -> None:
+def test_attention_default_is_fused(on_device: OnDevice) -> None:
     """Attention without a named backend is not the slow formula in plain operations."""
     chosen = on_device(attention_backends.chosen, dtype="bf16")
     assert chosen["backend"] in {"flash", "efficient", "cudnn"}, f"what ran: {chosen}"

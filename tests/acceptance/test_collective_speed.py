@@ -8,7 +8,9 @@ import pytest
 
 from harness import causes
 from harness.check import Check, invalid
-from workloads import curves, measured
+from harness.fixtures import Launch, RecordMetric
+from harness.session import AcceptanceSession, every_device
+from workloads import speed_conditions, speed_outliers
 
 CPU_RANKS = 2
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NVLS"}
@@ -17,13 +19,8 @@ TIMEOUT_S = 300
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run: a smaller world would leave links untried."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
-        perf = bool({"links", "timed"} & set(metafunc.fixturenames))
-        mark = pytest.mark.gpus(count, perf=perf)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    """`ranks` is every device of this run; what times them has the machine alone."""
+    every_device(metafunc, cpu=CPU_RANKS, perf=bool({"links", "timed"} & set(metafunc.fixturenames)))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,9 @@ def kept() -> dict[str, Any]:
 
 
 @pytest.fixture
-def links(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int, check: Check) -> dict[str, Any]:
+def links(
+    kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int, check: Check
+) -> dict[str, Any]:
     """What every pair carries, and what the library chose for each size: one launch with its log on."""
     if ranks == 1:
         pytest.skip("one device has no link to measure")
@@ -46,13 +45,14 @@ def links(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int, check:
         kept["links"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
         if kept["links"]["figures"] is not None:
             kept["timed"] = {"figures": kept["links"]["figures"]}
-    tell_of_host(kept["links"], check)
-    return kept["links"]
+    run: dict[str, Any] = kept["links"]
+    keep_host_facts(run, check)
+    return run
 
 
-def tell_of_host(run: dict[str, Any], check: Check) -> None:
+def keep_host_facts(run: dict[str, Any], check: Check) -> None:
     """What the library warned of becomes evidence; a file that sets it up unseen makes figures invalid."""
-    check.told["collectives"] = {name: run[name] for name in ("warnings", "files", "kernel")}
+    check.more_evidence["collectives"] = {name: run[name] for name in ("warnings", "files", "kernel")}
     check.hints = causes.of_host(run["warnings"], run["kernel"])
     if set_up := [f"{path} sets {', '.join(lines)}" for path, lines in run["files"].items() if lines]:
         invalid(f"the figures are of a configuration file, not of the image: {'; '.join(set_up)}")
@@ -60,25 +60,25 @@ def tell_of_host(run: dict[str, Any], check: Check) -> None:
 
 @pytest.fixture
 def timed(
-    kept: dict[str, Any], acceptance: Any, launch: Any, links: dict[str, Any], ranks: int
+    kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, links: dict[str, Any], ranks: int
 ) -> dict[str, Any]:
     """The figures of every operation and size, out of the launch that all of them share; with no log."""
     if "timed" not in kept:
         assert "no figures" not in kept, "the run that these checks share has failed; see the first"
         kept["no figures"] = True
-        largest = ("--largest", str(measured.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
+        largest = ("--largest", str(speed_conditions.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
         arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
         kept["timed"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S)
     return {**links, **kept["timed"]}
 
 
 @pytest.fixture
-def curves_of(timed: dict[str, Any], record_metric: Any, ranks: int) -> Callable[[str], None]:
+def curves_of(timed: dict[str, Any], record_metric: RecordMetric, ranks: int) -> Callable[[str], None]:
     """Record and judge the bandwidth curve of one operation."""
     return lambda operation: record_curve(timed, operation, ranks, record_metric)
 
 
-def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric: Any) -> None:
+def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric: RecordMetric) -> None:
     """Every size is gated by its own bound; the curve may not dip; the data of every size were right.
 
     Small sizes are gated inside a graph where there is one: launched one by one they show the host. On one
@@ -100,7 +100,7 @@ def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric:
     assert curve, f"no figure for {operation}"
     wrong = [text for figure in figures for text in figure.get("failures", ())]
     assert not wrong, "\n".join(wrong)
-    dips = curves.dips(curve)
+    dips = speed_outliers.dips(curve)
     assert not dips, f"{operation} bandwidth falls where it should not: {'; '.join(dips)}"
 
 
@@ -108,7 +108,7 @@ def reading(figure: dict[str, Any], operation: str, ranks: int) -> tuple[str, li
     """(metric, repeats, unit) of one figure: bandwidth, or the latency of a call inside a graph."""
     if figure["mode"] == "graph":
         return f"{operation}_latency_us", [seconds * 1e6 for seconds in figure["seconds"]], "us"
-    rates = [curves.busbw_gb_per_s(operation, figure["moved"], s, ranks) for s in figure["seconds"]]
+    rates = [speed_outliers.busbw_gb_per_s(operation, figure["moved"], s, ranks) for s in figure["seconds"]]
     return f"{operation}_{'torch_' if figure['mode'] == 'torch' else ''}busbw", rates, "GB/s"
 
 
@@ -156,7 +156,7 @@ def test_all_to_all_busbw(curves_of: Callable[[str], None]) -> None:
 
 
 @pytest.mark.tier("standard")
-def test_send_receive_bandwidth(links: dict[str, Any], ranks: int, record_metric: Any) -> None:
+def test_send_receive_bandwidth(links: dict[str, Any], ranks: int, record_metric: RecordMetric) -> None:
     """Every ordered pair of ranks carries its data right, as fast as its way back and as the other pairs."""
     rates = {}
     for pair in links["pairs"]:
@@ -167,12 +167,12 @@ def test_send_receive_bandwidth(links: dict[str, Any], ranks: int, record_metric
     assert len(rates) == ranks * (ranks - 1), f"{len(rates)} ordered pairs of {ranks} ranks were measured"
     wrong = [f"{p['from']} to {p['to']}: {text}" for p in links["pairs"] for text in p["failures"]]
     assert not wrong, "\n".join(wrong)
-    odd = curves.odd_pairs(rates) if links["bytes"] >= curves.SHAPE_FROM_BYTES else []
+    odd = speed_outliers.odd_pairs(rates) if links["bytes"] >= speed_outliers.SHAPE_FROM_BYTES else []
     assert not odd, "\n".join(odd)
 
 
 @pytest.mark.tier("standard")
-def test_barrier_latency(timed: dict[str, Any], record_metric: Any) -> None:
+def test_barrier_latency(timed: dict[str, Any], record_metric: RecordMetric) -> None:
     """A barrier of all ranks waits for the last of them, and how long it takes is on record."""
     figures = {figure["mode"]: figure for figure in timed["figures"] if figure["op"] == "barrier"}
     repeats = [seconds * 1e6 for seconds in figures["torch"]["seconds"]]

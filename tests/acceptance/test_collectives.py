@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from harness.fixtures import Launch
+from harness.session import AcceptanceSession, every_device
 from workloads import cases
 
 CPU_RANKS = 2
@@ -14,11 +16,8 @@ NOTICED_S = 20.0
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run: a smaller world would leave links untried."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
-        metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
+    """`ranks` is every device of this run."""
+    every_device(metafunc, cpu=CPU_RANKS)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,9 @@ def kept() -> dict[str, Any]:
 
 
 @pytest.fixture
-def values(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int) -> Callable[[str], None]:
+def values(
+    kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int
+) -> Callable[[str], None]:
     """Judge one operation of the shared run over exact data."""
 
     def judge(operation: str) -> None:
@@ -86,7 +87,7 @@ def test_gather_values(values: Callable[[str], None]) -> None:
     values("gather")
 
 
-def test_scaled_sums(acceptance: Any, values: Callable[[str], None]) -> None:
+def test_scaled_sums(acceptance: AcceptanceSession, values: Callable[[str], None]) -> None:
     """The mean and the premultiplied sum, by which gradients are divided on the way, are exact."""
     if acceptance.vendor == "cpu":
         pytest.skip("gloo has neither a mean nor a premultiplied sum")
@@ -121,7 +122,7 @@ def test_coalesced_collectives(values: Callable[[str], None]) -> None:
 
 
 @pytest.mark.tier("standard")
-def test_absent_rank_is_named(ranks: int, launch: Any) -> None:
+def test_absent_rank_is_named(ranks: int, launch: Launch) -> None:
     """A collective that one rank never enters ends with an error within seconds, and the rank is named."""
     if ranks == 1:
         pytest.skip("one rank has nobody to wait for")

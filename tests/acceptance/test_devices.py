@@ -19,7 +19,7 @@ from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
 from harness.worker import Worker
 from vendors import Absence, Device, Host
-from workloads.kernel_lists import numbers
+from vendors.kernel_files import numbers
 
 TOUCHED_BYTES = 2 << 30  # more than a driver reserves for itself: somebody has memory on the device
 MEMORY_SHARE = 0.98  # of the nominal size; ECC and the driver keep the rest
@@ -88,8 +88,10 @@ def test_torch_and_the_library_mean_the_same_devices(
     """Each device of torch joins one of the library by address or UUID, with equal architecture and size."""
     only_with(seen, "torch sees no GPU")
     for one in seen:
-        (match,) = [device for device in devices if _same(vendor, device, one)] or [None]
-        assert match is not None, f"torch's device {one} is none of {[(d.bdf, d.uuid) for d in devices]}"
+        matches = [device for device in devices if _same(vendor, device, one)]
+        listed = [(device.bdf, device.uuid) for device in devices]
+        assert len(matches) == 1, f"torch lists {one}, which fits {len(matches)} of the library's {listed}"
+        (match,) = matches
         assert match.arch == one["arch"]
         assert abs(match.memory_bytes - one["memory_bytes"]) <= 0.03 * match.memory_bytes
         assert not differs(match.compute_units, one["compute_units"])
@@ -196,8 +198,9 @@ def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
 
 def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> bool:
     """By address; torch 2.6 on ROCm tells none."""
-    if one["bdf"] is not None:
-        return device.bdf == one["bdf"]
+    bdf: str | None = one["bdf"]
+    if bdf is not None:
+        return device.bdf == bdf
     return one["uuid"] is not None and device.uuid.lower() == vendor.torch_uuid(one["uuid"]).lower()
 
 

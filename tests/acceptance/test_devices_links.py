@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import vendors
-from harness.protocols import OnDevice, RecordMetric
+from harness.fixtures import OnDevice, RecordMetric
 from harness.readings import Findings, known, of, only_with, while_busy
-from harness.session import AcceptanceSession
+from harness.session import AcceptanceSession, every_device
 from vendors import Device, Host, Link, Reading, is_known
-from workloads import curves
+from workloads import speed_outliers
 
 LOAD_S = 2.0
 PEER_TIMEOUT_S = 300
@@ -22,11 +22,7 @@ SYMMETRY = 0.10  # more than silicon and switches differ, less than one lane of 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is every device of this run, alone on the machine."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = max(1, len(session.devices))
-        mark = pytest.mark.gpus(count, perf=True)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    every_device(metafunc, perf=True)
 
 
 def test_pcie_link_is_full(
@@ -168,7 +164,7 @@ def test_host_bandwidth(
         repeats = {index: [found["bytes"] / s / 1e9 for s in one[way]] for index, one in told.items()}
         rates = {index: statistics.median(figures) for index, figures in repeats.items()}
         _record_host_copies(way, found["bytes"], repeats, record_metric)
-        slow += [f"{way}: {line}" for line in curves.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
+        slow += [f"{way}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
     wrong = [
         f"device {index}: {one['wrong_elements']}" for index, one in told.items() if one["wrong_elements"]
     ]

@@ -3,9 +3,9 @@
 import pytest
 
 import vendors
-from harness.protocols import OnDevice
+from harness.fixtures import OnDevice
 from harness.readings import Findings, only_with
-from harness.session import AcceptanceSession
+from harness.session import AcceptanceSession, every_device
 from vendors import Absence, Device
 
 SHARE, LEAST_SHARE = 0.95, 0.85  # of the memory that is free: aimed at, and asked for
@@ -16,12 +16,8 @@ PASSES = {"own address", "own address, complement"}  # every word, and every bit
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run; nobody else may hold their memory."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = max(1, len(session.devices))
-        mark = pytest.mark.gpus(count, exclusive=True)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    """`ranks` is every device of this run; no other process may hold memory on them."""
+    every_device(metafunc, exclusive=True)
 
 
 def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness import drift, installed
-from harness.fixtures import RecordMetric
+from harness import installed
+from harness.fixtures import InChild, RecordMetric
 from harness.session import AcceptanceSession
-from harness.static import InChild
 from vendors import Device, Vendor, software
 from workloads import image
 
@@ -27,9 +26,10 @@ PIP_TIMEOUT_S = 300
 def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
     """What the image says of itself; a foreign image says nothing, and that is no fault of it."""
     content = installed.declaration()
-    if content is None and acceptance.told.get("stack_id"):
+    if content is None and acceptance.run_file.get("stack_id"):
         pytest.fail(
-            f"an image of stack {acceptance.told['stack_id']} has no {installed.DECLARATION}", pytrace=False
+            f"an image of stack {acceptance.run_file['stack_id']} has no {installed.DECLARATION}",
+            pytrace=False,
         )
     if content is None:
         pytest.skip(f"this image declares nothing: it has no {installed.DECLARATION}")
@@ -47,7 +47,8 @@ def torch_is_declared() -> None:
 def loaded(torch_is_declared: None, in_child: InChild) -> Mapping[str, Any]:
     """Versions as the loaded libraries tell them."""
     del torch_is_declared
-    return in_child(image.loaded)
+    versions: Mapping[str, Any] = in_child(image.loaded)
+    return versions
 
 
 def test_declared_versions_are_installed(declared: Mapping[str, Any]) -> None:
@@ -69,7 +70,7 @@ def test_the_image_is_the_stack_that_was_asked_for(
     """The stack, the vendor, Python and the distribution are those that the declaration names."""
     release = platform.freedesktop_os_release()
     found = {
-        "stack_id": acceptance.told.get("stack_id") or declared["stack_id"],
+        "stack_id": acceptance.run_file.get("stack_id") or declared["stack_id"],
         "vendor": acceptance.vendor,
         "python": ".".join(platform.python_version_tuple()[: declared["python"].count(".") + 1]),
         "os": release["ID"] + release.get("VERSION_ID", ""),
@@ -88,12 +89,12 @@ def test_loaded_libraries_are_the_declared_ones(
             assert loaded[name] == declared[name]["version"], name
     collective = declared.get("collective")
     if collective and collective["name"] in ("nccl", "rccl") and collective.get("version"):
-        assert drift.agree(loaded["collective"] or (), collective["version"]), (
+        assert installed.agree(loaded["collective"] or (), collective["version"]), (
             loaded["collective"],
             collective,
         )
     if declared.get("runtime_version"):
-        assert drift.same_release(vendor.torch_runtime() or "none", declared["runtime_version"])
+        assert installed.same_release(vendor.torch_runtime() or "none", declared["runtime_version"])
 
 
 def test_the_vendor_libraries_that_load_are_the_installed_ones(
@@ -104,9 +105,13 @@ def test_the_vendor_libraries_that_load_are_the_installed_ones(
     if not table:
         pytest.skip(f"vendor {acceptance.vendor} has no libraries of its own")
     found = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)["libraries"]
-    told = {name: drift.dotted(entry["version"]) for name, entry in found.items() if entry["version"]}
+    told = {name: installed.dotted(entry["version"]) for name, entry in found.items() if entry["version"]}
     record_metric("vendor_libraries_asked", len(told), unit="libraries", conditions=told)
-    wrong = [problem for library in table for problem in drift.of(library, found.get(library.name))]
+    wrong = [
+        problem
+        for library in table
+        for problem in installed.problems_of_loaded(library, found.get(library.name))
+    ]
     assert told, f"none of {acceptance.vendor}'s libraries is in this image"
     assert not wrong, "\n".join(wrong)
 

@@ -8,8 +8,8 @@ import pytest
 from harness import thresholds
 from harness.fixtures import Launch, RecordMetric
 from harness.leases import Lease
-from harness.session import AcceptanceSession
-from workloads import curves
+from harness.session import AcceptanceSession, every_device
+from workloads import speed_outliers
 
 CPU_RANKS = 2
 TIMEOUT_S = 120
@@ -19,11 +19,7 @@ LEAST_OF_MEDIAN = 0.9  # healthy H200s of one node lie within 3 %, and 5 % is th
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is every device of this run, alone on the machine."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
-        mark = pytest.mark.gpus(count, perf=True)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    every_device(metafunc, cpu=CPU_RANKS, perf=True)
 
 
 @pytest.mark.tier("standard")
@@ -45,7 +41,9 @@ def test_every_device_at_once(
         slow += under_bound(metric, figures, entries)
         if not acceptance.shares_devices:  # ranks on a CPU take each other's cores
             rates = {number: figure["value"] for number, figure in figures.items()}
-            slow += [f"{metric}: {line}" for line in curves.slow_devices(rates, LEAST_OF_MEDIAN, unit)]
+            slow += [
+                f"{metric}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_MEDIAN, unit)
+            ]
     assert not slow, "\n".join(slow)
 
 

@@ -5,17 +5,19 @@ have code for each architecture; the vendor's own compiler, where the image has 
 """
 
 import importlib.util
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import compilers, installed
-from harness.fixtures import RecordMetric
+from harness import installed
+from harness.fixtures import InChild, RecordMetric
 from harness.session import AcceptanceSession
-from harness.static import InChild
 from vendors import Device, software
+from vendors.software import Compiler, Software
 
 pytestmark = pytest.mark.static
 
@@ -53,6 +55,7 @@ SHARED_BYTES = {
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
 }
+COMPILE_TIMEOUT_S = 300
 FP8_INSTRUCTIONS = ("fp8", "bf8", "f8f6f4", "e4m3", "e5m2")
 Compile = Callable[..., Mapping[str, Any]]
 
@@ -71,7 +74,9 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
         backend = "amd" if arch.startswith("gfx") else "nvidia"
         if backend not in in_child("workloads.machine_code:backend_names", env=cache):
             pytest.skip(f"this Triton has no {backend} backend")
-        found = in_child("workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache)
+        found: Mapping[str, Any] = in_child(
+            "workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache
+        )
         if found["error"] and not may_refuse and archs and arch not in archs:
             pytest.skip(f"not for this stack, and its Triton does not compile for {arch}: {found['error']}")
         return found
@@ -113,11 +118,11 @@ def test_the_vendor_compiler_makes_code_for_every_architecture(
 ) -> None:
     """hipcc or nvcc, where the image has it, turns one line into machine code for each architecture."""
     stack = software.of(acceptance.vendor)
-    if stack.COMPILER is None or (program := compilers.find(stack.COMPILER)) is None:
+    if stack.COMPILER is None or (program := found_at(stack.COMPILER)) is None:
         wanted = stack.COMPILER.program if stack.COMPILER else "compiler for devices"
         pytest.skip(f"this image has no {wanted}: training images carry no toolchain")
     tried = sorted({*archs, *stack.COMPILER.archs})
-    problems = {arch: compilers.problem(stack, program, arch, tmp_path) for arch in tried}
+    problems = {arch: compile_problem(stack, program, arch, tmp_path) for arch in tried}
     made = [arch for arch, problem in problems.items() if problem is None]
     record_metric(
         "architectures_compiled", len(made), unit="architectures", conditions={"archs": " ".join(made)}
@@ -179,6 +184,27 @@ def archs(acceptance: AcceptanceSession, devices: tuple[Device, ...]) -> list[st
     if not found and acceptance.vendor != "cpu":
         pytest.fail("the image declares no architecture and this machine shows none", pytrace=False)
     return found
+
+
+def found_at(compiler: Compiler) -> str | None:
+    """The path of the vendor's compiler; None if the image has none."""
+    return shutil.which(compiler.program) or shutil.which(compiler.program, path=":".join(compiler.folders))
+
+
+def compile_problem(stack: Software, program: str, arch: str, folder: Path) -> str | None:
+    """Why the compiler does not turn one line of device code into code for `arch`; None if it does."""
+    compiler = stack.COMPILER
+    assert compiler is not None
+    source, output = folder / f"twice-{arch}{compiler.suffix}", folder / f"twice-{arch}.out"
+    source.write_text(compiler.source, encoding="utf-8")
+    words = [option.format(arch=arch, source=source, output=output) for option in compiler.options]
+    done = subprocess.run(
+        [program, *words], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False, cwd=folder
+    )
+    if done.returncode:
+        return f"{arch}: {program} exited with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}"
+    made = stack.architectures(output) if output.exists() else frozenset[str]()
+    return None if arch in made else f"{arch}: {program} reported success, but made code for {sorted(made)}"
 
 
 def _fp8(instructions: list[str]) -> bool:

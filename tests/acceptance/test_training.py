@@ -18,8 +18,8 @@ import pytest
 from harness import preflight
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
-from harness.session import AcceptanceSession
-from workloads import measured
+from harness.session import AcceptanceSession, session_of
+from workloads import speed_conditions
 
 GIB = 2**30
 MOST_RANKS = 2
@@ -61,13 +61,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     `large_ranks` is every device of this run, down to a power of two; one device cannot hold that job.
     """
-    session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
+    session = session_of(metafunc.config)
     if "ranks" in metafunc.fixturenames:
         count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, max(1, len(session.devices)))
         metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
     if "large_ranks" in metafunc.fixturenames:
-        fitting = (ranks for ranks in measured.LARGE_RANKS if ranks <= len(session.devices))
-        count = max(fitting, default=min(measured.LARGE_RANKS))
+        fitting = (ranks for ranks in speed_conditions.LARGE_RANKS if ranks <= len(session.devices))
+        count = max(fitting, default=min(speed_conditions.LARGE_RANKS))
         mark = pytest.mark.gpus(count, perf=True)
         metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
@@ -194,7 +194,7 @@ def test_throughput_8b(
     if acceptance.vendor == "cpu":
         pytest.skip("an 8B model needs a GPU")
     present = device_row["memory_bytes"] / GIB
-    one, two = measured.LARGE_SAMPLES
+    one, two = speed_conditions.LARGE_SAMPLES
     micro_batch = two if present >= TWO_SAMPLES_FROM_GIB else one
     needed = large_gib(large_ranks, micro_batch)
     if needed > present:
@@ -227,8 +227,14 @@ def told_speed(record: Mapping[str, Any], record_metric: RecordMetric, *, gate: 
     plan = record["plan"]
     conditions |= {key: plan[of] for key, of in PLANNED.items()}
     value, wall = speed["tokens_per_s_per_gpu"], speed["tokens_per_s_per_gpu_wall"]
-    told = {"unit": "tokens/s", "repeats": [wall], "conditions": conditions}
-    record_metric("train_tokens_per_s_per_gpu", value, gate=gate, **told)
+    record_metric(
+        "train_tokens_per_s_per_gpu",
+        value,
+        unit="tokens/s",
+        repeats=[wall],
+        conditions=conditions,
+        gate=gate,
+    )
     for name in ("mfu_noncausal_percent", "mfu_noncausal_of_gemm_percent"):
         if speed[name] is not None:
             record_metric(f"train_{name}", speed[name], unit="%", conditions=conditions)

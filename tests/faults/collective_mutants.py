@@ -16,7 +16,6 @@ import torch.distributed as dist
 import collective_runs as runs
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
-from workloads import collective_rooted as rooted
 from workloads.collective_data import Payload
 from workloads.ranks import Book, Ranks, joined
 
@@ -125,12 +124,16 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     "an uneven exchange is truncated": ("all_to_all_single", collectives.all_to_all_uneven, keeps_last),
     "a broadcast misses its last element": (
         "broadcast",
-        functools.partial(rooted.broadcast, root=0),
+        functools.partial(collectives.broadcast, root=0),
         keeps_last,
     ),
-    "the sum at the root is wrong": ("reduce", functools.partial(rooted.reduce, root=1), add_one),
-    "a scattered share is truncated": ("scatter", functools.partial(rooted.scatter, root=0), keeps_last),
-    "a gathered share is truncated": ("gather", functools.partial(rooted.gather, root=1), cuts_first_part),
+    "the sum at the root is wrong": ("reduce", functools.partial(collectives.reduce, root=1), add_one),
+    "a scattered share is truncated": ("scatter", functools.partial(collectives.scatter, root=0), keeps_last),
+    "a gathered share is truncated": (
+        "gather",
+        functools.partial(collectives.gather, root=1),
+        cuts_first_part,
+    ),
     "a message loses its end": (
         "batch_isend_irecv",
         functools.partial(patterns.send_receive, distance=1),

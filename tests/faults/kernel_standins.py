@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from workloads import arch, attention_masks, flash_package, fp8, large, project_kernels, repeatability
+from workloads import arch, attention_masks, flash_package, fp8, large_tensors, project_kernels, repeatability
 
 SMALL = 1 << 16
 
@@ -96,7 +96,7 @@ def fp8_product() -> dict[str, Any]:
 
 def beyond_the_limit() -> dict[str, Any]:
     """As test_beyond_32_bits judges it."""
-    return large.check(SMALL)
+    return large_tensors.check(SMALL)
 
 
 def screened() -> dict[str, Any]:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the suites need torch")
 
 from workloads import collective_library as library  # noqa: E402
 from workloads import collective_timing as timing  # noqa: E402
-from workloads import curves, nccl_log  # noqa: E402
+from workloads import nccl_log, speed_outliers  # noqa: E402
 
 MIB = 1 << 20
 
@@ -238,5 +238,5 @@ def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
     ids=["healthy", "one direction", "one pair", "not a number", "unequal links"],
 )
 def test_an_odd_pair_is_found(rates: dict[tuple[int, int], float], odd: list[str]) -> None:
-    found = curves.odd_pairs(rates)
+    found = speed_outliers.odd_pairs(rates)
     assert [text.split(" 4")[0].split(" 2")[0].split(" nan")[0].split(" 3")[0] for text in found] == odd

@@ -179,7 +179,7 @@ def test_vendor_library_that_is_not_the_stated_one_is_caught(plant, tmp_path, st
 def test_library_of_the_system_before_the_wheels_is_caught(plant, tmp_path, stack) -> None:
     planted = asked(tmp_path, {})
     (tmp_path / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info" / "RECORD").write_text("")
-    fault = Fault("another cuDNN", LIBRARIES, says="and not a file of nvidia-cudnn-cu13", vendor="nvidia")
+    fault = Fault("another cuDNN", LIBRARIES, says="does not belong to nvidia-cudnn-cu13", vendor="nvidia")
     plant(Fault(**{**vars(fault), **planted, "env": stack}))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import planting
+from workloads import speed_outliers
 
 FOLDER = Path(__file__).resolve().parent
 ACCEPTANCE = FOLDER.parent / "acceptance"
@@ -114,17 +115,11 @@ def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
     ],
     ids=["healthy", "one slow size", "not a number", "three per cent"],
 )
-def test_a_slow_size_in_a_curve_is_found(curve: dict[int, float], dips: int, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ACCEPTANCE / "workloads"))
-    import curves
-
-    assert len(curves.dips(curve)) == dips
+def test_a_slow_size_in_a_curve_is_found(curve: dict[int, float], dips: int) -> None:
+    assert len(speed_outliers.dips(curve)) == dips
 
 
-def test_bus_bandwidth_is_nccl_tests_definition(monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ACCEPTANCE / "workloads"))
-    import curves
-
+def test_bus_bandwidth_is_nccl_tests_definition() -> None:
     # nccl-tests on 4 H200: all_reduce of 64 KiB in 21.5 us reads 4.57 GB/s
-    assert curves.busbw_gb_per_s("all_reduce", 65_536, 21.5e-6, 4) == pytest.approx(4.57, rel=0.01)
-    assert curves.busbw_gb_per_s("all_gather", 1000, 1e-6, 4) == pytest.approx(0.75)
+    assert speed_outliers.busbw_gb_per_s("all_reduce", 65_536, 21.5e-6, 4) == pytest.approx(4.57, rel=0.01)
+    assert speed_outliers.busbw_gb_per_s("all_gather", 1000, 1e-6, 4) == pytest.approx(0.75)

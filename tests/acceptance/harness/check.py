@@ -15,8 +15,9 @@ NO_BOUND_ON_CPU = "none: the cpu vendor proves the flow and the numerics, never 
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 
 
-class InvalidRun(pytest.fail.Exception):
-    """The machine was throttled, shared or unfit: the check says nothing of the image."""
+# pytest documents this exception as an attribute of a function, which is no class to a type checker.
+class InvalidRun(pytest.fail.Exception):  # type: ignore[name-defined,misc]
+    """The machine was throttled, shared or unfit, so the check says nothing about the image."""
 
 
 def invalid(reason: str) -> None:
@@ -54,7 +55,7 @@ class Check:
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    told: dict[str, Any] = field(default_factory=dict)  # evidence of other kinds, by name
+    more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
     hints: tuple[str, ...] = ()  # of the host, to be read where the check fails
 
     def record(

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness import thresholds
 from harness.check import invalid
-from harness.protocols import RecordMetric
+from harness.fixtures import RecordMetric
 from harness.session import AcceptanceSession
 
 UNFIT_SHARE = 0.9  # of the bound that the checks of kernels and collectives hold the image to

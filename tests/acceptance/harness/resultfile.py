@@ -78,11 +78,11 @@ def head(
     vendor: VendorName,
     tier: str,
     run_id: str,
-    told: Mapping[str, Any],
+    run_file: Mapping[str, Any],
     host: Host | None,
     arguments: list[str],
 ) -> dict[str, Any]:
-    """Everything but the checks; what run.json told wins over what this process can find out."""
+    """Everything but the checks. A fact from run.json replaces what this process can find out."""
     return {
         "schema": 1,
         "run_id": run_id,
@@ -90,10 +90,10 @@ def head(
         "started": now(),
         "finished": None,
         "tier": tier,
-        "stack_id": told.get("stack_id"),
-        "image": told.get("image"),
-        "inputs": told.get("inputs") or inputs(),
-        "host": told.get("host") or describe(vendor, host),
+        "stack_id": run_file.get("stack_id"),
+        "image": run_file.get("image"),
+        "inputs": run_file.get("inputs") or inputs(),
+        "host": run_file.get("host") or describe(vendor, host),
         "software": software(),
         "environment": {
             name: os.environ[name] for name in sorted(os.environ) if name.startswith(ENVIRONMENT)
@@ -193,7 +193,7 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def run_file(path: Path | None) -> dict[str, Any]:
+def read_run_file(path: Path | None) -> dict[str, Any]:
     """What --run-file says of the image and the run; nothing where there is no file."""
     if path is None:
         return {}

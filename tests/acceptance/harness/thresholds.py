@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vendors import VendorName
-from workloads import measured
+from workloads import speed_conditions
 
 FOLDER = Path(__file__).resolve().parent.parent / "thresholds"
 KEYS = {"metric", "conditions", "bound", "unit", "direction", "ceiling", "source", "tolerance"}
@@ -146,7 +146,7 @@ def _key_problems(entry: Mapping[str, Any]) -> Iterator[str]:
     unknown = sorted(set(entry["conditions"]) - conditions)
     if unknown:
         yield f"unreachable: the metric has no condition {unknown}"
-    elif not measured.reaches(entry["metric"], entry["conditions"]):
+    elif not speed_conditions.reaches(entry["metric"], entry["conditions"]):
         yield f"unreachable: no check measures it with {entry['conditions']}; keep it in published/"
 
 

@@ -127,7 +127,8 @@ def torch_runtime() -> str | None:
     """The HIP release that torch was built with; a CUDA torch in a ROCm image has none."""
     import torch
 
-    return torch.version.hip
+    release: str | None = torch.version.hip
+    return release
 
 
 def torch_uuid(told: str) -> str:

@@ -16,13 +16,22 @@ from vendors import (
     Process,
     Reading,
     Sample,
+    Throttle,
     amd_kernel,
     is_known,
 )
 from vendors.amd_library import ask, demand, field, member, reading, rows
-from vendors.amd_throttle import Metrics, throttle
 
+# Residency counters of gpu_metrics -> the reason in words.
+UNFIT_ACCUMULATORS = {
+    "prochot_residency_acc": "prochot",
+    "socket_thm_residency_acc": "socket temperature",
+    "vr_thm_residency_acc": "voltage regulator temperature",
+    "hbm_thm_residency_acc": "HBM temperature",
+}
+NORMAL_ACCUMULATORS = {"ppt_residency_acc": "package power"}
 GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
+Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
 
 
 def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
@@ -85,7 +94,7 @@ def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
 
 
 def _first(told: Reading, kernel: str) -> str:
-    return told if isinstance(told, str) and is_known(told) and told.startswith("gfx") else kernel
+    return told if isinstance(told, str) and told.startswith("gfx") else kernel  # no absence begins so
 
 
 def _units(asic: Any, node: Mapping[str, int]) -> Reading:
@@ -177,7 +186,8 @@ def _ecc_enabled(smi: Any, handle: Any) -> Reading:
 def _pages(smi: Any, pages: Any, status: str) -> Reading:
     if isinstance(pages, Absence):
         return pages
-    return sum(row["status"] == member(smi, f"AmdSmiMemoryPageStatus.{status}") for row in rows(pages))
+    wanted = member(smi, f"AmdSmiMemoryPageStatus.{status}")
+    return [row["status"] for row in rows(pages)].count(wanted)
 
 
 def _power(smi: Any, handle: Any, bdf: str, metrics: Metrics) -> Power:
@@ -198,7 +208,9 @@ def _power(smi: Any, handle: Any, bdf: str, metrics: Metrics) -> Power:
 
 
 def _watts(value: Reading) -> Reading:
-    return value if not is_known(value) else float(value) / 1e6 if float(value) >= 1e5 else float(value)
+    if not is_known(value):
+        return value
+    return float(value) / 1e6 if float(value) >= 1e5 else float(value)
 
 
 def _draw(metrics: Metrics) -> Reading:
@@ -237,4 +249,36 @@ def _processes(smi: Any, handle: Any) -> tuple[Process, ...] | Absence:
             pid=int(row["pid"]), name=field(row, "name"), memory_bytes=field(row["memory_usage"], "vram_mem")
         )
         for row in rows(found)
+    )
+
+
+def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
+    """By accumulators that grew since `earlier`; on MI200 by the reasons of now; elsewhere nothing is known.
+
+    MI300's driver before gpu_metrics v1.6 writes a zero that means nothing ("Throttle status is not reported
+    through metrics now", smu_v13_0_6_ppt.c), so that zero is not read.
+    """
+    counters = {name: field(metrics, name) for name in UNFIT_ACCUMULATORS | NORMAL_ACCUMULATORS}
+    if all(is_known(counter) for counter in counters.values()):
+        return Throttle(
+            unfit=_grown(UNFIT_ACCUMULATORS, metrics, earlier),
+            normal=_grown(NORMAL_ACCUMULATORS, metrics, earlier),
+            accumulators={UNFIT_ACCUMULATORS[name]: counters[name] for name in UNFIT_ACCUMULATORS},
+            reading="accumulators",
+        )
+    reasons = amd_kernel.throttles(bdf)
+    if reasons is None:
+        if isinstance(metrics, Absence) and metrics.is_failure:
+            return Throttle(reading=metrics)
+        return Throttle()  # its reading is "not supported"
+    return Throttle(unfit=reasons[0], normal=reasons[1], reading="indep_throttle_status")
+
+
+def _grown(names: Mapping[str, str], metrics: Metrics, earlier: Metrics) -> tuple[str, ...]:
+    before = {name: field(earlier, name) for name in names}
+    after = {name: field(metrics, name) for name in names}
+    return tuple(
+        words
+        for name, words in names.items()
+        if is_known(before[name]) and is_known(after[name]) and int(after[name]) > int(before[name])
     )

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from vendors import pci_bus
+from vendors import kernel_files
 
 SYS = Path("/sys")
 DEV = Path("/dev")
@@ -69,8 +69,8 @@ def compute_units(node: Mapping[str, int]) -> int | None:
 
 def unheld() -> tuple[str, ...]:
     """AMD compute devices on the PCI bus that neither amdgpu nor a virtual machine holds."""
-    found = pci_bus.drivers(SYS, AMD, COMPUTE_CLASSES)
-    return tuple(bdf for bdf, driver in found.items() if driver not in ("amdgpu", pci_bus.HANDED_ON))
+    found = kernel_files.drivers(SYS, AMD, COMPUTE_CLASSES)
+    return tuple(bdf for bdf, driver in found.items() if driver not in ("amdgpu", kernel_files.HANDED_ON))
 
 
 def render_nodes() -> tuple[Path, ...]:
@@ -81,7 +81,7 @@ def render_nodes() -> tuple[Path, ...]:
 def power_cap_w(bdf: str) -> float | None:
     """The cap in the kernel's own file, or None where there is none."""
     for cap in sorted((SYS / "bus/pci/devices" / bdf / "hwmon").glob("hwmon*/power1_cap")):
-        return int(pci_bus.text(cap)) / 1e6
+        return int(kernel_files.text(cap)) / 1e6
     return None
 
 
@@ -109,7 +109,7 @@ def _bdf(node: Mapping[str, int]) -> str:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    return dict(_pairs(pci_bus.text(path)))
+    return dict(_pairs(kernel_files.text(path)))
 
 
 def _pairs(text: str) -> Iterator[tuple[str, int]]:

@@ -163,7 +163,7 @@ def _zstd_head(packed: bytes) -> bytes:
     zstd.ZSTD_decompressStream.restype = ctypes.c_size_t
     stream = ctypes.c_void_p(zstd.ZSTD_createDStream())
     unpacked = ctypes.create_string_buffer(HEAD_BYTES)
-    source = _Buffer(ctypes.cast(packed, ctypes.c_void_p), len(packed), 0)
+    source = _Buffer(ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p), len(packed), 0)
     target = _Buffer(ctypes.cast(unpacked, ctypes.c_void_p), len(unpacked), 0)
     try:
         left = zstd.ZSTD_decompressStream(stream, ctypes.byref(target), ctypes.byref(source))

@@ -100,7 +100,8 @@ def torch_runtime() -> str | None:
     """The CUDA release that torch was built with."""
     import torch
 
-    return torch.version.cuda
+    release: str | None = torch.version.cuda
+    return release
 
 
 def torch_uuid(told: str) -> str:

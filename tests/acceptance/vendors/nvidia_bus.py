@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from vendors import pci_bus
+from vendors import kernel_files
 
 SYS, PROC, DEV = Path("/sys"), Path("/proc"), Path("/dev")
 NVIDIA = "0x10de"
@@ -21,7 +21,7 @@ JOB = "SLURM_JOB_ID"  # its jobs hold some of the devices in a container that wa
 
 def gpus() -> Mapping[str, str]:
     """The data-centre GPUs of the bus -> the driver that holds each, or ""."""
-    return pci_bus.drivers(SYS, NVIDIA, COMPUTE_CLASSES)
+    return kernel_files.drivers(SYS, NVIDIA, COMPUTE_CLASSES)
 
 
 def unheld() -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def unheld() -> tuple[str, ...]:
     found = gpus()
     if not all(_is_given(bdf) for bdf, driver in found.items() if driver == "nvidia"):
         return ()
-    return tuple(bdf for bdf, driver in found.items() if driver not in ("nvidia", pci_bus.HANDED_ON))
+    return tuple(bdf for bdf, driver in found.items() if driver not in ("nvidia", kernel_files.HANDED_ON))
 
 
 def unlisted(listed: Collection[str]) -> tuple[str, ...]:
@@ -63,6 +63,6 @@ def _is_allowed(bdf: str) -> bool:
 
 def _node(bdf: str) -> Path | None:
     told = re.search(
-        r"Device Minor:\s*(\d+)", pci_bus.text(PROC / "driver/nvidia/gpus" / bdf / "information")
+        r"Device Minor:\s*(\d+)", kernel_files.text(PROC / "driver/nvidia/gpus" / bdf / "information")
     )
     return DEV / f"nvidia{told[1]}" if told else None

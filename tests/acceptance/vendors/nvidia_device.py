@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vendors import Absence, Device, Ecc, PcieLink, Power, Process, Reading, Sample, Throttle
-from vendors.nvidia_fabric import fabric
 from vendors.nvidia_library import ask, reading, text
+from vendors.nvidia_links import fabric
 
 # Bits of the clocks-event reasons. A power cap is how a GEMM runs on every healthy H100 and H200.
 UNFIT_REASONS = {

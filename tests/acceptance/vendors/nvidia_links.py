@@ -1,6 +1,7 @@
-"""NVLink between NVIDIA GPUs as NVML sees it. In: the opened library. Out: a `Link` for a pair."""
+"""NVLink between NVIDIA GPUs, and their switch fabric. In: NVML. Out: a pair's `Link`, a fabric's state."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,15 @@ from vendors import Absence, Link, Reading, added
 from vendors.nvidia_library import ask
 
 MAX_LINKS = 18
+STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
+# Fields of the health mask: words -> name in the library; 1 is true, 2 is false, 0 is not told.
+FAULTS = {
+    "degraded bandwidth": "DEGRADED_BW",
+    "route recovery": "ROUTE_RECOVERY",
+    "route unhealthy": "ROUTE_UNHEALTHY",
+    "access timeout recovery": "ACCESS_TIMEOUT_RECOVERY",
+}
+CONFIGURATION = "INCORRECT_CONFIGURATION"  # 1 is none, more is a kind of it
 
 
 @dataclass(frozen=True)
@@ -57,3 +67,43 @@ def _count(nvml: Any, handle: Any, kind: int) -> Reading:
     failed = [count for count in counts if isinstance(count, Absence) and count.is_failure]
     known = [count for count in counts if not isinstance(count, Absence)]
     return failed[0] if failed else sum(known) if known else counts[0]
+
+
+def fabric(nvml: Any, handle: Any) -> Reading:
+    """Only boards behind NVSwitch have one; an H200 without it says "not supported"."""
+    info = _info(nvml, handle)
+    if isinstance(info, Absence):
+        return info
+    if info.state == 0:
+        return Absence.NOT_SUPPORTED
+    state = STATES.get(info.state, f"state {info.state}")
+    wrong = [] if info.status == 0 else [f"status {info.status}"]
+    return ", ".join([state, *wrong, *_unhealthy(nvml, getattr(info, "healthMask", 0))])
+
+
+def _info(nvml: Any, handle: Any) -> Any:
+    """With the health mask where library and driver have it."""
+    answer: Any = Absence.NOT_SUPPORTED
+    for version in ("V", ""):
+        structure = getattr(nvml, f"c_nvmlGpuFabricInfo{version}_t", None)
+        if structure is None:
+            continue
+        info = structure()
+        answer = ask(nvml, f"nvmlDeviceGetGpuFabricInfo{version}", handle, byref(info))
+        if not isinstance(answer, Absence):
+            return info
+    return answer
+
+
+def _unhealthy(nvml: Any, mask: int) -> Iterator[str]:
+    yield from (words for words, name in FAULTS.items() if _field(nvml, mask, name) == 1)
+    kind = _field(nvml, mask, CONFIGURATION)
+    if kind > 1:
+        yield f"incorrect configuration {kind}"
+
+
+def _field(nvml: Any, mask: int, name: str) -> int:
+    """0 where the release does not know the field."""
+    prefix = "NVML_GPU_FABRIC_HEALTH_MASK"
+    width = getattr(nvml, f"{prefix}_WIDTH_{name}", 0)
+    return mask >> getattr(nvml, f"{prefix}_SHIFT_{name}", 0) & width

@@ -66,11 +66,14 @@ def check(dtype: str, tier: str, backend: str = "default") -> dict[str, Any]:
         return cases.run(_cases(shapes, dtype))
 
 
-def forced(backend: str) -> contextlib.AbstractContextManager[Any]:
+def forced(backend: str) -> contextlib.AbstractContextManager[None]:
     """Only this backend; `default` leaves PyTorch's own order."""
     if backend == "default":
         return contextlib.nullcontext()
-    return sdpa_kernel([getattr(SDPBackend, f"{backend.upper()}_ATTENTION" if backend != "math" else "MATH")])
+    only: contextlib.AbstractContextManager[None] = sdpa_kernel(
+        [getattr(SDPBackend, f"{backend.upper()}_ATTENTION" if backend != "math" else "MATH")]
+    )
+    return only
 
 
 def _has_kernel(shape: Shape, dtype: str, backend: str) -> bool:
@@ -128,8 +131,9 @@ def judge(
     seen: torch.Tensor | None = None,
 ) -> Iterable[Reading]:
     """Gates (a) and (b) of the output and of each gradient."""
-    reference = attention_reference.compute(*(t.detach() for t in leaves), g, causal=causal, seen=seen)
-    eager = attention_reference.eager(*(t.detach() for t in leaves), g, causal=causal, seen=seen)
+    q, k, v = (leaf.detach() for leaf in leaves)
+    reference = attention_reference.compute(q, k, v, g, causal=causal, seen=seen)
+    eager = attention_reference.eager(q, k, v, g, causal=causal, seen=seen)
     terms = max(out.shape[-2], leaves[1].shape[-2])  # the longest sum in any of the four
     yield frobenius(out, reference.out, eager[0], factor=FORWARD, terms=terms, name="out frobenius")
     yield elementwise(out, reference.out, reference.slack[0], name="out elementwise")

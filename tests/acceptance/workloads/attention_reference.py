@@ -38,7 +38,7 @@ def probabilities(
     """softmax(q k^T / sqrt(D)) over the keys (equal heads); `seen` (Sq, Sk) takes the diagonal's place."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
-        seen = mask(*scores.shape[-2:], scores.device)
+        seen = mask(scores.shape[-2], scores.shape[-1], scores.device)
     if seen is not None:
         scores = scores.masked_fill(~seen.to(scores.device), float("-inf"))
     return scores.softmax(-1)

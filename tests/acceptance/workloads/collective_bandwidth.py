@@ -21,16 +21,16 @@ from workloads import collective_cases as collectives
 from workloads import collective_data as data
 from workloads import collective_library as library
 from workloads import collective_timing as timing
-from workloads import measured
+from workloads import speed_conditions
 from workloads.collective_data import Payload
 from workloads.gates import exact
 from workloads.ranks import Ranks, joined
 
 SIZES = {
-    "cuda": measured.COLLECTIVE_BYTES,
+    "cuda": speed_conditions.COLLECTIVE_BYTES,
     "cpu": (64 << 10, 1 << 20),
 }
-PLATEAU, GRAPHED = measured.PLATEAU_BYTES, measured.GRAPHED_BYTES
+PLATEAU, GRAPHED = speed_conditions.PLATEAU_BYTES, speed_conditions.GRAPHED_BYTES
 LATE_S = 0.3
 PROVEN = 64 << 20  # up to here also what the library itself was called for is checked
 CHECKED = {
@@ -63,12 +63,12 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=1 << 30, help="bytes")
     options = parser.parse_args()
     with joined() as ranks:
-        figures = measured(ranks, options.operations, options.largest)
+        figures = every_figure(ranks, options.operations, options.largest)
         if figures is not None:
             print(json.dumps({"figures": figures}), flush=True)
 
 
-def measured(ranks: Ranks, operations: list[str], largest: int) -> list[dict[str, Any]] | None:
+def every_figure(ranks: Ranks, operations: list[str], largest: int) -> list[dict[str, Any]] | None:
     """Every figure, on rank 0."""
     sizes = sizes_of(ranks.device.type, largest)
     made = bench(ranks, max(sizes), direct=True)

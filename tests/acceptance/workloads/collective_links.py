@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from workloads import collective_bandwidth as bandwidth
 from workloads import collective_data as data
+from workloads import collective_library as library
 from workloads import nccl_log
 from workloads.collective_data import Guarded, Payload
 from workloads.collective_timing import HostBarrier
@@ -39,7 +40,7 @@ def main() -> None:
         mine = [figure for sender, receiver in pairs for figure in _pair(ranks, barrier, sender, receiver)]
         if ranks.device.type == "cuda":
             _every_choice(ranks, options.operations)
-        figures = bandwidth.measured(ranks, options.operations, 1 << 30) if options.timed else None
+        figures = bandwidth.every_figure(ranks, options.operations, 1 << 30) if options.timed else None
         everyone = ranks.collect(mine)
         if everyone is not None:
             found = {"pairs": [one for pairs in everyone for one in pairs], "bytes": _bytes(ranks)}
@@ -90,7 +91,7 @@ def _every_choice(ranks: Ranks, operations: list[str]) -> None:
     sizes = bandwidth.sizes_of("cuda", max(bandwidth.SIZES["cuda"]))
     bench = bandwidth.bench(ranks, max(sizes), direct=False)
     for op, size in itertools.product(operations, sizes):
-        bandwidth.torch_call(bench, op, bandwidth.library.plan(op, size, ranks.size))(0)
+        bandwidth.torch_call(bench, op, library.plan(op, size, ranks.size))(0)
     torch.cuda.synchronize()
 
 

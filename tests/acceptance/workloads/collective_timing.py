@@ -129,7 +129,7 @@ def _replayed(graph: torch.cuda.CUDAGraph, spin: Spin) -> float:
     graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def slowest(per_rank: list[list[float]]) -> list[float]:

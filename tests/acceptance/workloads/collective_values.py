@@ -14,7 +14,6 @@ import torch.distributed as dist
 from workloads import backend
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
-from workloads import collective_rooted as rooted
 from workloads.collective_data import Payload
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
@@ -72,7 +71,7 @@ def _of(op: str, function: object, ranks: Ranks, payload: Payload) -> Iterator[t
 
 
 def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
-    operations = (rooted.broadcast, rooted.reduce, rooted.scatter, rooted.gather)
+    operations = (collectives.broadcast, collectives.reduce, collectives.scatter, collectives.gather)
     for root, dtype in itertools.product(range(ranks.size), FLOATS):
         payload = Payload(count=1031, dtype=dtype, trial=root)
         for function in operations:

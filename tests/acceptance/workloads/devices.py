@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from workloads.kernel_lists import numbers
-from workloads.measured import LINK_BYTES
+from vendors.kernel_files import numbers
+from workloads.speed_conditions import LINK_BYTES
 
 COPY_BYTES = 64 << 20
 PATTERN_ELEMENTS = (1 << 20) + 1
@@ -92,7 +92,7 @@ def _repeat(copy: Callable[[], object]) -> float:
         copy()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3 / COPIES
+    return float(start.elapsed_time(end)) / 1e3 / COPIES
 
 
 def host_speeds() -> dict[str, Any]:
@@ -141,12 +141,12 @@ def _properties(index: int) -> dict[str, Any]:
     found = torch.cuda.get_device_properties(index)
     arch = getattr(found, "gcnArchName", "") if torch.version.hip else f"sm_{found.major}{found.minor}"
     parts = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    known = all(part is not None for part in parts)
+    numbered = [part for part in parts if part is not None]
     return {
         "index": index,
         "arch": arch.split(":")[0],
         "compute_units": found.multi_processor_count,
         "memory_bytes": found.total_memory,
-        "bdf": "{:04x}:{:02x}:{:02x}.0".format(*parts) if known else None,
+        "bdf": "{:04x}:{:02x}:{:02x}.0".format(*numbered) if len(numbered) == len(parts) else None,
         "uuid": str(found.uuid) if hasattr(found, "uuid") else None,
     }

@@ -38,7 +38,7 @@ class Reading:
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative error of one rounding to `dtype`: 2^-8 for bf16, 2^-11 for fp16, 2^-24 for fp32."""
-    return torch.finfo(dtype).eps / 2
+    return float(torch.finfo(dtype).eps) / 2
 
 
 def frobenius(

@@ -70,7 +70,7 @@ def steps(depth: int) -> float:
 
     Among the millions of short sums of one product some are at the limit, where chance averages nothing.
     """
-    return max(depth**0.5, float(min(depth, SHORT_SUM)))
+    return max(float(depth**0.5), float(min(depth, SHORT_SUM)))
 
 
 def split_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,9 @@ MATRIX = re.compile(r"v_mfma_\w+|wgmma\.mma_async\.\S+|tcgen05\.mma\S*|(?<!w)mma
 SPILL = re.compile(r"(?:[vs]gpr_spill_count|ScratchSize):?\s+(\d+)")
 
 
-@triton.jit
-def matmul(a, b, c, width, BLOCK: tl.constexpr):
+# Triton takes annotations of its kernels for types of its own, so the kernels carry none.
+@triton.jit  # type: ignore[untyped-decorator]
+def matmul(a, b, c, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One tile of c = a @ b with fp32 accumulation."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -40,8 +41,8 @@ def matmul(a, b, c, width, BLOCK: tl.constexpr):
     tl.store(c + rows[:, None] * width + columns[None, :], total)
 
 
-@triton.jit
-def softmax(a, b, c, width, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def softmax(a, b, c, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """A softmax of rows, which links the device's math library."""
     columns = tl.arange(0, BLOCK * BLOCK)
     mask = columns < width

@@ -37,7 +37,8 @@ def _device(device: torch.device, share: float, seconds: float) -> dict[str, Any
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
     started = time.monotonic()
     blocks = taken(device, int(share * free))
-    passes, errors = [], []
+    passes: list[str] = []
+    errors: list[dict[str, Any]] = []
     for name, pattern in every_pattern():
         if len(passes) >= FEWEST_PASSES and time.monotonic() - started > seconds:
             break

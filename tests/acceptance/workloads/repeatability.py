@@ -82,7 +82,12 @@ def capture(
     """(outputs, replay). Without a GPU there are no graphs: the step itself is replayed into the outputs."""
     if device().type == "cpu":
         outputs = step()
-        return outputs, lambda: [o.copy_(n) for o, n in zip(outputs, step(), strict=True)] and None
+
+        def again() -> None:
+            for output, new in zip(outputs, step(), strict=True):
+                output.copy_(new)
+
+        return outputs, again
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         step()

@@ -84,7 +84,7 @@ def _on_device(function: Callable[[], object], calls: int, wipe: torch.Tensor) -
         function()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+    return statistics.median(float(start.elapsed_time(end)) for start, end in events) / 1e3
 
 
 def _on_host(function: Callable[[], object]) -> float:

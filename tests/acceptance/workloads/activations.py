@@ -109,16 +109,13 @@ def _rotation(start: int, dtype: torch.dtype) -> Iterable[Reading]:
     """Tables in float32 and one rounding: a bf16 table is wrong by whole turns at long context."""
     x = operands.normal(2, 33, 4, 96, dtype=dtype, seed=3)
     angle = _angles(start, torch.float64, "cpu")
-    ref = rotate(*float64(x), angle.cos().to(_place(x)), angle.sin().to(_place(x)))
+    (wide,) = float64(x)
+    ref = rotate(wide, angle.cos().to(wide.device), angle.sin().to(wide.device))
     table = _angles(start, torch.float32, device())
     got = rotate(x.float(), table.cos(), table.sin()).to(dtype)
     # float32 positions times frequencies are good to 2^-24 of the angle: up to 2^20 radians.
     allowance = 2.0**-23 * (start + 33) * x.abs().double().amax().cpu() + FLOAT32
     yield elementwise(got, ref, float(allowance))
-
-
-def _place(x: torch.Tensor) -> torch.device:
-    return float64(x)[0].device
 
 
 def _angles(start: int, dtype: torch.dtype, on: Any) -> torch.Tensor:

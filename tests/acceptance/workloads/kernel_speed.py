@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from workloads import arch, attention, device, fp8, measured, operands, timing
+from workloads import arch, attention, device, fp8, operands, speed_conditions, timing
 from workloads.reference import precision
 
-GEMM = {"cuda": measured.GEMM, "cpu": ((256, 256, 256),)}
-COPY_BYTES = {"cuda": measured.COPY_BYTES, "cpu": 16 << 20}
-_LONG = measured.ATTENTION_SEQUENCE
+GEMM = {"cuda": speed_conditions.GEMM, "cpu": ((256, 256, 256),)}
+COPY_BYTES = {"cuda": speed_conditions.COPY_BYTES, "cpu": 16 << 20}
+_LONG = speed_conditions.ATTENTION_SEQUENCE
 ATTENTION = {
     "cuda": attention.Shape(b=2, hq=32, hkv=8, sq=_LONG, sk=_LONG, d=128, causal=True),
     "cpu": attention.Shape(b=1, hq=2, hkv=1, sq=128, sk=128, d=64, causal=True),
