@@ -132,9 +132,9 @@ FAULTS = (
           says="hardware thermal", patches=SEEN | {"vendors.nvidia_device:sample":
           "lambda *a: __import__('dataclasses').replace(original(*a), throttle=__import__('vendors').Throttle(unfit=('hardware thermal',), reading='0x40'))"}),
     Fault("the library fails beside a check", device_check("test_peer_copies_arrive"), vendor="nvidia", nvml={}, outcome="invalid",
-          says="the library does not tell", patches=SEEN | {READ: f"lambda self: {STUMBLES}"}),
+          says="the library does not report", patches=SEEN | {READ: f"lambda self: {STUMBLES}"}),
     Fault("the library fails after every check", device_check("test_no_link_error_since_the_start"), vendor="nvidia", nvml={},
-          outcome="invalid", says="the library does not tell",
+          outcome="invalid", says="the library does not report",
           patches=SEEN | {"harness.monitor:Monitor.read": f"lambda self, first=[1]: (first.pop(), original(self))[1] if first else {STUMBLES}"}),
     Fault("the library gives no sample", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
           says="gave no reading while the check ran: ", patches=SEEN | {SAMPLE: f"lambda self, indices: {STUMBLES}"}),
