@@ -1,6 +1,6 @@
-"""Attention beyond its plain call: backends, packages, masks and dropout. In: one device. Out: cases.
+"""Attention: backends, packages, masks and dropout. In: one device. Out: the cases that failed.
 
-`test_kernels.py::test_attention` is the plain call.
+The plain call is in `test_kernels.py::test_attention`.
 """
 
 import pytest
@@ -26,7 +26,7 @@ HALVES = ("bf16", "fp16")
 def test_attention_backend(
     backend: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice
 ) -> None:
-    """Each attention backend of the architecture runs when it is asked for, is what ran, and is right."""
+    """Each attention backend of the architecture runs when it is requested, and its results are right."""
     if backend not in on_device(arch.attention_backends):
         pytest.skip(f"this architecture has no {backend} attention")
     cases.require(on_device(attention_backends.check, dtype=dtype, backend=backend))
@@ -36,7 +36,7 @@ def test_attention_backend(
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_flash_attn_package(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
-    """The flash_attn package is right forward and backward, and repeats its bits when asked to."""
+    """The flash_attn package is right forward and backward, and is deterministic when that is requested."""
     if not on_device(flash_package.available):
         pytest.skip("the flash_attn package is not part of this stack")
     cases.require(on_device(flash_package.check, dtype=dtype, tier=acceptance.tier))
@@ -46,7 +46,7 @@ def test_flash_attn_package(dtype: str, acceptance: AcceptanceSession, on_device
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "torch", "package"])
 def test_varlen_attention(way: str, on_device: OnDevice) -> None:
-    """Sequences of different length packed into one row attend within themselves, forward and backward."""
+    """Sequences packed into one row attend only to themselves, forward and backward."""
     if reason := on_device(attention_masks.lacks, way=way):
         pytest.skip(reason)
     cases.require(on_device(attention_masks.packed, way=way, timeout_s=300))
@@ -56,7 +56,7 @@ def test_varlen_attention(way: str, on_device: OnDevice) -> None:
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "flex", "package"])
 def test_sliding_window_attention(way: str, on_device: OnDevice) -> None:
-    """Attention through a sliding window sees the window, all of it and nothing else, both ways."""
+    """Sliding-window attention sees the whole window and nothing else, forward and backward."""
     if reason := on_device(attention_masks.lacks, way=way):
         pytest.skip(reason)
     cases.require(on_device(attention_masks.windowed, way=way, timeout_s=300))
@@ -66,12 +66,15 @@ def test_sliding_window_attention(way: str, on_device: OnDevice) -> None:
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_attention_dropout(dtype: str, on_device: OnDevice) -> None:
-    """Dropout in attention drops its share of every head, query and key, and the same in the backward."""
+    """Attention dropout drops its share of every head, query and key, and the backward drops the same."""
     cases.require(on_device(attention_dropout.check, dtype=dtype))
 
 
 @pytest.mark.gpus(1)
 def test_attention_default_is_fused(on_device: OnDevice) -> None:
-    """Attention without a named backend is not the slow formula in plain operations."""
+    """Attention without a named backend runs a fused kernel, not the slow formula in plain operations."""
     chosen = on_device(attention_backends.chosen, dtype="bf16")
-    assert chosen["backend"] in {"flash", "efficient", "cudnn"}, f"what ran: {chosen}"
+    fused = {"flash", "efficient", "cudnn"}
+    assert chosen["backend"] in fused, (
+        f"{chosen['backend'] or 'no backend'} ran, expected one of {fused}: {chosen}"
+    )

@@ -1,4 +1,4 @@
-"""The speed of kernels on normal data, each figure by its own bound. In: one device. Out: figures."""
+"""The speed of kernels on normal data, each by its own bound. In: one device. Out: metrics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from workloads import arch, kernel_speed, speed_conditions
 
 @pytest.fixture
 def measure(on_device: OnDevice, record_metric: RecordMetric) -> Callable[..., None]:
-    """Run one measurement on the device, and judge each of its figures by its own bound."""
+    """Run one workload on the device, and judge each of its measurements by its own bound."""
 
     def run(function: Callable[..., Any], metric: str, unit: str, **arguments: str) -> None:
         figures = on_device(function, timeout_s=300, env=None, **arguments)
@@ -23,7 +23,7 @@ def measure(on_device: OnDevice, record_metric: RecordMetric) -> Callable[..., N
 
 
 def kept_of(figure: dict[str, Any]) -> dict[str, Any]:
-    """Repeats and conditions of a figure."""
+    """Repeats and conditions of a measurement."""
     return {"repeats": figure["repeats"], "conditions": figure["conditions"]}
 
 
@@ -35,9 +35,9 @@ def test_gemm_speed(
 ) -> None:
     """Matrix products on normal data reach the speed of this device model."""
     if dtype not in on_device(kernel_speed.dtypes):
-        pytest.skip(f"the architecture has no matrix units for {dtype}")
+        pytest.skip(f"this architecture has no matrix units for {dtype}")
     measure(kernel_speed.gemm, "gemm_tflops", "TFLOP/s", dtype=dtype)
-    # Recorded without a bound: the power cap, the cooling and the chip decide it, as for any long job.
+    # Recorded without a bound: power cap, cooling and the single chip decide it, as for any long job.
     for figure in on_device(kernel_speed.gemm_sustained, timeout_s=300, dtype=dtype):
         record_metric("gemm_sustained_tflops", figure["value"], unit="TFLOP/s", **kept_of(figure))
 

@@ -135,9 +135,9 @@ def test_architectures_are_spelled_as_compilers_do(number: int, name: str) -> No
     [
         ("6.16.13", "7.2.53211-e1a6bc5663", None),
         ("6.12.12", "6.3", None),
-        ("6.12.12", "5.7", "serves ROCm 6.3 to 7.2"),
-        ("6.7.0", "7.0", "serves ROCm 5.7 to 6.4"),
-        ("6.99.1", "7.2", "is in no table"),
+        ("6.12.12", "5.7", "supports ROCm 6.3 to 7.2"),
+        ("6.7.0", "7.0", "supports ROCm 5.7 to 6.4"),
+        ("6.99.1", "7.2", "is not in vendors/amd.py"),
     ],
 )
 def test_driver_windows(driver: str, rocm: str, words: str | None) -> None:

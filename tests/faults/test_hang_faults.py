@@ -32,7 +32,7 @@ FAULTS = (
     planting.Fault(
         "the library ignores its timeout",
         "test_collectives.py::test_absent_rank_is_named",
-        says="were told nothing",
+        says="s for rank 1 without an error",
         patches={
             "torch.distributed:new_group": "lambda *a, timeout=None, **k: original(*a, **k)",
             "test_collectives:NOTICED_S": "4.0",

@@ -168,12 +168,12 @@ AMD, NVIDIA = ("gfx90a", "gfx942"), ("sm_80", "sm_90")
         (rocm, {"rocblas/library/Kernels.so-000-gfx942.hsaco": None}, "librocblas.so.4: no kernel files for gfx942"),
         (rocm, {"hipblaslt/library/TensileLibrary_gfx90a.co": None}, "libhipblaslt.so.0: no kernel files for gfx90a"),
         (rocm, {"../share/miopen/db/gfx942130.db.txt": None}, "libMIOpen.so.1: no kernel files for gfx942"),
-        (rocm, {"libhipblaslt.so.0": None}, "hipBLASLt: there is no libhipblaslt.so"),
+        (rocm, {"libhipblaslt.so.0": None}, "hipBLASLt: libhipblaslt.so is not in this image"),
         (rocm, {"libtorch_hip.so": device_code.elf({})}, "libtorch_hip.so: it holds no device code"),
         (cuda, {"libcudnn_heuristic.so.9": None}, "libcudnn_heuristic.so is not beside it"),
         (cuda, {"libcudnn_ops.so.9": device_code.nvidia_library(["sm_75", "sm_90"])}, "libcudnn_ops.so.9: no code for sm_80"),
         (cuda, {"libcublasLt.so.9": device_code.nvidia_library(["sm_80"])}, "libcublasLt.so.9: no code for sm_90"),
-        (cuda, {"libnccl.so.9": None}, "NCCL: there is no libnccl.so"),
+        (cuda, {"libnccl.so.9": None}, "NCCL: libnccl.so is not in this image"),
         (cuda, {}, None),
         (rocm, {}, None),
     ],
@@ -204,7 +204,15 @@ def test_flash_attention_without_an_architecture_is_caught(plant, tmp_path, held
 
 def test_declared_flash_attention_that_is_not_there_is_caught(plant, tmp_path) -> None:
     env = declared(tmp_path, "nvidia", "sm_80", flash_attn={"version": "2.8.3"})
-    plant(Fault("no FlashAttention", FLASH, says="declared, and not installed", vendor="nvidia", env=env))
+    plant(
+        Fault(
+            "no FlashAttention",
+            FLASH,
+            says="declares flash_attn, but it is not installed",
+            vendor="nvidia",
+            env=env,
+        )
+    )
 
 
 def test_image_that_names_no_architecture_is_caught(plant, tmp_path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-HANDED_ON = "vfio-pci"  # the driver of a device that was passed through to a virtual machine on purpose
+PASSED_THROUGH = "vfio-pci"  # the driver of a device that was passed through to a virtual machine on purpose
 
 
 def drivers(root: Path, vendor: str, classes: tuple[str, ...]) -> dict[str, str]:

@@ -10,28 +10,28 @@ from vendors.nvidia_library import ask
 
 MAX_LINKS = 18
 STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
-# Fields of the health mask: words -> name in the library; 1 is true, 2 is false, 0 is not told.
+# Fields of the health mask: text -> name in the library; 1 is true, 2 is false, 0 is not reported.
 FAULTS = {
     "degraded bandwidth": "DEGRADED_BW",
     "route recovery": "ROUTE_RECOVERY",
     "route unhealthy": "ROUTE_UNHEALTHY",
     "access timeout recovery": "ACCESS_TIMEOUT_RECOVERY",
 }
-CONFIGURATION = "INCORRECT_CONFIGURATION"  # 1 is none, more is a kind of it
+CONFIGURATION = "INCORRECT_CONFIGURATION"  # 1 is correct, more is a kind of incorrect
 
 
 @dataclass(frozen=True)
 class End:
-    """One device's half of its links: read once and not for every pair."""
+    """One device's side of its links, read once and not for every pair."""
 
     handle: Any
     active: int
-    errors: Reading  # times that a link had to be trained again
-    replays: Reading  # packets sent again, which costs time and no data
+    errors: Reading  # how often a link had to be trained again
+    replays: Reading  # packets sent again: that costs time, but no data
 
 
 def end(nvml: Any, handle: Any) -> End:
-    """Read one device's half."""
+    """Read one device's side."""
     return End(
         handle=handle,
         active=_active_links(nvml, handle),
@@ -41,9 +41,11 @@ def end(nvml: Any, handle: Any) -> End:
 
 
 def link(nvml: Any, ends: Mapping[int, End], a: int, b: int) -> Link:
-    """Join two halves."""
+    """The link between two devices, from both sides."""
     pair = ends[a].handle, ends[b].handle
-    reads = ask(nvml, "nvmlDeviceGetP2PStatus", *pair, 0)  # READ; the constant is a tuple by mistake
+    reads = ask(
+        nvml, "nvmlDeviceGetP2PStatus", *pair, 0
+    )  # 0 is READ; the library's constant is a tuple by mistake
     nvlink = ask(nvml, "nvmlDeviceGetP2PStatus", *pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     linked = nvlink == nvml.NVML_P2P_STATUS_OK
     return Link(
@@ -62,7 +64,7 @@ def _active_links(nvml: Any, handle: Any) -> int:
 
 
 def _count(nvml: Any, handle: Any, kind: int) -> Reading:
-    """The sum over the links that a part has."""
+    """The sum over the links that the device has; an error if one of them could not be read."""
     counts = [ask(nvml, "nvmlDeviceGetNvLinkErrorCounter", handle, link, kind) for link in range(MAX_LINKS)]
     failed = [count for count in counts if isinstance(count, Absence) and count.is_failure]
     known = [count for count in counts if not isinstance(count, Absence)]
@@ -70,7 +72,9 @@ def _count(nvml: Any, handle: Any, kind: int) -> Reading:
 
 
 def fabric(nvml: Any, handle: Any) -> Reading:
-    """Only boards behind NVSwitch have one; an H200 without it says "not supported"."""
+    """The fabric's state in words. Only boards behind NVSwitch have a fabric; an H200 without one is not
+    supported.
+    """
     info = _info(nvml, handle)
     if isinstance(info, Absence):
         return info
@@ -82,7 +86,7 @@ def fabric(nvml: Any, handle: Any) -> Reading:
 
 
 def _info(nvml: Any, handle: Any) -> Any:
-    """With the health mask where library and driver have it."""
+    """The fabric's record, with the health mask if library and driver have it."""
     answer: Any = Absence.NOT_SUPPORTED
     for version in ("V", ""):
         structure = getattr(nvml, f"c_nvmlGpuFabricInfo{version}_t", None)
@@ -103,7 +107,7 @@ def _unhealthy(nvml: Any, mask: int) -> Iterator[str]:
 
 
 def _field(nvml: Any, mask: int, name: str) -> int:
-    """0 where the release does not know the field."""
+    """The value of a field; 0 if the release does not know it."""
     prefix = "NVML_GPU_FABRIC_HEALTH_MASK"
     width = getattr(nvml, f"{prefix}_WIDTH_{name}", 0)
     return mask >> getattr(nvml, f"{prefix}_SHIFT_{name}", 0) & width

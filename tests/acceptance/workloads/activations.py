@@ -1,6 +1,6 @@
 """Gated activations and rotary embedding, forward and backward, against float64.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Scaled dot product attention: forward and backward against float64, by each backend.
 
-Comes in: a dtype, a backend (`default` is what users get) and a tier. Goes out: the report of `cases.run`.
+In: a dtype, a backend (`default` is what users get) and a tier. Out: the report of `cases.run`.
 """
 
 import contextlib

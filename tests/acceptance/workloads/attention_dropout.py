@@ -1,6 +1,6 @@
 """Dropout inside attention: how much is dropped, where, and that the backward drops the same.
 
-Comes in: a dtype. Goes out: the report of `cases.run`. With q = 0 every probability is 1 / Sk, and with the
+In: a dtype. Out: the report of `cases.run`. With q = 0 every probability is 1 / Sk, and with the
 unit matrix as values the output is the dropped probabilities themselves: nothing has to be guessed.
 """
 

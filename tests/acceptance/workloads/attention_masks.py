@@ -1,7 +1,7 @@
 """Packed sequences of different length, and sliding windows: attention whose mask is not one diagonal.
 
-Comes in: by which of the ways a trainer has (`mask`: a mask for PyTorch's attention; `flex`, `torch`:
-PyTorch's own functions; `package`: flash_attn). Goes out: the report of `cases.run`; `lacks` says why a way
+In: by which of the ways a trainer has (`mask`: a mask for PyTorch's attention; `flex`, `torch`:
+PyTorch's own functions; `package`: flash_attn). Out: the report of `cases.run`; `lacks` says why a way
 is not here.
 """
 

@@ -1,6 +1,6 @@
 """Named cases of one family: run each, keep what its gates read, and say which failed.
 
-Comes in: `(name, function)` pairs, each function returning the readings of one case. Goes out: a JSON object
+In: `(name, function)` pairs, each function returning the readings of one case. Out: a JSON object
 `{"cases": [{"name", "failures": [...], "margin"}]}` that a test passes to `require`.
 """
 

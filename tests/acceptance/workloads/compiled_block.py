@@ -1,6 +1,6 @@
 """A transformer block through torch.compile, against the same block in eager mode and in float64.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Convolution, forward and backward, against float64 on the CPU.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools

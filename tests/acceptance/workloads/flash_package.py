@@ -1,6 +1,6 @@
 """The flash_attn package, where the image has it: forward and backward against float64.
 
-Comes in: a dtype and a tier. Goes out: the report of `cases.run`.
+In: a dtype and a tier. Out: the report of `cases.run`.
 """
 
 import functools

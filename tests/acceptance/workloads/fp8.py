@@ -1,6 +1,6 @@
 """8-bit floating point: casts and the scaled product, against their dequantised operands in float64.
 
-Comes in: a tier. Goes out: the report of `cases.run`. The format is the architecture's (OCP or fnuz).
+In: a tier. Out: the report of `cases.run`. The format is the architecture's (OCP or fnuz).
 """
 
 import functools

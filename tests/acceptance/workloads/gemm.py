@@ -1,6 +1,6 @@
 """Matrix multiplication: `mm`, `linear`, `addmm` and `bmm` against float64, forward and backward.
 
-Comes in: a dtype by name and a tier. Goes out: the report of `cases.run`.
+In: a dtype by name and a tier. Out: the report of `cases.run`.
 """
 
 import functools

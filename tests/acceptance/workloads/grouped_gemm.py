@@ -1,6 +1,6 @@
 """Grouped products, as mixtures of experts need them: each group against its own product in float64.
 
-Comes in: nothing. Goes out: the report of `cases.run`; `lacks` says why there is no such kernel.
+In: nothing. Out: the report of `cases.run`; `lacks` says why there is no such kernel.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """More than 2^31 elements: where a 32-bit index wraps, values land in the wrong place without an error.
 
-Comes in: nothing; wants about 40 GiB of free device memory. Goes out: the report of `cases.run`.
+In: nothing; wants about 40 GiB of free device memory. Out: the report of `cases.run`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The output layer and its loss in one: plain, in chunks by PyTorch, and fused by Liger, against float64.
 
-Comes in: the way and a dtype. Goes out: the report of `cases.run`; `lacks` says why a way is not here.
+In: the way and a dtype. Out: the report of `cases.run`; `lacks` says why a way is not here.
 Loss, gradient of the rows and gradient of the weight are judged: a chunk that was forgotten is in all three.
 """
 

@@ -1,6 +1,6 @@
 """Cross entropy and its gradient against float64 log-softmax.
 
-Comes in: a dtype and a tier. Goes out: the report of `cases.run`.
+In: a dtype and a tier. Out: the report of `cases.run`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm, forward and backward, against float64.
 
-Comes in: the norm's name, a dtype and a tier. Goes out: the report of `cases.run`.
+In: the norm's name, a dtype and a tier. Out: the report of `cases.run`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """AdamW, fused, foreach and plain, against its formula replayed in float64.
 
-Comes in: nothing. Goes out: the report of `cases.run`.
+In: nothing. Out: the report of `cases.run`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The trainers' own Triton kernels in this image, by the same gates as everybody's.
 
-Comes in: nothing; the kernels are in trainers/triton_ops.py beside tests/. Goes out: the report of
+In: nothing; the kernels are in trainers/triton_ops.py beside tests/. Out: the report of
 `cases.run`.
 """
 

@@ -1,6 +1,6 @@
 """Softmax, sums, extremes and prefix sums, against float64 or exactly.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Timing on a device: cold caches, events around each call, the median of each repeat.
 
-Comes in: a function that enqueues work. Goes out: seconds per call, one figure per repeat.
+In: a function that enqueues work. Out: seconds per call, one figure per repeat.
 """
 
 import functools
