@@ -1,6 +1,6 @@
-"""A torchrun program: every collective on exact data, checked on every rank. One JSON line from rank 0.
+"""A torchrun program: every collective on exact data, checked on every rank. In: --tier. Out: a JSON line.
 
-Arguments: --tier. The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n}`.
+The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n}`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from workloads.ranks import Book, CaseFunction, Ranks, joined
 COUNTS = (1, 17, 4099)
 MORE_COUNTS = (2, 127, 65_537, 1_048_579)
 FLOATS = ("fp32", "bf16", "fp16")
-# What gloo has no operation for (torch's table of backends); every other name here works on both.
+# Operations that gloo does not have (torch's table of backends); both backends have all others.
 LACKS = {"gloo": {"average", "premultiplied sum"}, "nccl": set[str]()}
 
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:
-    """Odd counts, aligned and not; every one another trial."""
+    """Odd counts, aligned and not; every payload is another trial."""
     counts = COUNTS if tier == "smoke" else COUNTS + MORE_COUNTS
     for trial, (dtype, count) in enumerate(itertools.product(dtypes, counts)):
         yield Payload(count=count, dtype=dtype, offset=trial % 2, trial=trial)
