@@ -13,7 +13,7 @@ FAULTS = (
     planting.Fault(
         "rank 1 never enters the sum",
         "test_collectives.py::test_all_reduce_values",
-        says="ranks [1] did not wait with it",
+        says="but not on ranks [1]",
         tier="smoke",
         patches={
             "workloads.ranks:joined": "lambda timeout_s=0: original(timeout_s=12)",

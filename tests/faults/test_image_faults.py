@@ -170,7 +170,7 @@ def test_two_openmp_runtimes_are_caught(plant) -> None:
         ({"NCCL": [2, 27, 3]}, "NCCL: /opt/nccl/libnccl.so.2 is 2.27.3, declared 2.30.7"),
         ({"the CUDA runtime": [12, 8]}, "is 12.8, declared 13.0"),
         ({"cuDNN": [9, 19, 0]}, "is 9.19.0, installed nvidia-cudnn-cu13 9.20.0.48"),
-        ({"cuBLAS": "cuBLAS does not tell its version: no cublasGetProperty"}, "does not tell its version"),
+        ({"cuBLAS": "cuBLAS does not report its version: no cublasGetProperty"}, "does not report its version"),
         ({"NVRTC": None}, "NVRTC: torch did not load libnvrtc.so"),
     ],
 )

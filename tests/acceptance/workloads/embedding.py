@@ -1,4 +1,4 @@
-"""Embedding: the forward is a copy, bit for bit; the backward a sum, against float64.
+"""Embedding: the forward is a copy, bit for bit; the backward is a sum, against float64.
 
 In: a dtype. Out: the report of `cases.run`.
 """

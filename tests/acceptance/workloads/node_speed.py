@@ -1,4 +1,4 @@
-"""A torchrun program: products and copies on every device at the same time. One JSON line.
+"""A torchrun program: products and copies on all devices at the same time. In: nothing. Out: a JSON line.
 
 The line is `{"ranks": [{"gemm_tflops": figure, "copy_gb_per_s": figure}]}`, a figure as in `kernel_speed`.
 """
