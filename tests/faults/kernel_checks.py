@@ -1,4 +1,4 @@
-"""The checks that kernel mutants must fail, as the suite runs them, at sizes of a CPU. Nothing runs here."""
+"""The checks that kernel mutants must fail, as the suite runs them, at sizes for a CPU. Nothing runs here."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""AMD's real SMI library over fabricated hosts: a healthy host passes, each fault is named by its check.
+"""AMD's real SMI library on fabricated hosts: a healthy host passes, and each fault is named by its check.
 
 Every test enters a Debian root file system with one generation of libamd_smi (docs/amd.md) and runs the
 device suite there as a user would. `STACKCHECK_AMD_HOSTS=quick` keeps one healthy host for each library, and
@@ -33,7 +33,7 @@ ABSENT = "no AMD device is visible"
 
 @dataclass(frozen=True)
 class Named:
-    """A state, the check that must fail on it, and words that its reason must hold."""
+    """A state, the check that must fail on it, and a text that its reason must contain."""
 
     state: str
     function: str
@@ -91,7 +91,7 @@ NAMED = (
     Named("driver-not-loaded", "test_device_identity", "DRIVER_NOT_LOADED"),
     Named("init-hangs", "test_device_identity", "did not answer in 3 s"),
 )
-# What a release cannot show is a skip that says so: neither a pass nor a false alarm.
+# What a release cannot show must be a skip with that reason: neither a pass nor a false alarm.
 UNSEEN = (
     Named("xgmi-link-down", "test_every_pair_is_linked", "active links: not supported", (OLD,), "skipped"),
     Named("throttling", "test_nothing_throttles", "throttle reasons: not supported", (OLD,), "skipped"),
@@ -102,7 +102,7 @@ def run(
     state: str, used: Library, out: Path, environment: Mapping[str, str] | None = None
 ) -> Mapping[str, Any]:
     """The device suite inside a fabricated host: its result.json, with the output beside it."""
-    out.chmod(0o777)  # a state may run the suite as somebody else
+    out.chmod(0o777)  # a state may run the suite as another user
     command = (
         "python3 -m pytest /stackcheck/tests --gpu-vendor amd -k devices -p torchless -p no:cacheprovider"
     )

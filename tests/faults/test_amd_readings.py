@@ -1,4 +1,4 @@
-"""What AMD's library leaves unsaid, told apart; and the host's side over the same fabricated kernel files."""
+"""Absent readings of AMD's library, and stackcheck's own view of the same fabricated kernel files."""
 
 import pickle
 import sys
@@ -114,7 +114,7 @@ FOUR = tuple(gpu(index) for index in range(4))
 def test_devices_are_chosen_by_the_kfds_numbers(
     environment: dict[str, str], left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here the KFD counts against the library's order."""
+    """Here the KFD numbers the devices in the reverse of the library's order."""
     monkeypatch.setattr(amd_kernel, "topology", lambda: {device.bdf: {} for device in reversed(FOUR)})
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)

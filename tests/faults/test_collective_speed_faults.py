@@ -1,4 +1,4 @@
-"""The timing of collectives: the protocol is nccl-tests', and what it measures is checked as well."""
+"""Faults of timed collectives: the protocol equals nccl-tests', and the timed data are checked too."""
 
 import ctypes
 import sys
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def said(**facts: object) -> dict[str, str]:
-    """The library's log, its files and the kernel, as they would speak of another host."""
+    """The library's log, its files and the kernel's settings of another host."""
     return {"workloads.nccl_log:facts": f"lambda: {{**original(), **{facts!r}}}"}
 
 
@@ -123,7 +123,7 @@ def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
 
 
 class Store(dict):
-    """The part of a rendezvous store that is used here."""
+    """The part of a rendezvous store that the timing uses."""
 
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()

@@ -1,4 +1,4 @@
-"""A collective that hangs ends within seconds, names the rank, and a library that waits for ever fails."""
+"""A collective that hangs ends within seconds and names the rank; a library that waits forever fails."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Faults of an image: what it declares, what is installed and what loads drift apart."""
+"""Faults of an image: its declaration, its packages and its loaded libraries differ from each other."""
 
 import functools
 import json
@@ -64,7 +64,9 @@ def mapped_by_torch() -> list[Path]:
 
 
 def asked(folder: Path, changes: dict[str, object]) -> dict[str, object]:
-    """What the libraries tell, cuDNN's from a wheel that is planted too; None in `changes` takes one away."""
+    """The versions that the libraries report, with a planted wheel for cuDNN; None in `changes` removes
+    one.
+    """
     own = folder / "site" / "libcudnn.so.9"
     info = folder / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info"
     info.mkdir(parents=True)
@@ -92,7 +94,7 @@ def stack(tmp_path, request) -> dict[str, str]:
     """The environment of an image that declares what the test asks for."""
     path = tmp_path / "stack.json"
     path.write_text(declaration(**getattr(request, "param", {})), encoding="utf-8")
-    # The constraints of the image that these tests run in would hold, whatever the planted declaration says.
+    # Without this, the constraints of the image in which these tests run would apply.
     return {"STACKCHECK_STACK_FILE": str(path), "PIP_CONSTRAINT": ""}
 
 
@@ -170,7 +172,10 @@ def test_two_openmp_runtimes_are_caught(plant) -> None:
         ({"NCCL": [2, 27, 3]}, "NCCL: /opt/nccl/libnccl.so.2 is 2.27.3, declared 2.30.7"),
         ({"the CUDA runtime": [12, 8]}, "is 12.8, declared 13.0"),
         ({"cuDNN": [9, 19, 0]}, "is 9.19.0, installed nvidia-cudnn-cu13 9.20.0.48"),
-        ({"cuBLAS": "cuBLAS does not report its version: no cublasGetProperty"}, "does not report its version"),
+        (
+            {"cuBLAS": "cuBLAS does not report its version: no cublasGetProperty"},
+            "does not report its version",
+        ),
         ({"NVRTC": None}, "NVRTC: torch did not load libnvrtc.so"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Speeds of a whole node on stand-ins of four H200s: one slow device is named, a healthy node passes."""
+"""The speed of a node with four planted H200s: one slow device is named, a healthy node passes."""
 
 import json
 
@@ -16,7 +16,7 @@ COPY = {"bytes": 4 << 30, "kind": "device"}
 
 
 def together(name: str, says: str = "", outcome: str = "failed", **speeds: list[float]) -> Fault:
-    """What four ranks would say; H200.json asks 750.5 TFLOP/s and 4,050 GB/s of each."""
+    """The result of four ranks; H200.json demands 750.5 TFLOP/s and 4,050 GB/s of each."""
     rates = {"gemm": [790.0] * 4, "copy": [4260.0] * 4} | speeds
     ranks = [
         {

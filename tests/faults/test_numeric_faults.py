@@ -20,13 +20,13 @@ RUNS = {
         str(FOLDER / "collective_mutants.py"),
     ),
 }
-# A count that falls says that somebody dropped a mutant.
+# A smaller count means that a mutant was lost.
 LEAST = {"kernel": 76, "collective": 31}
 
 
 @pytest.fixture(scope="module", params=sorted(RUNS))
 def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[str, dict]]:
-    """By mutant; all of them in one process, as importing torch for each would take minutes."""
+    """The results by mutant, from one process: importing torch for each mutant would take minutes."""
     run = subprocess.run(
         (suite_python, *RUNS[request.param]),
         env=planting_environment(),
@@ -41,7 +41,7 @@ def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[
 
 
 def planting_environment() -> dict[str, str]:
-    """The suites on the path, nothing left behind, one thread."""
+    """Environment with the suites on the import path, without bytecode files, with one thread."""
     ours = {"PYTHONPATH": str(ACCEPTANCE), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **ours}
 

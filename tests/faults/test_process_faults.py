@@ -1,4 +1,4 @@
-"""Faults of processes: what a crash, a hang or a killed run leaves behind, and what it says."""
+"""Faults of processes: what a crash, a hang or a killed run leaves behind and reports."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Faults of device code: an fp8 product silently computed in fp16, spills, narrow loads, too much shared
-memory, a compiler that makes code for another GPU, libraries without code or kernels for one.
-"""
+"""Faults of device code: silent fp16, spills, narrow loads, too much shared memory, code for another GPU only."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
 import base64
@@ -21,7 +19,7 @@ REPORT = "{'error': None, 'matrix': [%r], 'spills': %d, 'shared_bytes': %d, 'wid
 def fault(
     name: str, check: str, says: str, *, matrix: str = "x", spills: int = 0, shared: int = 8, loads: int = 4
 ) -> Fault:
-    """The compiler's report is replaced in the worker; a stub stands for Triton where it is not installed."""
+    """Replace the compiler's report in the worker; a stub replaces Triton if it is not installed."""
     report = REPORT % (matrix, spills, shared, loads)
     stub = (
         f"def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype): return {report}\n"
@@ -80,7 +78,7 @@ def declared(folder: Path, vendor: str, *archs: str, **changes: object) -> dict[
 
 
 def compiler(folder: Path, name: str, output: bytes, *, code: int = 0) -> dict[str, str]:
-    """A compiler that writes the same whatever it is asked for."""
+    """A compiler that always writes the same output."""
     folder.mkdir()
     text = (
         f"#!{sys.executable}\nimport base64, sys\n"
@@ -130,7 +128,7 @@ def write(folder: Path, files: dict[str, bytes | None]) -> Path:
 
 
 def rocm(folder: Path, **changes: object) -> Path:
-    """The libraries of a ROCm image for gfx90a and gfx942; a change to None takes a file away."""
+    """The libraries of a ROCm image for gfx90a and gfx942; a change to None removes a file."""
     both = device_code.amd_library(["gfx90a", "gfx942"])
     files = {
         "librccl.so.1": both,

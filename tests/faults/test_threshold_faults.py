@@ -1,4 +1,4 @@
-"""Thresholds: the lint refuses what would let a bad figure pass, and each committed bound fails half of its
+"""Thresholds: the lint refuses entries that would let a bad figure pass; each bound fails half of its
 reference.
 """
 
