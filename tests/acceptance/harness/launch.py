@@ -44,9 +44,9 @@ def launch(
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         stacks = processes.keep_stacks(home)
-        said = processes.tail(home / "stdout.txt", 1) or "no output: still importing?"
+        last = processes.tail(home / "stdout.txt", 1) or "no output: still importing?"
         raise WorkloadError(
-            f"{program} on {nproc} ranks did not end in {timeout_s:g} s, last: {said}; "
+            f"{program} on {nproc} ranks did not end in {timeout_s:g} s, last: {last}; "
             f"stacks in {home}\n{stacks}"
         ) from None
     finally:
@@ -78,11 +78,11 @@ def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
 
 def last_words(stderr: Path, lines: int = 25) -> str:
     """The last output of the ranks. If no line has a rank's prefix, also the end of torchrun's own output."""
-    said = stderr.read_text(errors="replace").splitlines()
-    if prefixed := [line for line in said if line.startswith("[rank")]:
+    output = stderr.read_text(errors="replace").splitlines()
+    if prefixed := [line for line in output if line.startswith("[rank")]:
         return "\n".join(prefixed[-lines:])
-    end = next((number for number, line in enumerate(said) if TORCHRUN.match(line)), len(said))
-    return "\n".join([*said[max(0, end - lines) : end], *said[end:][-lines:]])
+    end = next((number for number, line in enumerate(output) if TORCHRUN.match(line)), len(output))
+    return "\n".join([*output[max(0, end - lines) : end], *output[end:][-lines:]])
 
 
 def _recorder(home: Path) -> dict[str, str]:

@@ -36,12 +36,12 @@ def main() -> None:
             # If the call never returns, this thread ends the rank and reports no error.
             threading.Thread(target=_end_after, args=(ranks, limit_s), daemon=True).start()
             ranks.store.set(f"came/{ranks.rank}", "1")
-            _end(ranks, _told(ranks, group))
+            _end(ranks, _library_error(ranks, group))
         _until_over(ranks)
         os._exit(0)
 
 
-def _told(ranks: Ranks, group: dist.ProcessGroup) -> str | None:
+def _library_error(ranks: Ranks, group: dist.ProcessGroup) -> str | None:
     """The library's error on a rank that waits in vain; None if there was none."""
     tensor = torch.ones(1 << 10, device=ranks.device)
     try:
@@ -60,10 +60,10 @@ def _end_after(ranks: Ranks, seconds: float) -> None:
 
 def _end(ranks: Ranks, error: str | None) -> None:
     """Report, and exit at once: destroying the communicator may hang as well."""
-    ranks.store.set(f"told/{ranks.rank}", json.dumps(error))
+    ranks.store.set(f"error/{ranks.rank}", json.dumps(error))
     if ranks.rank == 0:
         waiting = range(ranks.size - 1)
-        errors = {rank: json.loads(ranks.store.get(f"told/{rank}")) for rank in waiting}
+        errors = {rank: json.loads(ranks.store.get(f"error/{rank}")) for rank in waiting}
         absent = [rank for rank in range(ranks.size) if not ranks.store.check([f"came/{rank}"])]
         print(json.dumps({"absent": absent, "errors": errors}), flush=True)
         ranks.store.set("over", "1")
