@@ -38,7 +38,8 @@ Finite = Annotated[FiniteFloat, Field(strict=True)]
 NonNegative = Annotated[NonNegativeFloat, Field(strict=True, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
 
-Outcome = Literal["passed", "failed", "skipped", "error", "invalid"]
+CheckOutcome = Literal["passed", "failed", "skipped", "error", "invalid"]
+FailureCause = Literal["no_threshold"]
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 
 
@@ -127,16 +128,27 @@ class Evidence(_Part):
 
 
 class CheckResult(_Part):
-    """One test item: how it ended and what it measured."""
+    """One test item: how it ended and what it measured.
+
+    `cause` is why a failed check failed, where a program has to know it: `no_threshold` if metrics without a
+    threshold were its only failure, else None. Results of older suites do not have the field
+    (`says_cause` is False).
+    """
 
     id: Name
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str | None = None
+    cause: FailureCause | None = None
     doc: str | None = None
     seconds: NonNegative
     devices: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()
     evidence: Evidence = Field(default_factory=Evidence)
+
+    @property
+    def says_cause(self) -> bool:
+        """Whether the result file has the field `cause` for this check."""
+        return "cause" in self.model_fields_set
 
 
 class RunResult(_Part):

@@ -56,6 +56,7 @@ class Check:
     samples: list[Sample] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)  # evidence of other kinds, by name
     hints: tuple[str, ...] = ()  # of the host, to be read where the check fails
+    cause: Literal["no_threshold"] | None = None  # set when missing bounds alone fail the check
 
     def record(
         self,
@@ -100,6 +101,7 @@ class Check:
         if self.unfit:
             invalid("; ".join(dict.fromkeys(self.unfit)))
         if self.violations:
+            self.cause = "no_threshold" if self.lacks_only_bounds() else None
             pytest.fail("\n".join(self.violations), pytrace=False)
 
     def lacks_only_bounds(self) -> bool:

@@ -13,6 +13,7 @@ def check(name: str, outcome: str = "passed", **changes: Any) -> dict[str, Any]:
         "id": name,
         "outcome": outcome,
         "reason": None if outcome == "passed" else "because",
+        "cause": None,
         "doc": "What it proves.",
         "seconds": 0.5,
         "devices": ["d0"],
