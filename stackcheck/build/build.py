@@ -1,8 +1,8 @@
 """Stacks -> images: one bake definition, one OCI layout a stack, and `image.json`, which describes it.
 
 In: resolved stacks with their rendered files, an engine. Out: `build/<stack-id>/oci` with exactly one
-manifest, the same image in the engine, and an `Image` that says which stages ran and what sharing saved. An image whose
-inputs did not change is kept.
+manifest, the same image in the engine, and an `Image` that says which stages ran and what sharing saved. An
+image whose inputs did not change is kept.
 """
 
 from __future__ import annotations
