@@ -1,6 +1,6 @@
 """The main job on one page: build, test, judge, sign, publish. Every verb runs a part of it.
 
-In: stacks or an image, and `Settings`. Out: an `Outcome` for each. Each step leaves its files under
+In: stacks or an image, and `FlowSettings`. Out: an `StackOutcome` for each. Each step leaves its files under
 `build/<name>/`. A step is skipped only if nothing that it depends on has changed; the outcome says so.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stackcheck import vendors
 from stackcheck.build import build
-from stackcheck.certificate import keys, publish, pull, signing
+from stackcheck.certificate import keys, publish, signing, verify
 from stackcheck.errors import (
     CertificateError,
     ChecksFailedError,
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from stackcheck.suite.verdict import Status, Verdict, Waiver
     from stackcheck.vendors import Vendor
 
-State = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
+StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
 SHOWN_REASONS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class FlowSettings:
     """What a user can choose.
 
     Attributes:
@@ -79,7 +79,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedRun:
     """A run of the suites and its verdict.
 
     Attributes:
@@ -104,11 +104,11 @@ class Judged:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class StackOutcome:
     """How far one stack came, and why no further."""
 
     name: str
-    state: State
+    state: StackState
     reason: str
     seconds: float
     image: Image | None = None
@@ -119,8 +119,8 @@ class Outcome:
 
 
 def images(
-    stacks: Iterable[Stack], engine: Engine, settings: Settings, report: Callable[[str], None]
-) -> Iterator[Outcome]:
+    stacks: Iterable[Stack], engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> Iterator[StackOutcome]:
     """Build, test, certify and publish each stack; if one fails, the others still run."""
     for stack in stacks:
         start = time.monotonic()
@@ -128,11 +128,13 @@ def images(
         yield dataclasses.replace(ended, seconds=time.monotonic() - start)
 
 
-def _image(stack: Stack, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Outcome:
+def _image(
+    stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> StackOutcome:
     """One stack through all steps; the first error decides the state."""
-    reached = Outcome(name=stack.id, state="not built", reason="", seconds=0.0)
+    reached = StackOutcome(name=stack.id, state="not built", reason="", seconds=0.0)
     try:
-        subject = built(stack, engine, settings, report)
+        subject = build_subject(stack, engine, settings, report)
         reached = dataclasses.replace(reached, state="failed", image=subject.image)
         judged = test(subject, engine, settings, report)
         reached = dataclasses.replace(reached, result=judged.result, verdict=judged.verdict)
@@ -151,26 +153,30 @@ def _image(stack: Stack, engine: Engine, settings: Settings, report: Callable[[s
     return dataclasses.replace(reached, state="certified", reference=str(published.reference))
 
 
-def find_subject(name: str, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Subject:
+def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Callable[[str], None]) -> Subject:
     """STACK|IMAGE as typed: a stack of the matrix, built if it has to be, or any image of the engine."""
     found = subjects.find_stack(name, settings.root)
     if found:
-        return built(found, engine, settings, report)
+        return build_subject(found, engine, settings, report)
     tag = label(name)
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
     loaded = matrix.load(settings.root / "matrix.yaml")
     labels = engine.inspect(image.reference).labels
-    stack = subjects.declared(labels, resolve.load_stacks(settings.root), name)
-    return subjects.foreign(image, loaded, stack, name=tag, vendor=settings.vendor)
+    stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.root), name)
+    return subjects.of_image(image, loaded, stack, name=tag, vendor=settings.vendor)
 
 
-def built(stack: Stack, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Subject:
+def build_subject(
+    stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> Subject:
     """Build a stack's image, unless nothing changed."""
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
     return subjects.of_stack(stack, image, root=settings.root, vendor=settings.vendor)
 
 
-def test(subject: Subject, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Judged:
+def test(
+    subject: Subject, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> JudgedRun:
     """Run the suites, or take the earlier result if nothing changed; then judge, and list the packages.
 
     Raises:
@@ -178,13 +184,13 @@ def test(subject: Subject, engine: Engine, settings: Settings, report: Callable[
     """
     folder = settings.folder(subject.name)
     plan = run.plan(subject, tier=settings.tier, root=settings.root, out=folder)
-    for reason in verdict.other_machine((device.model for device in plan.host.devices), subject.machines):
+    for reason in verdict.machine_mismatch((device.model for device in plan.host.devices), subject.machines):
         report(f"{subject.name}: this run cannot end PASSED: {reason}")
     earlier = None if settings.force else run.earlier_result(plan, folder)
     if earlier:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     result = earlier or run.run(plan, engine, out=folder, report=report)
-    sbom.keep(subject.image, engine, folder, report)
+    sbom.load_or_create(subject.image, engine, folder, report)
     judged = verdict.judge(
         result,
         subject.required,
@@ -196,10 +202,10 @@ def test(subject: Subject, engine: Engine, settings: Settings, report: Callable[
     text = json.dumps(dataclasses.asdict(judged), indent=2).encode()
     write_atomically(folder / "verdict.json", (text,))
     report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
-    return Judged(result=result, verdict=judged, folder=folder, reused=earlier is not None)
+    return JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
 
 
-def sign(subject: Subject, judged: Judged, settings: Settings) -> tuple[Envelope, ...]:
+def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[Envelope, ...]:
     """Sign a verdict, PASSED or FAILED. Raises MachineUnfitError for UNFIT: there is nothing to state."""
     judged.require("PASSED", "FAILED")
     return signing.sign(subject, judged.result, judged.verdict, judged.folder, settings.key)
@@ -209,7 +215,7 @@ def publish_signed(
     image: Image,
     tag: str,
     envelopes: tuple[Envelope, ...],
-    settings: Settings,
+    settings: FlowSettings,
     report: Callable[[str], None],
 ) -> publish.Published:
     """Publish an image with its statements under a floating tag.
@@ -247,11 +253,11 @@ def _with_next_step(error: RegistryError, target: str) -> PublishError:
     )
 
 
-def _still_valid(reference: str, subject: Subject, result: RunResult, settings: Settings) -> bool:
+def _still_valid(reference: str, subject: Subject, result: RunResult, settings: FlowSettings) -> bool:
     """Whether the target holds this image under a fresh certificate of this run and these waivers."""
     host = vendors.host(subject.vendor)
     try:
-        verified = pull.verify(
+        verified = verify.verify(
             reference,
             public_key=keys.load_or_create(settings.key).public_key(),
             max_age=run.RENEW_AFTER,

@@ -190,8 +190,8 @@ def _settings(
     vendor: VendorName | None = None,
     force: bool = False,
     plain_http: bool = False,
-) -> flow.Settings:
-    return flow.Settings(
+) -> flow.FlowSettings:
+    return flow.FlowSettings(
         root=root.resolve(),
         tier=tier,
         target=target,

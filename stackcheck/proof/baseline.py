@@ -93,9 +93,9 @@ def propose(runs: Sequence[RunResult], *, root: Path) -> Baseline:
     for run in runs:
         require_healthy(run)
     vendor, model = _model(runs[0])
-    metrics = thresholds.ask(root, model).metrics
+    metrics = thresholds.ask_suites(root, model).metrics
     figures, left_out = _figures(runs, metrics)
-    rules = thresholds.ask(root, model, figures=[(f.name, f.conditions) for f in figures])
+    rules = thresholds.ask_suites(root, model, figures=[(f.name, f.conditions) for f in figures])
     file = thresholds.load(root, vendor, model)
     proposals = tuple(
         _proposal(figure, runs, rules, file.holding(figure.name, figure.conditions), physical)

@@ -61,7 +61,7 @@ class Healthy(Planted):
     state: Literal["passed", "false alarm", "not run"]
 
 
-class Told(_Part):
+class FaultRun(_Part):
     """The line of one run; `checks` is null where the suites cannot be collected (no torch)."""
 
     checks: tuple[str, ...] | None
@@ -129,24 +129,24 @@ def suite_python() -> str:
 
 def here(
     arguments: Sequence[str], *, root: Path, report: Callable[[str], None], python: str = sys.executable
-) -> Told:
+) -> FaultRun:
     """Run one part on this host.
 
     Raises:
         ChecksFailedError: It ended without its line.
     """
-    reader = Reader(report)
+    reader = FaultRunReader(report)
     with _started([python, *arguments], root, subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
             reader(line)
-    return reader.told(" ".join(arguments))
+    return reader.finished(" ".join(arguments))
 
 
 @contextlib.contextmanager
 def beside(
     arguments: Sequence[str], *, root: Path, report: Callable[[str], None]
-) -> Iterator[Callable[[], Told]]:
+) -> Iterator[Callable[[], FaultRun]]:
     """Run one part on this host while the body runs; what the body gets waits for it and reports it whole.
 
     Most of the run over AMD's library is waiting, and most of the one that needs torch is not.
@@ -156,13 +156,13 @@ def beside(
         _started([sys.executable, *arguments], root, output) as process,
     ):
 
-        def ended() -> Told:
+        def ended() -> FaultRun:
             process.wait()
             output.seek(0)
-            reader = Reader(report)
+            reader = FaultRunReader(report)
             for line in output:
                 reader(line)
-            return reader.told(" ".join(arguments))
+            return reader.finished(" ".join(arguments))
 
         yield ended
 
@@ -185,7 +185,7 @@ def _started(command: Sequence[str], root: Path, output: int | IO[str]) -> Itera
             raise
 
 
-class Reader:
+class FaultRunReader:
     """Reports each line of a run, and keeps the one that tells what came of it."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -202,14 +202,14 @@ class Reader:
             self._last = [*self._last[-14:], text]
             self._report(text)
 
-    def told(self, where: str) -> Told:
+    def finished(self, where: str) -> FaultRun:
         """What the line said.
 
         Raises:
             ChecksFailedError: There was none, or it is not such a line.
         """
         try:
-            return Told.model_validate_json(self._line)
+            return FaultRun.model_validate_json(self._line)
         except ValidationError as error:
             raise ChecksFailedError(
                 "the run of planted faults ended without saying what was caught",
@@ -219,7 +219,7 @@ class Reader:
             ) from error
 
 
-def join(parts: Sequence[Told]) -> Proof:
+def join(parts: Sequence[FaultRun]) -> Proof:
     """What several runs prove together."""
     faults = tuple(fault for part in parts for fault in part.faults)
     checks = sorted({check for part in parts for check in part.checks or ()})

@@ -57,7 +57,7 @@ class Entry(_Part):
         return metric == self.metric and all(same)
 
 
-class _File(_Part):
+class _FileContent(_Part):
     thresholds: tuple[Entry, ...]
 
 
@@ -80,7 +80,7 @@ class Rules(_Part):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class File:
+class ThresholdsFile:
     """The thresholds of one device model; `text` is empty where there is no file yet."""
 
     path: Path
@@ -100,11 +100,11 @@ class File:
 
     def diff(self, proposed: Sequence[Entry]) -> str:
         """What writing the proposals would change, as a unified diff."""
-        old, new = (text.splitlines(keepends=True) for text in (self.text, written(self.merged(proposed))))
+        old, new = (text.splitlines(keepends=True) for text in (self.text, as_text(self.merged(proposed))))
         return "".join(difflib.unified_diff(old, new, f"a/{self.path.name}", f"b/{self.path.name}", n=0))
 
 
-def load(root: Path, vendor: str, model: str) -> File:
+def load(root: Path, vendor: str, model: str) -> ThresholdsFile:
     """The committed thresholds of a device model.
 
     Raises:
@@ -112,17 +112,17 @@ def load(root: Path, vendor: str, model: str) -> File:
     """
     path = root / "tests" / "acceptance" / "thresholds" / vendor / f"{model}.json"
     if not path.exists():
-        return File(path=path, text="", entries=())
+        return ThresholdsFile(path=path, text="", entries=())
     text = path.read_text(encoding="utf-8")
     try:
-        return File(path=path, text=text, entries=_File.model_validate_json(text).thresholds)
+        return ThresholdsFile(path=path, text=text, entries=_FileContent.model_validate_json(text).thresholds)
     except ValidationError as error:
         raise ConfigurationError(
             "this is no file of thresholds", where=str(path), got=str(error.errors(include_url=False)[0])
         ) from error
 
 
-def ask(
+def ask_suites(
     root: Path,
     model: str,
     *,
@@ -165,7 +165,7 @@ def require_clean(root: Path, model: str, entries: Sequence[Entry], where: Path)
     Raises:
         ConfigurationError: With every problem that the lint names.
     """
-    problems = ask(root, model, entries=entries).problems
+    problems = ask_suites(root, model, entries=entries).problems
     if problems:
         raise ConfigurationError(
             "the lint of thresholds refuses these entries, so nothing was written",
@@ -175,12 +175,12 @@ def require_clean(root: Path, model: str, entries: Sequence[Entry], where: Path)
         )
 
 
-def write(file: File, proposed: Sequence[Entry]) -> None:
+def write(file: ThresholdsFile, proposed: Sequence[Entry]) -> None:
     """Replace the file by itself merged with the proposals; lint it before."""
-    write_atomically(file.path, [written(file.merged(proposed)).encode()])
+    write_atomically(file.path, [as_text(file.merged(proposed)).encode()])
 
 
-def written(entries: Sequence[Entry]) -> str:
+def as_text(entries: Sequence[Entry]) -> str:
     """The text of a file: one entry a line, so that a change is one line of a diff."""
     lines = (" " + json.dumps(entry.model_dump(), ensure_ascii=False) for entry in entries)
     return '{"thresholds": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -150,7 +150,7 @@ def test_another_set_of_waivers_is_another_certificate(world: World) -> None:
     assert len(world.verify().facts["waivers"]) == 1
 
 
-def test_a_withdrawn_image_needs_a_new_run(world: World) -> None:
+def test_a_revoked_image_needs_a_new_run(world: World) -> None:
     world.outcome()
     now = dt.datetime.now(dt.UTC)
     revoke(
@@ -163,6 +163,6 @@ def test_a_withdrawn_image_needs_a_new_run(world: World) -> None:
     outcome = world.outcome()
     assert outcome.error is not None
     assert (outcome.state, outcome.error.exit_code) == ("not published", 8)
-    assert "withdrawn" in outcome.reason
+    assert "revoked" in outcome.reason
     assert world.outcome(force=True).state == "certified"
     assert world.verify().verified_at > now

@@ -174,7 +174,7 @@ def test_a_signed_payload_that_is_no_statement_is_refused(
         open_envelope(body, key.public_key())
 
 
-def test_a_revocation_is_later_than_what_it_withdraws_even_when_the_clock_is_behind(
+def test_a_revocation_is_later_than_what_it_revokes_even_when_the_clock_is_behind(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
     passed = certify(image, key)[-1].statement

@@ -336,4 +336,4 @@ def test_first_baseline_of_a_model_makes_its_file(checkout, files) -> None:
 def test_reading_and_writing_a_committed_file_changes_nothing() -> None:
     for path in (ROOT / "tests/acceptance/thresholds").rglob("*.json"):
         file = thresholds.load(ROOT, path.parent.name, path.stem)
-        assert json.loads(thresholds.written(file.merged(()))) == json.loads(file.text)
+        assert json.loads(thresholds.as_text(file.merged(()))) == json.loads(file.text)

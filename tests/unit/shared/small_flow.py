@@ -27,19 +27,19 @@ class World:
         self.engine = engine
         self.dist = root / "dist"
         self.lines: list[str] = []
-        self.settings = flow.Settings(
+        self.settings = flow.FlowSettings(
             root=root, target=f"oci:{self.dist}", key=root.parent / "stackcheck.key"
         )
 
     def stack(self, name: str = CPU_STACK) -> resolve.Stack:
         return resolve.load_stacks(self.root, (name,))[0]
 
-    def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.Outcome]:
+    def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.StackOutcome]:
         settings = dataclasses.replace(self.settings, **changes)
         engine: Any = self.engine
         return list(flow.images(stacks or (self.stack(),), engine, settings, self.lines.append))
 
-    def outcome(self, *stacks: resolve.Stack, **changes: Any) -> flow.Outcome:
+    def outcome(self, *stacks: resolve.Stack, **changes: Any) -> flow.StackOutcome:
         (outcome,) = self.outcomes(*stacks, **changes)
         return outcome
 
