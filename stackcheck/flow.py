@@ -1,7 +1,7 @@
 """The main job on one page: build, test, judge, sign, publish. Every verb runs a part of it.
 
-In: stacks or an image, and `FlowSettings`. Out: an `StackOutcome` for each. Each step leaves its files under
-`build/<name>/`. A step is skipped only if nothing that it depends on has changed; the outcome says so.
+In: stacks or an image, and `FlowSettings`. Out: a `StackOutcome` for each stack, and the files of each step
+under `build/<name>/`. A step is skipped only if nothing that it depends on has changed; the outcome says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stackcheck.vendors import Vendor
 
 StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
-SHOWN_REASONS = 8
+SHOWN_REASONS = 8  # of a verdict, in an error message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,12 @@ class FlowSettings:
     Attributes:
         root: The checkout.
         target: Where to publish (`oci:DIR` or `HOST/REPO`).
-        key: Signing key, PEM; made on first use.
+        key: Path of the signing key (PEM); it is made on first use.
         tier: How thorough the suites are.
-        vendor: The vendor whose checks run; None means the stack's own.
+        vendor: The vendor whose checks run; None: the stack's own.
         waivers: Named exceptions; each is signed into the certificate.
-        force: Run again even if nothing changed.
-        plain_http: Talk http to a registry that is not on a loopback address.
+        force: Run the suites again even if nothing changed.
+        plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
     """
 
@@ -83,8 +83,10 @@ class JudgedRun:
     """A run of the suites and its verdict.
 
     Attributes:
-        folder: The files of this subject; where a reader finds the log.
-        reused: Whether the result is of an earlier run, because nothing changed since.
+        result: What the suites measured.
+        verdict: PASSED, FAILED or UNFIT, with reasons.
+        folder: `build/<name>/`, with the log of the run.
+        reused: Whether the result is of an earlier run, because nothing has changed since.
     """
 
     result: RunResult
@@ -93,7 +95,7 @@ class JudgedRun:
     reused: bool
 
     def require(self, *accepted: Status) -> None:
-        """Raise the error that a verdict ends with, unless its status is one of `accepted`.
+        """Raise the error of the verdict, unless its status is one of `accepted`.
 
         Raises:
             MachineUnfitError: The verdict is UNFIT.
@@ -105,7 +107,19 @@ class JudgedRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackOutcome:
-    """How far one stack came, and why no further."""
+    """How far one stack got in the flow, and why no further.
+
+    Attributes:
+        name: The stack id.
+        state: What is true of the stack now.
+        reason: Why it is in this state; empty for `certified`.
+        seconds: How long the flow took.
+        image: The built image; None if the build failed. The following are None if their step did not run.
+        result: What the suites measured.
+        verdict: The verdict on that result.
+        reference: The published image, by its floating tag.
+        error: The error that ended the flow.
+    """
 
     name: str
     state: StackState
@@ -121,7 +135,7 @@ class StackOutcome:
 def images(
     stacks: Iterable[Stack], engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> Iterator[StackOutcome]:
-    """Build, test, certify and publish each stack; if one fails, the others still run."""
+    """Build, test, certify and publish each stack, in order. If one fails, the next ones still run."""
     for stack in stacks:
         start = time.monotonic()
         ended = _image(stack, engine, settings, report)
@@ -131,7 +145,7 @@ def images(
 def _image(
     stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> StackOutcome:
-    """One stack through all steps; the first error decides the state."""
+    """One stack through all steps. The first error ends it and decides the state."""
     reached = StackOutcome(name=stack.id, state="not built", reason="", seconds=0.0)
     try:
         subject = build_subject(stack, engine, settings, report)
@@ -154,7 +168,14 @@ def _image(
 
 
 def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Callable[[str], None]) -> Subject:
-    """STACK|IMAGE as typed: a stack of the matrix, built if it has to be, or any image of the engine."""
+    """The subject that the user typed as STACK|IMAGE: a stack, which is built if needed, or an image.
+
+    Raises:
+        NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: The image's label names a stack that the matrix does not have.
+        BuildError: The build failed.
+        EngineError: The engine does not have the image.
+    """
     found = subjects.find_stack(name, settings.root)
     if found:
         return build_subject(found, engine, settings, report)
@@ -169,7 +190,11 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
 def build_subject(
     stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> Subject:
-    """Build a stack's image, unless nothing changed."""
+    """The subject of a stack, whose image is built unless nothing changed.
+
+    Raises:
+        BuildError: The build failed.
+    """
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
     return subjects.of_stack(stack, image, root=settings.root, vendor=settings.vendor)
 
@@ -177,10 +202,10 @@ def build_subject(
 def test(
     subject: Subject, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> JudgedRun:
-    """Run the suites, or take the earlier result if nothing changed; then judge, and list the packages.
+    """Run the suites, or take the earlier result if nothing changed; then judge it, and write the SBOM.
 
     Raises:
-        ChecksFailedError: The run left no result that can be read.
+        ChecksFailedError: The run has no valid result, or the image's packages cannot be listed.
     """
     folder = settings.folder(subject.name)
     plan = run.plan(subject, tier=settings.tier, root=settings.root, out=folder)
@@ -206,7 +231,11 @@ def test(
 
 
 def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[Envelope, ...]:
-    """Sign a verdict, PASSED or FAILED. Raises MachineUnfitError for UNFIT: there is nothing to state."""
+    """Sign the statements about an image, PASSED or FAILED, and write them to `build/<name>/statements/`.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
+    """
     judged.require("PASSED", "FAILED")
     return signing.sign(subject, judged.result, judged.verdict, judged.folder, settings.key)
 
@@ -218,10 +247,10 @@ def publish_signed(
     settings: FlowSettings,
     report: Callable[[str], None],
 ) -> publish.Published:
-    """Publish an image with its statements under a floating tag.
+    """Publish an image with its signed statements under a floating tag.
 
     Raises:
-        PublishError: The target refused, or what it holds is damaged.
+        PublishError: The certificate is not valid for the image, or the target refused or is damaged.
     """
     key = keys.load_or_create(settings.key)
     try:
@@ -240,7 +269,7 @@ def publish_signed(
 
 
 def _with_next_step(error: RegistryError, target: str) -> PublishError:
-    """A damaged layout may hide a revocation, so only its owner may move it away."""
+    """The same error with a next step. Only the user may remove a damaged layout: it may hold a revocation."""
     folder = target.removeprefix("oci:")
     if error.next_step or folder == target:
         return error
@@ -249,12 +278,12 @@ def _with_next_step(error: RegistryError, target: str) -> PublishError:
         where=error.where,
         got=error.got,
         expected=error.expected,
-        next_step=f"move {folder} away, then run the same command again: it publishes everything anew",
+        next_step=f"move {folder} away, then run the same command again: it publishes to a new folder",
     )
 
 
 def _still_valid(reference: str, subject: Subject, result: RunResult, settings: FlowSettings) -> bool:
-    """Whether the target holds this image under a fresh certificate of this run and these waivers."""
+    """Whether the target has this image with a certificate of this run and these waivers, not yet due."""
     host = vendors.host(subject.vendor)
     try:
         verified = verify.verify(
@@ -265,20 +294,18 @@ def _still_valid(reference: str, subject: Subject, result: RunResult, settings: 
             driver=host.driver,
         )
     except (CertificateError, ConfigurationError, PublishError):
-        return False  # nothing there, too old, or damaged: publish again
+        return False  # missing, too old or damaged: publish again
     waivers = [dataclasses.asdict(waiver) for waiver in settings.waivers]
     found = (verified.digest, verified.facts["run"]["id"], verified.facts["waivers"])
     return found == (subject.image.manifest_digest, result.run_id, waivers)
 
 
 def _refusal(judged: Verdict, folder: Path) -> StackcheckError:
-    """The error of a verdict other than PASSED: the first reasons, and where to find all of them."""
+    """The error of a verdict that is not PASSED: the first reasons, and where to find all of them."""
     hidden = len(judged.reasons) - SHOWN_REASONS
     shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
     expected, next_step = "every required check passed", f"read {folder / 'container.log'}"
-    if (
-        judged.status == "UNFIT" and not judged.invalid
-    ):  # no check found it: this is not a machine of the stack
+    if judged.status == "UNFIT" and not judged.invalid:  # the stack does not name this machine
         expected += ", on a machine that the stack names"
         next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
     kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError

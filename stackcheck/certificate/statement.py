@@ -1,8 +1,8 @@
 """An in-toto statement and its signed envelope (DSSE).
 
-In: a statement and a private key, or an envelope's bytes and a public key. Out: the envelope, or the statement
-in it; an error if it is malformed or another key signed it. The functions below `open_envelope` read the
-fields of a verification summary (VSA). Formats: https://github.com/in-toto/attestation,
+In: a statement and a private key, or an envelope's bytes and a public key. Out: the envelope, or the
+statement in it; an error if it is malformed or another key signed it. The functions below `open_envelope`
+read the fields of a verification summary (VSA). Formats: https://github.com/in-toto/attestation,
 https://github.com/secure-systems-lab/dsse; tried against cosign 2.5.
 """
 

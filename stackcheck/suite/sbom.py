@@ -1,8 +1,8 @@
 """List the packages in an image. In: an image of the engine. Out: its SBOM, a CycloneDX 1.6 document.
 
 The SBOM has the Python distributions and Debian packages with versions, licences and package URLs.
-`stackcheck.suite.inventory` reads them from the image's own file system; the matrix is not asked. Equal images
-give equal bytes: serial number and date come from the image. https://cyclonedx.org/docs/1.6/json/
+`stackcheck.suite.inventory` reads them from the image's own file system, without regard to the matrix. Equal
+images give equal bytes: serial number and date come from the image. https://cyclonedx.org/docs/1.6/json/
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def list_packages(reference: str, engine: Engine) -> list[dict[str, Any]]:
 
 
 def describe(image: Image, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The CycloneDX document of an image with these records. Pure, except that it reads the image's config."""
+    """The CycloneDX document of an image with these records. Reads only the image's config."""
     created = archive.read_json(image.layout, image.config_digest).get("created")
     moment = dt.datetime.fromisoformat(created) if created else dt.datetime.fromtimestamp(0, dt.UTC)
     unread = [folder for record in records if record["kind"] == "end" for folder in record["unread"]]

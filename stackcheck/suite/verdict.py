@@ -105,7 +105,7 @@ def judge(
         image_config_digest: The config digest of the image that is to be certified.
         machines: The machines that the stack names (`tested_on`): a run on any other is UNFIT. None, for an
             image without a stack: every machine is accepted.
-        vendor: The vendor of the stack; a run on a different vendor is FAILED. None: every vendor is accepted.
+        vendor: The vendor of the stack; a run on a different vendor is FAILED. None: any vendor.
         waivers: Named exceptions for checks that ran. A check that is missing or invalid cannot be waived:
             for the first change the required set, for the second the machine.
     """

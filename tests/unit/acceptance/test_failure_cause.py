@@ -33,9 +33,8 @@ def ended(harness: Any, figures: list[tuple[float, dict[str, Any]]], *, teardown
     outcome = "passed"
     try:
         check.conclude()
-    except pytest.fail.Exception as error:
+    except pytest.fail.Exception:
         outcome = "failed"
-        assert str(error)
     record = harness.reports.new_record("test_a.py::test_b")
     phases = [("setup", "passed"), ("call", outcome), ("teardown", teardown)]
     for when, phase_outcome in phases:

@@ -69,7 +69,7 @@ def test_bound_is_the_median_minus_five_per_cent_when_runs_agree() -> None:
     proposal = only(propose(documents()), "copy_gb_per_s")
     assert proposal.median == pytest.approx(4264.976)
     assert proposal.entry.bound == 4051.0  # 0.95 x, cut to four digits
-    assert proposal.entry.tolerance == "median minus 5.0%, the least that a baseline may claim"
+    assert proposal.entry.tolerance == "median minus 5.0%, the smallest margin of a baseline"
 
 
 def test_bound_leaves_three_robust_spreads_when_runs_do_not_agree() -> None:
@@ -133,7 +133,7 @@ def test_figure_that_only_the_suites_of_the_runs_judged_is_left_out_with_words()
     baseline = propose(documents(LINKS))
     small = [line for line in baseline.left_out if "all_reduce_busbw" in line and "bytes=65536" in line]
     assert len(small) == 1
-    assert "judge it by no bound" in small[0]
+    assert "compare it with no bound" in small[0]
 
 
 def test_figure_above_what_the_hardware_can_do_is_refused_by_the_lint() -> None:
@@ -260,7 +260,7 @@ def test_cpu_run_has_no_thresholds() -> None:
     ("change", "says"),
     [
         (lambda metric: metric.update(value=None), "not a positive number in every run"),
-        (lambda metric: metric.update(unit="TB/s"), "in another unit than GB/s"),
+        (lambda metric: metric.update(unit="TB/s"), "in a different unit than GB/s"),
     ],
 )
 def test_figure_that_says_nothing_is_left_out_with_the_reason(change, says) -> None:

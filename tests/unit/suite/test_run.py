@@ -194,7 +194,7 @@ def test_a_result_that_never_finished_is_not_kept(tmp_path: Path) -> None:
     ],
 )
 def test_a_result_about_something_else_than_the_run_is_refused(tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(ChecksFailedError, match="in result.json differs from run.json"):
+    with pytest.raises(ChecksFailedError, match=r"in result\.json differs from run\.json"):
         run(make_plan(tmp_path), tmp_path, answer=lambda told: json.dumps(of_run(told, **{name: value})))
 
 
