@@ -237,7 +237,7 @@ def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[E
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
     judged.require("PASSED", "FAILED")
-    return signing.sign(subject, judged.result, judged.verdict, judged.folder, settings.key)
+    return signing.sign_to_files(subject, judged.result, judged.verdict, judged.folder, settings.key)
 
 
 def publish_signed(
@@ -269,7 +269,7 @@ def publish_signed(
 
 
 def _with_next_step(error: RegistryError, target: str) -> PublishError:
-    """The same error with a next step. Only the user may remove a damaged layout: it may hold a revocation."""
+    """The same error with a next step. Only a user may move a damaged layout: it may hold a revocation."""
     folder = target.removeprefix("oci:")
     if error.next_step or folder == target:
         return error

@@ -74,7 +74,7 @@ def publish(
     """
     source = OciLayout(layout)
     store = open_store(parse_target(target), plain_http=plain_http)
-    return release(
+    return copy_and_tag(
         source,
         source.only_manifest(),
         envelopes,
@@ -86,7 +86,7 @@ def publish(
     )
 
 
-def release(
+def copy_and_tag(
     source: Store,
     manifest: Manifest,
     envelopes: Sequence[Envelope],
@@ -181,7 +181,7 @@ def promote(
             next_step=f"stackcheck promote {found.target}:TAG --to {target}",
         )
     store = open_store(parse_target(target), plain_http=plain_http)
-    return release(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
+    return copy_and_tag(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
 
 
 def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callable[[str], None]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.verdict import Verdict
 
 
-def sign(
+def sign_to_files(
     subject: Subject, result: RunResult, judged: Verdict, folder: Path, key: Path
 ) -> tuple[Envelope, ...]:
     """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
@@ -59,8 +59,8 @@ def sign(
     return envelopes
 
 
-def signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
-    """The envelopes that `sign` wrote to `folder/statements/`.
+def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
+    """The envelopes that `sign_to_files` wrote to `folder/statements/`.
 
     Raises:
         ConfigurationError: There are none.

@@ -103,7 +103,7 @@ def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(wo
         body = path.read_bytes()
         path.write_bytes(body[:-2] + b"~~")
         outcome = world.outcome()
-        if outcome.error is None:  # mended, or of an earlier certificate that nothing names any more
+        if outcome.error is None:  # written again, or of an earlier certificate that no tag names
             assert world.verify().digest == image.manifest_digest
         else:
             assert (outcome.state, outcome.error.exit_code) == ("not published", 8), path

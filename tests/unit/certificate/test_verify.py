@@ -1,4 +1,4 @@
-"""Verification accepts exactly what was certified for this host, and nothing that was touched."""
+"""Verification accepts exactly what was certified for this host, and nothing that was changed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _predicate_type(body: bytes) -> str:
 def test_a_certificate_whose_evidence_was_taken_away_is_refused(
     tmp_path: Path, image: SmallImage, kind: str
 ) -> None:
-    """Whoever holds the store may drop an attestation whole: every digest is right, one statement is gone."""
+    """The owner of a store can drop a whole attestation: every digest is right, one statement is missing."""
     kept = [item for item in certify(image, KEY) if item.statement.predicate_type != kind]
     target = OciLayout(tmp_path / "dist")
     source = OciLayout(image.layout)

@@ -37,7 +37,7 @@ def documents(path: Path = SPEED, factors: tuple[float, ...] = FACTORS) -> list[
 
 
 def without_bounds(document: dict, name: str) -> dict:
-    """The same run as it would have ended had no bound been there for one metric."""
+    """The same run as it would have ended without a bound for one metric."""
     for check in document["checks"]:
         bound = [metric for metric in check["metrics"] if metric["name"] == name]
         for metric in bound:

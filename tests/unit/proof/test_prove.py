@@ -1,4 +1,4 @@
-"""What a run of planted faults proves: recorded lines of tests/faults in, a verdict on the checks out."""
+"""What planted faults prove: recorded lines of tests/faults in, a verdict on the checks out."""
 
 import contextlib
 import json

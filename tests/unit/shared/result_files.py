@@ -1,4 +1,4 @@
-"""A healthy result of schema 1 as plain JSON values, for tests that then break one thing."""
+"""A healthy result of schema 1 as plain JSON values, in which a test then breaks one thing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job in a checkout of a few kilobytes: what it made, signed and published there."""
+"""The flow in a checkout of a few kilobytes, and what it signed and published there."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class World:
 
     def signed(self, name: str = CPU_STACK) -> dict[str, Statement]:
         statements = [
-            envelope.statement for envelope in signing.signed(self.settings.folder(name), self.settings.key)
+            envelope.statement
+            for envelope in signing.load_signed(self.settings.folder(name), self.settings.key)
         ]
         return {statement.predicate_type: statement for statement in statements}
 

@@ -1,4 +1,4 @@
-"""A result file is read whole and right, or refused: there is no half of a result."""
+"""A result file is read completely, or refused."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: P
 
 
 def test_the_result_of_another_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ChecksFailedError, match="another run"):
+    with pytest.raises(ChecksFailedError, match="belongs to a different run"):
         run(make_plan(tmp_path), tmp_path, answer=lambda told: healthy(told | {"run_id": "deadbeef"}))
 
 
@@ -206,7 +206,7 @@ def test_a_result_that_was_edited_is_not_kept(tmp_path: Path) -> None:
 
 
 def keep_as_of(out: Path, started: dt.datetime, finished: dt.datetime) -> None:
-    """Give what a run left other times, as if it were of then."""
+    """Shift the times in the files that a run left."""
     result, key = out / "run" / "result.json", out / "key.json"
     times = {"started": started.isoformat(), "finished": finished.isoformat()}
     result.write_text(json.dumps(json.loads(result.read_text()) | times))
@@ -311,5 +311,5 @@ def test_a_link_in_the_place_of_the_lease_folder_is_refused(
 ) -> None:
     (tmp_path / "leases").symlink_to("/etc")
     monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
-    with pytest.raises(ConfigurationError, match="device locks"):
+    with pytest.raises(ConfigurationError, match="not a directory"):
         run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)

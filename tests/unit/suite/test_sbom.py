@@ -1,4 +1,4 @@
-"""The list of packages says what an image's own file system says, the same bytes every time, or nothing."""
+"""The SBOM lists what an image's own file system holds, with the same bytes every time, or it is refused."""
 
 from __future__ import annotations
 
