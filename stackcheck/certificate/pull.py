@@ -74,6 +74,7 @@ def pull(
                 error.what,
                 where=error.where,
                 got=error.got,
+                expected="room for the image's compressed layers",
                 next_step="free disk space there, or name another folder: TMPDIR=FOLDER stackcheck pull …",
             ) from error
         except RegistryError as error:
