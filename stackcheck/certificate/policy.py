@@ -7,6 +7,7 @@ In: statements signed with one key, a time, a maximum age. Out: the valid PASSED
 from __future__ import annotations
 
 import datetime as dt
+import math
 from typing import TYPE_CHECKING
 
 from stackcheck.certificate.predicates import superseding
@@ -135,6 +136,11 @@ def supersede_revocation(
     return tuple(renewed if envelope.statement == certified else envelope for envelope in envelopes)
 
 
+def age_text(age: dt.timedelta) -> str:
+    """An age in days and whole seconds, rounded up: an age above a limit never reads like the limit."""
+    return str(dt.timedelta(seconds=math.ceil(age.total_seconds())))
+
+
 def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, max_age: dt.timedelta) -> None:
     if latest is None:
         raise CertificateError(
@@ -165,7 +171,7 @@ def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, ma
         raise CertificateError(
             "the certificate is too old",
             where=reference,
-            got=f"{now - moment} old, signed at {moment.isoformat()}",
+            got=f"{age_text(now - moment)} old, signed at {moment.isoformat()}",
             expected=f"at most {max_age}",
             next_step="certify the image again, or accept an older certificate: --max-age",
         )

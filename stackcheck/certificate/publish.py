@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
-from stackcheck.certificate.policy import MAX_AGE, admit, supersede_revocation
+from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
 from stackcheck.certificate.statement import Envelope, facts, time_verified
 from stackcheck.errors import ConfigurationError, PublishError
 from stackcheck.oci import tags
@@ -112,9 +112,7 @@ def copy_and_tag(
             "the tag does not belong to the image's stack",
             where=f"{store.target}:{tag}",
             got=f"an image of {f'stack {stack_id}' if stack_id else 'no stack'}",
-            expected=f"the tag {stack_id}"
-            if stack_id
-            else "the tag that `stackcheck certify` gave the image",
+            expected=f"the tag {stack_id or 'that `stackcheck certify` gave the image'}",
             next_step=f"stackcheck publish {stack_id or 'IMAGE'} --to {store.target}",
         )
     with store.writing(report):
@@ -168,7 +166,7 @@ def promote(
         raise PublishError(
             "the certificate is too old to be promoted",
             where=reference,
-            got=f"{age} old",
+            got=f"{age_text(age)} old",
             expected=f"at most {MAX_AGE}",
             next_step="certify and publish the image again: stackcheck certify STACK",
         )

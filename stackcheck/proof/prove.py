@@ -240,7 +240,7 @@ class FaultRunReader:
                 where=where,
                 got="\n    ".join(self._last) or "no output",
                 expected="one line of JSON at its end (tests/faults/proof.py)",
-                next_step=f"run it alone and read its output: {where}",
+                next_step="fix what its last lines report, then run stackcheck prove again",
             ) from error
 
 

@@ -133,7 +133,7 @@ class Failing:
 
 def publish_to(store: Any, world: World, image: SmallImage) -> None:
     source = OciLayout(image.layout)
-    publish.release(
+    publish.copy_and_tag(
         source,
         source.only_manifest(),
         certify(image, world.key, now=NOW + HOUR),

@@ -78,7 +78,7 @@ def test_run_without_its_line_is_an_error_that_shows_its_end() -> None:
     reader = prove.FaultRunReader(seen.append)
     for line in ("collecting", "", "Segmentation fault"):
         reader(line)
-    with pytest.raises(ChecksFailedError, match="without saying what was caught") as raised:
+    with pytest.raises(ChecksFailedError, match="ended without its result") as raised:
         reader.finished("pytest tests/faults")
     assert "Segmentation fault" in raised.value.got
     assert seen == ["collecting", "Segmentation fault"]
@@ -216,7 +216,7 @@ def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
     monkeypatch.setenv(prove.SUITE_PYTHON, python)
     done = call(capsys, "prove", "--here", "--root", ROOT)
     assert done.code == 2
-    assert f"where: {prove.SUITE_PYTHON}\n  got: {python or 'nothing'}" in done.err
+    assert f"where: {prove.SUITE_PYTHON}\n  got: {python or 'an empty value'}" in done.err
 
 
 def test_an_image_that_is_refused_is_refused_before_anything_runs(
