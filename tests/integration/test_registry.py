@@ -191,7 +191,7 @@ def test_skopeo_opens_the_layout_and_the_registry(
 
 @pytest.fixture
 def cosign_verify(cosign: Path, tmp_path: Path) -> Verify:
-    """The command that the README gives to those who do not have stackcheck."""
+    """The command of docs/certificates.md for those who do not have stackcheck."""
     policy = tmp_path / "stackcheck.cue"
     policy.write_text(predicates.policy_text())
     pinned = tmp_path / "stackcheck.pub"

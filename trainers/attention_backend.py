@@ -1,6 +1,7 @@
-"""Which attention is asked for, and which really ran. In: a call that runs one microbatch. Out: names seen.
+"""Which attention backend torch may use, and which one really ran. In: a call of one microbatch. Out: names.
 
-A fallback is silent and right in value; one published machine lost a factor of 1.9 forward and 4.6 backward.
+torch falls back to a slower backend silently and with correct values; one published machine lost a factor of
+1.9 in forward and 4.6 in backward.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-# Names on the device, the first match decides: cuDNN's generated kernels say flash too, AOTriton serves
-# `efficient` by the kernels of `flash`.
+# Names of kernels; the first match decides. cuDNN's generated kernels have "flash" in their names too, and
+# AOTriton serves `efficient` with the kernels of `flash`.
 KERNELS = (
     ("cudnn", r"cudnn.*(sdpa|attention|flash|fprop|bprop)"),
     ("flash", r"flash_(fwd|bwd)|flash::|attn_fwd|attn_bwd|bwd_kernel_d|FmhaFwd|FmhaBwd"),
@@ -42,8 +43,8 @@ OPERATORS = (
 
 @contextlib.contextmanager
 def order(options: Options, world: World) -> Iterator[None]:
-    """The order in which attention backends are tried. torch prefers its slower flash kernels on Hopper by
-    default.
+    """Set the order in which torch tries attention backends. By default it takes its slower flash kernels on
+    Hopper.
     """
     if not world.gpu or (options.attention == "auto" and torch.version.hip):
         yield
@@ -54,20 +55,24 @@ def order(options: Options, world: World) -> Iterator[None]:
 
 
 def _own_cache(order: list[SDPBackend]) -> contextlib.AbstractContextManager[object]:
-    """Compiled graphs of this order alone. They hold the backend that was chosen when they were traced, and
-    torch's cache does not tell orders apart: a job with flash got the graph with cuDNN of an earlier one.
+    """Compiled graphs of this order only.
+
+    A graph contains the backend that was chosen when it was traced, and the key of torch's cache does not: a
+    job with flash got the graph of an earlier job with cuDNN.
     """
-    config = getattr(torch.compiler, "config", None)  # torch 2.4 does not import it
-    if not hasattr(config, "cache_key_tag"):  # torch before 2.6: nothing tells orders apart, so no cache
+    own: contextlib.AbstractContextManager[object]
+    config: Any = getattr(torch.compiler, "config", None)  # torch 2.4 does not import it
+    if hasattr(config, "cache_key_tag"):
+        own = config.patch(cache_key_tag="attention=" + ",".join(backend.name for backend in order))
+    else:  # before torch 2.6 the key cannot be changed, so there is no cache
         from torch._inductor import config as inductor
 
-        return inductor.patch(fx_graph_cache=False)
-    tag = "attention=" + ",".join(backend.name for backend in order)
-    return config.patch(cache_key_tag=tag)
+        own = inductor.patch(fx_graph_cache=False)
+    return own
 
 
 def seen(microbatch: Callable[[], object], world: World) -> dict[str, Any]:
-    """Run it under the profiler: {"backend", "operators", "kernels"}; kernels decide on a GPU."""
+    """Run the microbatch under the profiler; the answer of `chosen`."""
     gpu = [ProfilerActivity.CUDA] if world.gpu else []
     with profile(activities=[ProfilerActivity.CPU, *gpu]) as trace:
         microbatch()
@@ -78,10 +83,10 @@ def seen(microbatch: Callable[[], object], world: World) -> dict[str, Any]:
 
 
 def chosen(operators: set[str], kernels: set[str], *, gpu: bool) -> dict[str, Any]:
-    """The backend by the names that ran, and which names said so. Pure.
+    """The backend that ran: {"backend", "by", "operators", "kernels"}, with the names that show it. Pure.
 
-    Kernels decide on a GPU. Where none has a known name (the formula in plain operations, or a library that
-    calls its kernels otherwise) the operator that torch dispatched to does.
+    On a GPU the kernels decide. Where no kernel has a known name (plain operations, or a library with other
+    names), the operator that torch dispatched to decides.
     """
     by_operator, by_kernel = _matching(operators, OPERATORS), _matching(kernels, KERNELS)
     by = "kernels" if gpu and by_kernel else "operators"

@@ -1,6 +1,7 @@
-"""What a language model thinks of texts: log-probabilities and greedy continuations, and tokenizers.
+"""Scores of texts by a language model: log-probabilities and greedy continuations; and the tokenizers for it.
 
-In: a model with `logits`, pairs of token lists. Out: a log-probability (nat) each, and whether it is greedy.
+In: a model with `logits`, pairs of token lists. Out: for each its log-probability (nat), and whether it is
+greedy.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Bytes:
-    """The tokenizer of the text that is shipped: a token is a byte, a line ends a text."""
+    """The tokenizer of the shipped text: a token is a byte, the newline ends a text."""
 
     end = 10
     size = 256
 
     def encode(self, text: str) -> list[int]:
-        """UTF-8."""
+        """The UTF-8 bytes of the text."""
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """UTF-8; what is none is replaced."""
+        """The text; bytes that are not UTF-8 are replaced."""
         return bytes(tokens).decode(errors="replace")
 
 
@@ -43,21 +44,24 @@ class FromFolder:
 
         self.inner = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if self.inner.eos_token_id is None:
-            raise RefusedError(f"{folder}: the tokenizer names no end of text (eos_token)")
+            raise RefusedError(
+                f"{folder}: the tokenizer has no eos_token; set one in its tokenizer_config.json"
+            )
         self.end, self.size = self.inner.eos_token_id, len(self.inner)
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens: a continuation has to be the rest of the whole."""
-        return self.inner.encode(text, add_special_tokens=False)
+        """Tokens without special ones: a context and its continuation must join to the whole text."""
+        tokens: list[int] = self.inner.encode(text, add_special_tokens=False)
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of these tokens."""
-        return self.inner.decode(tokens)
+        return str(self.inner.decode(tokens))
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model with how it is run: `length` positions and `batch` rows at most."""
+    """A model, and the size of one call: at most `length` positions and `batch` rows."""
 
     model: nn.Module
     length: int
@@ -65,13 +69,15 @@ class Scorer:
     device: torch.device
 
     def scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """For each (context, continuation): its log-probability (nat), and whether it is the greedy one.
+        """For each (context, continuation): the continuation's log-probability (nat), and whether it is
+        greedy.
 
-        Contexts lose their beginning where the pair is too long.
+        Where a pair is longer than the model reads, the context loses its beginning.
 
         Raises:
             RefusedError: A continuation alone is longer than the model reads, or a context is empty.
             ValueError: The model gives a number that is not finite.
+
         """
         found: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(pairs)), key=lambda i: -sum(map(len, pairs[i])))
@@ -84,9 +90,12 @@ class Scorer:
         for context, continuation in pairs:
             if not context or len(continuation) > self.length:
                 size = f"{len(context)} + {len(continuation)}"
-                raise RefusedError(f"a text of {size} tokens; the model reads {self.length} at once")
+                raise RefusedError(
+                    f"a context and continuation of {size} tokens: expected at least 1, and at most what the "
+                    f"model reads; it reads {self.length} at once"
+                )
         rows = [(context + continuation)[-(self.length + 1) :] for context, continuation in pairs]
-        # What stands right of a row cannot change it: attention is causal.
+        # Padding on the right cannot change a row: attention is causal.
         logits = self.logits([row[:-1] for row in rows])
         out = []
         for row, (_, continuation), scores in zip(rows, pairs, logits, strict=True):
@@ -95,7 +104,7 @@ class Scorer:
             want = torch.tensor(continuation, device=part.device)
             total = float(part.gather(-1, want[:, None]).sum())
             if not math.isfinite(total):
-                raise ValueError(f"the model gives a log-probability of {total}")
+                raise ValueError(f"the model's log-probability is {total}, expected a finite number")
             out.append((total, bool((part.argmax(-1) == want).all())))
         return out
 
@@ -104,7 +113,8 @@ class Scorer:
         """[rows, longest row, vocabulary] of rows padded on the right."""
         width = max(map(len, rows))
         tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.device)
-        return self.model.logits(tokens)
+        found: Tensor = self.model.logits(tokens)
+        return found
 
     def continued(self, tokens: list[int], count: int, ends: int) -> list[int]:
         """The greedy continuation, up to `count` tokens or the end of text."""

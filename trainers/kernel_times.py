@@ -1,5 +1,5 @@
-"""Where a step's time goes. In: a call that runs one step. Out: milliseconds by kind of kernel, and the
-longest kernels.
+"""Which kernels a step's time goes to. In: a call of one step. Out: milliseconds by kind, and the longest
+kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The first kind with a word in a kernel's name takes it; names are those of CUDA's, ROCm's and this project's
+# A kernel belongs to the first kind that has a word of its name. Words are from CUDA's, ROCm's and our
 # kernels.
 KINDS = {
     "communication": ("nccl", "rccl"),
@@ -24,7 +24,7 @@ KINDS = {
 }
 
 
-def of(step: Callable[[], object]) -> dict[str, Any]:
+def measure(step: Callable[[], object]) -> dict[str, Any]:
     """Run the step twice, the second time under the profiler."""
     step()
     torch.cuda.synchronize()

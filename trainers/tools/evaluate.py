@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+if (
+    __name__ == "__main__"
+):  # run by path: find the rooms of trainers/ as train.py does, and Hugging Face's `evaluate`
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 import checkpoint
 import presets
 from errors import RefusedError
-from scoring import Bytes, FromFolder, Scorer
+from tools.scoring import Bytes, FromFolder, Scorer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,25 +30,27 @@ if TYPE_CHECKING:
     from torch import nn
 
 SEED = 1234
-# LLM Foundry ranks choices by their mean loss, so a longer one is not at a disadvantage: acc_norm is nearest.
+# LLM Foundry ranks choices by mean loss, so that long ones have no disadvantage: acc_norm is the nearest
+# metric.
 METRICS = ("acc_norm", "acc", "exact_match", "word_perplexity")
 
 
 def language_model(scorer: Scorer, tokenizer: Bytes | FromFolder) -> Any:
-    """The scorer as lm-eval wants one."""
+    """The scorer as a model of lm-eval."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     class Ours(TemplateLM):
         eot_token_id = tokenizer.end
 
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:  # noqa: ARG002  # lm-eval's signature
+        # lm-eval's signatures: our tokenizers take no special tokens, and show no progress bar.
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:  # noqa: ARG002
             return tokenizer.encode(string)
 
-        def _loglikelihood_tokens(self, requests: list, **_: Any) -> list[tuple[float, bool]]:
+        def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
             return scorer.scores([(context, continuation) for _, context, continuation in requests])
 
-        def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
             totals = []
             for request in requests:
                 tokens = tokenizer.encode(request.args[0])
@@ -52,7 +59,7 @@ def language_model(scorer: Scorer, tokenizer: Bytes | FromFolder) -> Any:
                 totals.append(sum(score for score, _ in scorer.scores(pairs)))
             return totals
 
-        def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
             texts = []
             for request in requests:
                 context, wishes = request.args
@@ -74,7 +81,9 @@ def load(folder: Path, family: str, size: str, device: torch.device, dtype: torc
     """
     path = folder / "weights.pt"
     if not (folder / checkpoint.MARKER).exists() or not path.exists():
-        raise RefusedError(f"{folder}: no complete checkpoint with whole weights (--full-every writes such)")
+        raise RefusedError(
+            f"{folder}: no complete checkpoint with whole weights; name one written by --full-every"
+        )
     with torch.device("meta"):
         model = presets.MODELS[family].Model(presets.find(family, size).config)
     try:
@@ -99,7 +108,9 @@ def evaluate(
     absent = sorted(set(tasks) - set(manager.all_tasks))
     if absent:
         known = ", ".join(sorted(manager.all_tasks)[:8])
-        raise RefusedError(f"no such task: {', '.join(absent)}; known are {known}, …")
+        raise RefusedError(
+            f"unknown task {', '.join(absent)}; known: {known}, …; check --tasks and --task-folder"
+        )
     found = simple_evaluate(
         model=model,
         tasks=tasks,
@@ -120,12 +131,15 @@ def _row(result: dict[str, Any], questions: int) -> dict[str, Any]:
     metrics = {key.removesuffix(",none"): value for key, value in result.items() if key.endswith(",none")}
     shown = next((name for name in METRICS if name in metrics), None)
     if questions == 0 or shown is None:
-        raise RefusedError(f"a task without questions or without a metric of {', '.join(METRICS)}")
+        raise RefusedError(
+            f"expected questions and one of the metrics {', '.join(METRICS)}, got {questions} questions and "
+            f"{', '.join(metrics) or 'no metric'}; choose another task"
+        )
     return {"questions": questions, "metric": shown, "value": metrics[shown], "metrics": metrics}
 
 
 def table(name: str, tasks: dict[str, Any]) -> str:
-    """A Markdown row with its head: the model, its tasks, their average."""
+    """A Markdown table of one row: the model, its tasks, their average."""
     values = [row["value"] for row in tasks.values()]
     cells = [*(f"{value:.3f}" for value in values), f"{sum(values) / len(values):.3f}"]
     heads = ["Model", *tasks, "average"]
@@ -162,7 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = load(options.checkpoint, options.model, options.size, device, getattr(torch, options.dtype))
     tokenizer = Bytes() if options.tokenizer == "bytes" else FromFolder(Path(options.tokenizer))
     if tokenizer.size > model.config.vocab:
-        raise RefusedError(f"a tokenizer of {tokenizer.size} tokens for a vocabulary of {model.config.vocab}")
+        raise RefusedError(
+            f"the tokenizer has {tokenizer.size} tokens, the model {model.config.vocab}; "
+            "name the tokenizer of its training data"
+        )
     length = options.length or presets.find(options.model, options.size).seq_len
     ours = language_model(Scorer(model, length, options.batch, device), tokenizer)
     tasks = evaluate(ours, options.tasks.split(","), options.task_folder, options.shots, options.limit)

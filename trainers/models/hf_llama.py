@@ -1,19 +1,19 @@
-"""The library's own model in our loop: transformers' Llama, because that is what users run.
+"""The Llama of Hugging Face's transformers in our training loop: what most users run, to compare ours with.
 
-In: the shape of a preset. Out: a model with the same forward and the same first weights, whose blocks the
-layouts shard and compile as they do ours.
+In: the shape of a preset. Out: a model with the same forward and the same first weights as ours. Layouts
+shard and compile its blocks as they do ours.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from errors import RefusedError
 from models import llama
-from models.layers import LossHead, run_blocks
+from models.layers import BlockModel, LossHead, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ OURS = {name: name for name in ("embedding", "blocks", "head.norm", "head.out")}
 
 
 class Block(nn.Module):
-    """A layer of theirs behind our signature."""
+    """One of the library's layers, called as ours are."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -33,23 +33,23 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """Activations after the layer."""
         out = self.layer(x, position_embeddings=rotary)
-        return out[0] if isinstance(out, tuple) else out
+        return cast("Tensor", out[0] if isinstance(out, tuple) else out)
 
 
-class Model(nn.Module):
-    """Their embedding, layers, norm and head; our chunked loss."""
+class Model(BlockModel):
+    """The library's embedding, layers, norm and head, with our chunked loss."""
 
     whole_graph = False
 
     def __init__(self, config: llama.Config, loss_chunks: int) -> None:
         super().__init__()
-        theirs = causal_lm(config)
+        library = causal_lm(config)
         self.config = config
-        self.embedding = theirs.model.embed_tokens
-        self.blocks = nn.ModuleDict({str(i): Block(layer) for i, layer in enumerate(theirs.model.layers)})
-        self.head = LossHead(theirs.model.norm, theirs.lm_head, loss_chunks)
-        self.angles = type(theirs.model.rotary_emb)
-        self.shape = theirs.config
+        self.embedding = library.model.embed_tokens
+        self.blocks = nn.ModuleDict({str(i): Block(layer) for i, layer in enumerate(library.model.layers)})
+        self.head = LossHead(library.model.norm, library.lm_head, loss_chunks)
+        self.rotary_class = type(library.model.rotary_emb)
+        self.library_config = library.config
 
     def our_name(self, name: str) -> str:
         """What our Llama calls a weight of this model."""
@@ -58,18 +58,20 @@ class Model(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy."""
         x = self.embedding(tokens)
-        place = torch.arange(tokens.shape[1], device=x.device)[None]
-        rotary = self.angles(self.shape).to(x.device)(x, place)
-        return self.head(run_blocks(self.blocks, x, rotary), labels)
+        positions = torch.arange(tokens.shape[1], device=x.device)[None]
+        # Made here: as a child it would have its frequencies on the meta device, like the weights before they
+        # are drawn.
+        rotary = self.rotary_class(self.library_config).to(x.device)(x, positions)
+        return cast("Tensor", self.head(run_blocks(self.blocks, x, rotary), labels))
 
 
-def causal_lm(config: llama.Config) -> nn.Module:
-    """Their model of this shape, with torch's attention."""
+def causal_lm(config: llama.Config) -> Any:
+    """The library's LlamaForCausalLM of this shape, with torch's attention."""
     try:
         import transformers
     except ImportError as error:
         raise RefusedError(
-            "--implementation transformers needs transformers; pip install transformers"
+            "--implementation transformers needs a package; pip install transformers"
         ) from error
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(

@@ -1,22 +1,22 @@
-"""The Llama layer with its backward written out: no compiler, no concatenation, weights' gradients added in
-place.
+"""The Llama layer with its backward written by hand: no compiler, no concatenation, gradients added in place.
 
-In: a model of models/llama.py whose weights zero1 laid side by side. Out: the same function, faster. Query,
-key and value are one product, gate and up another; the residual sum is fused with the next norm, so a layer
-passes on (sum, update) and the next adds them; norms and SwiGLU are made again in backward from what must be
-kept anyway; the loss's gradient is made while a chunk of logits exists.
+In: a model of models/llama.py whose weights are neighbours in zero1's flat buffers. Out: the same function,
+faster. Query, key and value are one product, gate and up another. The residual sum is fused with the next
+norm, so a layer returns (sum, update) and the next layer adds them. Backward computes norms and SwiGLU again
+from what is kept anyway. The gradient of the loss is made while a chunk of logits exists.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-import ops
+from fused import ops
+from fused.products import Fp8Products, Joined, NativeProducts, accumulate
 from models.layers import Rotary
-from products import Half, Joined, Quarter, accumulate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,7 +29,7 @@ CHUNK = 4096  # rows of logits at a time: 1 GB of bfloat16 at Llama 3's vocabula
 class Layer:
     """The weights of one block, and its forward and backward over rows [tokens, width]."""
 
-    def __init__(self, block: nn.Module, matmul: Half | Quarter, *, fp8: bool) -> None:
+    def __init__(self, block: nn.Module, matmul: NativeProducts | Fp8Products, *, fp8: bool) -> None:
         attention, mlp = block.attention, block.mlp
         self.unit = attention.q.weight.unit
         self.norm1, self.norm2 = block.attention_norm, block.mlp_norm
@@ -40,12 +40,12 @@ class Layer:
         self.matmul, self.fp8 = matmul, fp8
 
     def top(self, x: Tensor) -> Tensor | None:
-        """A place for a largest value, where FP8 needs one."""
+        """Where a kernel stores the largest value that it saw; FP8 needs it for scaling."""
         return torch.zeros((), device=x.device, dtype=torch.float32) if self.fp8 else None
 
     def forward(self, x: Tensor, delta: Tensor | None, rotary: Rotary, batch: int) -> tuple[Any, ...]:
-        """The residual sum before the MLP, the MLP's update, and what backward needs."""
-        run, mm = (lambda name: ops.pick(name, x.device)), self.matmul.forward
+        """The residual sum before the MLP, the MLP's update, and what backward keeps."""
+        run, mm = functools.partial(ops.pick, device=x.device), self.matmul.forward
         tops = [self.top(x) for _ in range(3)]
         s1, h, r1 = run("add_norm")(x, delta, self.norm1.weight, self.norm1.eps, tops[0])
         qkv = mm(h, self.qkv, tops[0])
@@ -58,8 +58,9 @@ class Layer:
         return s2, update, (s1, r1, parts, o, s2, r2, gu, tops)
 
     def attend(self, qkv: Tensor, batch: int) -> tuple[list[Tensor], Tensor]:
-        """Leaves q, k, v [batch, heads, sequence, head_dim] and the output with its graph: torch owns
-        attention.
+        """q, k, v [batch, heads, sequence, head_dim] as leaves, and the output with its graph.
+
+        Only attention keeps autograd's graph: torch has the fast backward kernels.
         """
         grid = qkv.view(batch, -1, self.heads + 2 * self.kv, self.dim).transpose(1, 2)
         parts = [part.detach().requires_grad_() for part in grid.split((self.heads, self.kv, self.kv), 1)]
@@ -68,9 +69,9 @@ class Layer:
         return parts, o
 
     def backward(self, saved: tuple[Any, ...], gs: Tensor, gu_out: Tensor, rotary: Rotary) -> Tensor:
-        """Gradient of the block's input sum; weights' gradients go to their buffers."""
+        """Gradient of the block's input; weights' gradients go to their buffers."""
         s1, r1, parts, o, s2, r2, gu, tops = saved
-        run, mm = (lambda name: ops.pick(name, gs.device)), self.matmul.backward
+        run, mm = functools.partial(ops.pick, device=gs.device), self.matmul.backward
         da, add = mm(gu_out, self.down)
         top = self.top(gs)
         dgu, a = run("swiglu_backward_")(da, gu, top)
@@ -94,7 +95,7 @@ class Layer:
         return ds
 
     def add_norm_gradient(self, norm: nn.Module, dw: Tensor) -> None:
-        """Norm weights' gradients, like the matrices'."""
+        """Write or add the gradient of a norm's weight, as for the matrices."""
         out = norm.weight.main_grad
         out.copy_(dw) if self.unit.fresh else out.add_(dw)
 
@@ -116,15 +117,13 @@ class _Block(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """Final norm, logits by chunks and mean cross entropy; gradients are made in forward and scaled by
-    `share`.
-    """
+    """Final norm, logits by chunks, mean cross entropy. Forward makes the gradients, scaled by `share`."""
 
     @staticmethod
     def forward(ctx: Any, model: Model, s: Tensor, delta: Tensor, labels: Tensor) -> Tensor:
         head, unit = model.head, model.unit
         unit.wait()
-        run = lambda name: ops.pick(name, s.device)  # noqa: E731
+        run = functools.partial(ops.pick, device=s.device)
         s, h, rstd = run("add_norm")(s, delta, head.norm.weight, head.norm.eps)
         weight, dh = head.out.weight, torch.empty_like(h)
         losses, fresh = [], unit.fresh
@@ -154,8 +153,10 @@ class Model:
 
     def __init__(self, model: nn.Module, peak: Peak, *, fp8: bool) -> None:
         if model.config.tied or model.config.window:
-            raise NotImplementedError("the fused layer has an untied head and full causal attention")
-        matmul = Quarter(fnuz=peak.fnuz) if fp8 else Half()
+            raise NotImplementedError(
+                "the fused layer needs an untied head and full causal attention; use --implementation native"
+            )
+        matmul = Fp8Products(fnuz=peak.fnuz) if fp8 else NativeProducts()
         self.config, self.embedding, self.head = model.config, model.embedding, model.head
         self.unit = model.head.out.weight.unit
         self.layers = [Layer(block, matmul, fp8=fp8) for block in model.blocks.values()]

@@ -1,7 +1,8 @@
-"""Where jobs run. In: "NAME: --ranks 2 --device cpu", or "NAME: @COMMAND". Out: the record of a run there.
+"""Start train.py in fresh processes, here or on another system, and bring back its record.
 
-A system of this host is a number of ranks and flags of train.py; any other is the command that starts
-train.py there, to which the job's flags are appended (`@ssh host torchrun --nproc-per-node 8 train.py`).
+In: a system as text, "NAME: --ranks 2 --device cpu" or "NAME: @COMMAND", and flags of train.py. Out: the
+record, or RunError. A system on this host is a number of ranks and flags; any other is the command that
+starts train.py there, and the flags are appended to it (`@ssh host torchrun --nproc-per-node 8 train.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TRAIN = Path(__file__).with_name("train.py")
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+# Inputs are drawn on the CPU, so that any device starts with the same weights; nothing runs that no curve
+# needs.
+COMPARABLE = ["--portable", "--no-digest", "--no-backend-check"]
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause of", "During handling of the above exception")
-STACK_S = 0.3
-GRACE_S = 15.0  # torchrun gives its ranks 30 s to hear SIGTERM; nothing is to be saved after a time limit
+STACK_S = 0.3  # between the stacks of two ranks
+GRACE_S = 15.0  # torchrun gives its ranks 30 s after SIGTERM; after a time limit there is nothing to save
 
 
 class RunError(RuntimeError):
-    """A run ended without a record; `code` is its exit code, None when it did not end in time."""
+    """A run ended without a record. `code`: its exit code; None if it did not end in time."""
 
     def __init__(self, message: str, code: int | None) -> None:
         super().__init__(message)
@@ -37,14 +41,14 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class System:
-    """A name, and the start of the command line."""
+    """Where a job runs: a name, and the start of its command line."""
 
     name: str
     command: tuple[str, ...]
 
 
-def system(text: str) -> System:
-    """Parse a description; see the module."""
+def parse_system(text: str) -> System:
+    """Parse a system's text; the module's docstring has its form."""
     name, _, rest = text.partition(":")
     words = shlex.split(rest)
     if words and words[0].startswith("@"):
@@ -63,19 +67,19 @@ def torchrun(ranks: str | int) -> tuple[str, ...]:
     return (*run, "--nproc-per-node", str(ranks), str(TRAIN))
 
 
-def run(where: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:
+def run(system: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:
     """The record of this job on this system. Raises RunError."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "stdout", Path(folder) / "stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [*where.command, *flags], stdout=stdout, stderr=stderr, start_new_session=True
+                [*system.command, *flags], stdout=stdout, stderr=stderr, start_new_session=True
             )
         try:
             code: int | None = process.wait(timeout_s)
             said = out.read_text(errors="replace")
         except subprocess.TimeoutExpired:
-            code, said = None, out.read_text(errors="replace")  # before it hears that it has to end
+            code, said = None, out.read_text(errors="replace")  # as it was at the time limit, before SIGTERM
             ask_for_stacks(process)
         finally:
             end(process)
@@ -83,12 +87,13 @@ def run(where: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:
         found = next((line for line in reversed(lines) if line.startswith("{")), None)
         if found is None or code is None:
             raise RunError(
-                _why(where, code, lines, err.read_text(errors="replace"), timeout_s), _code(code, err)
+                _why(system, code, lines, err.read_text(errors="replace"), timeout_s), _code(code, err)
             )
-    return json.loads(found)
+    record: dict[str, Any] = json.loads(found)
+    return record
 
 
-def ask_for_stacks(process: subprocess.Popen) -> None:
+def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
     """Have every rank on this host write its Python stacks to stderr (phases.py)."""
     for pid in _children(process.pid) or [process.pid]:
         with contextlib.suppress(ProcessLookupError):
@@ -96,8 +101,8 @@ def ask_for_stacks(process: subprocess.Popen) -> None:
             time.sleep(STACK_S)  # one after the other: they share a file
 
 
-def end(process: subprocess.Popen) -> None:
-    """End what was started, its ranks included: SIGTERM to torchrun, which ends them; then SIGKILL."""
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the run and its ranks: SIGTERM to torchrun, which ends its ranks; then SIGKILL to what is left."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
@@ -111,7 +116,9 @@ def end(process: subprocess.Popen) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Direct children: torchrun gives each rank a session of its own, so its group is not enough."""
+    """Direct children. A signal to the process group is not enough: torchrun starts each rank in its own
+    session.
+    """
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except FileNotFoundError:
@@ -120,28 +127,30 @@ def _children(pid: int) -> list[int]:
 
 
 def _code(code: int | None, err: Path) -> int | None:
-    """The first failed rank's own exit code: torchrun ends with 1 whatever they said, and prints it."""
+    """The exit code of the rank that failed first: torchrun prints it, and itself always ends with 1."""
     if code is None:
         return None
-    first = err.read_text(errors="replace").rpartition("Root Cause")[2]  # others end with what that caused
+    first = err.read_text(errors="replace").rpartition("Root Cause")[
+        2
+    ]  # the other ranks failed because of it
     said = [line for line in first.splitlines() if "exitcode  :" in line]
     return int(said[0].split(":")[1].split()[0]) if said else code
 
 
-def _why(where: System, code: int | None, lines: list[str], errors: str, timeout_s: float) -> str:
+def _why(system: System, code: int | None, lines: list[str], errors: str, timeout_s: float) -> str:
     phase = next((line for line in reversed(lines) if line.startswith("[")), "no phase: still importing")
     ended = f"did not end in {timeout_s:g} s" if code is None else f"ended with {code}"
     own = [line for line in errors.splitlines() if line.startswith(("train.py:", "rank "))]
     if code is None:
-        own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's own words
+        own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's report
     last = "\n".join(own or raised(errors.splitlines()) or errors.splitlines()[-15:])
-    return f"{where.name} {ended} in phase {phase}\n{last}"
+    return f"{system.name} {ended} in phase {phase}\n{last}"
 
 
 def raised(lines: list[str], keep: int = 30) -> list[str]:
-    """The end of the first traceback: what a rank died of comes before torchrun's, which says only that.
+    """The end of the first traceback, with its message: a rank's error comes before torchrun's report of it.
 
-    Of exceptions that caused each other it is the last one's, which says what that meant for the run.
+    Of chained exceptions it is the last one, which says what the first one meant for the run.
     """
     first = next((line for line in lines if TRACEBACK in line), None)
     if first is None:
@@ -167,5 +176,5 @@ def _last_linked(own: list[str], title: str) -> int:
 
 
 def timestamp() -> str:
-    """Today, for provenance."""
+    """Today's date in UTC, for a reference's provenance."""
     return time.strftime("%Y-%m-%d", time.gmtime())

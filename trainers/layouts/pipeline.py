@@ -2,8 +2,8 @@
 2104.04473).
 
 In: a family and its config, built stage by stage. Out: a Job. Tensor parallel and FSDP2 work inside a stage.
-A step's microbatches are collected and run through torch's schedule at once; a tied head is untied, because
-its two places are on two ranks.
+The microbatches of a step are collected, then run through torch's schedule together. A tied head is untied,
+because its two places are on two ranks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-import build
-import parallel
 from errors import RefusedError
+from layouts import fsdp2, job, optimizer, prepare
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,32 +26,36 @@ if TYPE_CHECKING:
     from plan import Plan
     from world import World
 
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # each stage has keys of its own, none is a list
+# Each stage has its own keys. Unflattened, the optimizer's state is a list whose keys two stages would share.
+FLATTENED = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-class Pipelined(parallel.Sharded):
+class Pipelined(fsdp2.Fsdp2):
     """The Job of this layout."""
 
     def __init__(
         self, family: Any, config: Any, chunks: int, *, plan: Plan, options: Options, world: World
     ) -> None:
         if config.layers < options.pp or plan.accumulate < options.pp:
-            raise RefusedError(f"--pp {options.pp} needs as many layers and microbatches a step at least")
-        self.meshes = parallel.mesh(options, world)
-        where = (self.meshes["pp"].get_local_rank(), options.pp)
+            raise RefusedError(
+                f"--pp {options.pp} needs at least {options.pp} layers and {options.pp} microbatches a step, "
+                f"got {config.layers} and {plan.accumulate}; lower --pp, or raise --global-batch"
+            )
+        self.meshes = job.mesh(options, world)
+        place = (self.meshes["pp"].get_local_rank(), options.pp)
         config = dataclasses.replace(config, tied=False)
-        super().__init__(build.skeleton(family, config, loss_chunks=chunks, stage=where), options, world)
+        super().__init__(prepare.skeleton(family, config, loss_chunks=chunks, stage=place), options, world)
         self.group, self.world = self.meshes["pp"].get_group(), world
-        # The schedule concatenates a stage's outputs, which a scalar cannot be.
+        # The schedule concatenates a stage's outputs, and torch.cat takes no scalars.
         self.model.register_forward_hook(
             lambda _module, _inputs, out: out.reshape(1) if out.dim() == 0 else out
         )
-        self.stage = PipelineStage(self.model, *where, world.device, group=self.group)
+        self.stage = PipelineStage(self.model, *place, world.device, group=self.group)
         self.schedule = Schedule1F1B(self.stage, plan.accumulate, loss_fn=lambda loss, _target: loss.mean())
         self.waiting: list[dict[str, Tensor]] = []
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Job; the last one runs them all and returns the loss of all."""
+        """As Job; the last call runs all microbatches of the step and returns the sum of their losses."""
         self.waiting.append(batch)
         if not last:
             return torch.zeros((), device=self.world.device)
@@ -70,20 +73,20 @@ class Pipelined(parallel.Sharded):
 
     def step(self, lr: float) -> Tensor:
         """As Job."""
-        norm = parallel.global_norm(self.model.parameters(), self.group)
-        parallel.scale_gradients(self.model.parameters(), norm, self.options.clip)
-        parallel.update(self.optimizer, lr)
+        norm = optimizer.global_norm(self.model.parameters(), self.group)
+        optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
+        optimizer.update(self.optimizer, lr)
         return norm
 
     def state(self) -> dict[str, Any]:
         """As Job."""
-        model, optimizer = get_state_dict(self.model, self.optimizer, options=FLAT)
-        return {"model": model, "optimizer": optimizer}
+        model, moments = get_state_dict(self.model, self.optimizer, options=FLATTENED)
+        return {"model": model, "optimizer": moments}
 
     def restore(self, state: dict[str, Any]) -> None:
         """As Job."""
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **parts, options=FLAT)
+        set_state_dict(self.model, self.optimizer, **parts, options=FLATTENED)
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""

@@ -1,13 +1,14 @@
 # ruff: noqa: PLR0917 - the signatures are the kernels'
-"""The steps of the fused layer as plain torch: what they mean, what runs on a CPU, what the kernels are
-tested against.
+"""The steps of the fused layer in plain torch: their definition, what runs on a CPU, and the kernels'
+reference.
 
-In: rows [tokens, width]. On a GPU the function of the same name in triton_ops.py runs instead.
+In: rows [tokens, width]. Out: as each function says. On a GPU the function of the same name in triton_ops.py
+runs instead (`pick`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def pick(name: str, device: torch.device) -> Callable:
+def pick(name: str, device: torch.device) -> Callable[..., Any]:
     """The kernel of this name on a GPU, the plain function elsewhere."""
     if device.type == "cuda":
-        import triton_ops
+        from fused import triton_ops
 
-        return getattr(triton_ops, name)
-    return globals()[name]
+        found: Callable[..., Any] = getattr(triton_ops, name)
+    else:
+        found = globals()[name]
+    return found
 
 
 def add_norm(
@@ -40,7 +43,7 @@ def add_norm(
 
 
 def norm_apply(s: Tensor, rstd: Tensor, w: Tensor) -> Tensor:
-    """The norm again, from what forward kept."""
+    """The norm computed again from what forward kept: the sum and 1/rms."""
     return (s.float() * rstd[:, None] * w.float()).to(s.dtype)
 
 
@@ -67,7 +70,7 @@ def rope_(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
 
 
 def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn gradients [rows, heads, head_dim] back and lay queries, keys and values side by side."""
+    """Turn gradients [rows, heads, head_dim] back, and put queries, keys and values side by side."""
     return torch.cat((_turn(dq, cos, -sin), _turn(dk, cos, -sin), dv), 1).flatten(1)
 
 
@@ -81,7 +84,9 @@ def swiglu(gu: Tensor, amax: Tensor | None = None) -> Tensor:
 
 
 def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Overwrite gu with its gradient; it and the product again, which the weights' gradient needs."""
+    """Overwrite gu with its gradient. Returns it, and the activation computed again for the weights'
+    gradient.
+    """
     gate, up = gu.float().chunk(2, -1)
     a, d, sig = swiglu(gu), da.float(), gate.sigmoid()
     dgu = torch.cat((d * up * (sig + gate * sig * (1 - sig)), d * gate * sig), -1)
@@ -91,7 +96,7 @@ def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tupl
 
 
 def cross_entropy_(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Cross entropy of each row, float32; the logits become scale times their gradient."""
+    """Cross entropy of each row in float32. The logits are overwritten by `scale` times their gradient."""
     exact = logits.float()
     losses = F.cross_entropy(exact, labels, reduction="none")
     hot = F.one_hot(labels, logits.shape[1])
@@ -100,17 +105,15 @@ def cross_entropy_(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
 
 
 def join(high: Tensor, low: Tensor) -> Tensor:
-    """The float32 value whose upper half is the bfloat16 `high` and whose rounding error is the int16
-    `low`.
-    """
+    """The float32 value that `split` took apart: the bfloat16 `high` plus the int16 rounding error `low`."""
     return ((high.view(torch.int16).int() << 16) + low.int()).view(torch.float32)
 
 
 def split(exact: Tensor, high: Tensor, low: Tensor) -> None:
-    """Inverse of join: the nearest bfloat16, and what is missing to the float32. Nothing is lost.
+    """Write the nearest bfloat16 to `high` and the rounding error to `low`. No bit is lost.
 
-    A bfloat16 weight that is needed anyway and 16 more bits make the float32 master weight: 4 bytes instead
-    of 6.
+    Forward needs the bfloat16 weight anyway; with 16 more bits it is the float32 master weight, so both take
+    4 bytes instead of 6.
     """
     bits = exact.view(torch.int32)
     top = (bits + 0x8000) >> 16
@@ -142,7 +145,10 @@ def amax(x: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, top: Tensor, dtype: torch.dtype, *, row: bool, col: bool) -> tuple[Tensor | None, ...]:
-    """FP8 of x scaled to its largest value, as it lies and transposed, and the scale that undoes it."""
+    """FP8 copies of x, row-major (`row`) and transposed (`col`), and the scale that turns them back.
+
+    `top` is the largest absolute value of x; it becomes the largest number that the FP8 type has.
+    """
     limit, largest = torch.finfo(dtype).max, top.clamp(min=1e-12)
     value = (x.float() * (limit / largest)).clamp(-limit, limit).to(dtype)
     return value if row else None, value.t().contiguous() if col else None, largest / limit
