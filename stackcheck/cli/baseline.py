@@ -55,7 +55,9 @@ def _row(proposal: baseline.Proposal) -> tuple[str, ...]:
     return entry.metric, conditions, held, f"{entry.bound:g}", entry.unit, proposal.change, *figures
 
 
-def _document(found: baseline.Baseline, file: thresholds.File, *, written: bool) -> dict[str, object]:
+def _document(
+    found: baseline.Baseline, file: thresholds.ThresholdsFile, *, written: bool
+) -> dict[str, object]:
     return {
         "vendor": found.vendor,
         "model": found.model,

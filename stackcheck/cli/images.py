@@ -168,7 +168,7 @@ def publish_image(
     settings = _settings(root, target=target, key=key, plain_http=plain_http)
     image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
-    envelopes = signing.signed(settings.folder(tag), settings.key)
+    envelopes = signing.load_signed(settings.folder(tag), settings.key)
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
@@ -190,8 +190,8 @@ def _settings(
     vendor: VendorName | None = None,
     force: bool = False,
     plain_http: bool = False,
-) -> flow.Settings:
-    return flow.Settings(
+) -> flow.FlowSettings:
+    return flow.FlowSettings(
         root=root.resolve(),
         tier=tier,
         target=target,

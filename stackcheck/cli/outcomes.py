@@ -13,10 +13,10 @@ from stackcheck.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stackcheck.flow import Outcome
+    from stackcheck.flow import StackOutcome
 
 
-def show(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+def show(outcomes: Sequence[StackOutcome], *, as_json: bool) -> None:
     """Print a table with the next commands to type, or one JSON document."""
     if as_json:
         print_json([_row(outcome) for outcome in outcomes])
@@ -24,14 +24,14 @@ def show(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
         _print_outcomes(outcomes)
 
 
-def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def _print_outcomes(outcomes: Sequence[StackOutcome]) -> None:
     columns = ("stack", "state", "passed/failed/skipped", "digest", "size", "time")
     print_table(columns, [_cells(outcome) for outcome in outcomes])
     for outcome in outcomes:
         _print_one(outcome)
 
 
-def _print_one(outcome: Outcome) -> None:
+def _print_one(outcome: StackOutcome) -> None:
     print()
     if outcome.error:
         print(f"{outcome.name}: {outcome.error}")
@@ -51,14 +51,14 @@ def _program() -> str:
     return "stackcheck" if shutil.which("stackcheck") else os.path.relpath(sys.argv[0])
 
 
-def _figures(outcome: Outcome) -> list[tuple[str, str]]:
+def _figures(outcome: StackOutcome) -> list[tuple[str, str]]:
     """The figures worth a line: what was measured with a rate as its unit."""
     checks = outcome.result.checks if outcome.result else ()
     metrics = [metric for check in checks for metric in check.metrics if "/s" in metric.unit]
     return [(metric.name, f"{metric.value:,.1f} {metric.unit}") for metric in metrics if metric.value][:6]
 
 
-def _cells(outcome: Outcome) -> tuple[str, ...]:
+def _cells(outcome: StackOutcome) -> tuple[str, ...]:
     judged = outcome.verdict
     counts = f"{len(judged.passed)}/{len(judged.failed)}/{len(judged.skipped)}" if judged else "-"
     image = outcome.image
@@ -67,7 +67,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     return (outcome.name, outcome.state, counts, digest, size, f"{outcome.seconds:.1f} s")
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
+def _row(outcome: StackOutcome) -> dict[str, Any]:
     return {
         "id": outcome.name,
         "state": outcome.state,

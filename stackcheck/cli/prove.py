@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None)
 MAX_AGE = dt.timedelta(days=365)  # what runs the proof only has to be ours and whole
 COLUMNS = ("FAULT", "HAS TO BE CAUGHT BY", "ON", "")
 REASON_LINES = 3
-Runner = Callable[[tuple[str, ...], Path, Progress], prove.Told]
+Runner = Callable[[tuple[str, ...], Path, Progress], prove.FaultRun]
 
 
 @app.command("prove")
@@ -56,20 +56,20 @@ def _on_this_host() -> Runner:
 def _in_image(reference: str, report: Progress) -> Runner:
     """Verify and fetch a certified image; gives what runs a proof in it, with the checkout mounted."""
     from stackcheck import vendors
-    from stackcheck.certificate import keys, pull
+    from stackcheck.certificate import keys, pull, verify
     from stackcheck.engine.client import Engine
 
-    verified = pull.verify(
+    verified = verify.verify(
         reference, public_key=keys.load_public(None), max_age=MAX_AGE, device_model="CPU", driver=None
     )
     engine = Engine.connect()
     name = pull.pull(verified, engine, report=report)
 
-    def run(arguments: tuple[str, ...], root: Path, report: Progress) -> prove.Told:
-        reader = prove.Reader(report)
+    def run(arguments: tuple[str, ...], root: Path, report: Progress) -> prove.FaultRun:
+        reader = prove.FaultRunReader(report)
         needs = vendors.module("cpu").container_needs()
         pull.run(name, engine, ("python", *arguments), needs=needs, folder=root, on_line=reader)
-        return reader.told(f"{name}: python {' '.join(arguments)}")
+        return reader.finished(f"{name}: python {' '.join(arguments)}")
 
     return run
 

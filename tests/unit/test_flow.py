@@ -19,8 +19,7 @@ from small_flow import world_of_one_checkout  # noqa: F401  # a fixture
 from small_images import no_disk_flushes  # noqa: F401  # a fixture
 from stackcheck import flow
 from stackcheck.build import build
-from stackcheck.certificate.predicates import RUN_FIELD
-from stackcheck.certificate.statement import PROVENANCE, TEST_RESULT, VSA, facts, status
+from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts, status
 from stackcheck.matrix import matrix
 from stackcheck.matrix.matrix import TestTarget
 from stackcheck.suite import subject as subjects
@@ -143,7 +142,7 @@ def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(world: World) -> 
     engine: Any = world.engine
     loaded = matrix.load(world.root / "matrix.yaml")
     image = build.adopt(FOREIGN, engine, folder=world.settings.folder("foreign"), report=world.lines.append)
-    subject = subjects.foreign(image, loaded, None, name="foreign", vendor=None)
+    subject = subjects.of_image(image, loaded, None, name="foreign", vendor=None)
     assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required["cpu"], None)
     judged = flow.test(subject, engine, world.settings, world.lines.append)
     assert judged.verdict.status == "PASSED"

@@ -103,7 +103,7 @@ def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(wo
         body = path.read_bytes()
         path.write_bytes(body[:-2] + b"~~")
         outcome = world.outcome()
-        if outcome.error is None:  # mended, or of an earlier certificate that nothing names any more
+        if outcome.error is None:  # written again, or of an earlier certificate that no tag names
             assert world.verify().digest == image.manifest_digest
         else:
             assert (outcome.state, outcome.error.exit_code) == ("not published", 8), path
@@ -150,7 +150,7 @@ def test_another_set_of_waivers_is_another_certificate(world: World) -> None:
     assert len(world.verify().facts["waivers"]) == 1
 
 
-def test_a_withdrawn_image_needs_a_new_run(world: World) -> None:
+def test_a_revoked_image_needs_a_new_run(world: World) -> None:
     world.outcome()
     now = dt.datetime.now(dt.UTC)
     revoke(
@@ -163,6 +163,6 @@ def test_a_withdrawn_image_needs_a_new_run(world: World) -> None:
     outcome = world.outcome()
     assert outcome.error is not None
     assert (outcome.state, outcome.error.exit_code) == ("not published", 8)
-    assert "withdrawn" in outcome.reason
+    assert "revoked" in outcome.reason
     assert world.outcome(force=True).state == "certified"
     assert world.verify().verified_at > now

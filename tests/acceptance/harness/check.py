@@ -59,6 +59,7 @@ class Check:
     samples: list[Sample] = field(default_factory=list)
     more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
+    cause: Literal["no_threshold"] | None = None  # set when missing bounds alone fail the check
 
     def record(
         self,
@@ -108,6 +109,7 @@ class Check:
         if self.unfit:
             invalid("; ".join(dict.fromkeys(self.unfit)))
         if self.violations:
+            self.cause = "no_threshold" if self.lacks_only_bounds() else None
             pytest.fail("\n".join(self.violations), pytrace=False)
 
     def lacks_only_bounds(self) -> bool:

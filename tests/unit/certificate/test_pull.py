@@ -1,4 +1,4 @@
-"""The engine gets exactly the image that was verified, and a command in it sees what it was given."""
+"""The engine gets exactly the verified image, and a command in it sees only what was mounted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was withdrawn stays withdrawn until a later run, and tags go back to what is still certified."""
+"""What was revoked stays revoked until a later run, and tags go back to what is still certified."""
 
 from __future__ import annotations
 
@@ -49,26 +49,28 @@ def test_only_the_key_that_certified_can_revoke(world: World) -> None:
     assert world.verify()
 
 
-def test_signing_the_old_run_again_does_not_lift_a_revocation(world: World) -> None:
+def test_signing_the_old_run_again_does_not_supersede_a_revocation(world: World) -> None:
     image = world.image(b"first")
     world.publish(image)
     world.revoke(world.reference, now=NOW + HOUR)
-    assert "withdrawn after the run" in refused(world, image, now=NOW + HOUR).what
+    assert "revoked after the run" in refused(world, image, now=NOW + HOUR).what
     assert world.tags().get(STACK_ID) is None
 
 
-def test_a_later_run_lifts_a_revocation_in_both_forms(world: World) -> None:
+def test_a_later_run_supersedes_a_revocation_in_both_forms(world: World) -> None:
     image = world.image(b"first")
     world.publish(image)
     world.revoke(world.reference, now=NOW + HOUR)
     world.publish(image, now=NOW + 2 * HOUR)
     assert world.verify().verified_at == NOW + 2 * HOUR
-    known = attachments.read(OciLayout(world.folder / "dist"), image.manifest_digest, world.key.public_key())
+    known = attachments.read_envelopes(
+        OciLayout(world.folder / "dist"), image.manifest_digest, world.key.public_key()
+    )
     summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
     assert [(status(item), not_before(item)) for item in summaries] == [("PASSED", NOW + HOUR)]
 
 
-def test_a_later_run_on_one_host_does_not_lift_the_withdrawal_for_another(world: World) -> None:
+def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(world: World) -> None:
     image = world.image(b"first")
     tested, elsewhere = (result_files.host("nvidia", "H200", driver=driver) for driver in ("580.1", "570.9"))
     old = certify(image, world.key, host=elsewhere)
@@ -79,10 +81,10 @@ def test_a_later_run_on_one_host_does_not_lift_the_withdrawal_for_another(world:
     assert world.verify(device_model="H200", driver="580.1")
     with pytest.raises(CertificateError, match="not certified for this host"):
         world.verify(device_model="H200", driver="570.9")
-    assert "withdrawn after the run" in refused(world, image, envelopes=old).what
+    assert "revoked after the run" in refused(world, image, envelopes=old).what
 
 
-def test_what_a_withdrawal_ended_does_not_count_when_a_mirror_attaches_it_again(world: World) -> None:
+def test_what_a_revocation_ended_does_not_count_when_a_mirror_attaches_it_again(world: World) -> None:
     image = world.image(b"first")
     old = certify(image, world.key, host=result_files.host("nvidia", "H200", driver="570.9"))
     world.publish(image)
@@ -94,18 +96,18 @@ def test_what_a_withdrawal_ended_does_not_count_when_a_mirror_attaches_it_again(
         world.verify(device_model="H200", driver="570.9")
 
 
-def test_promoting_lifts_no_withdrawal_of_the_target_without_the_signing_key(world: World) -> None:
+def test_promoting_supersedes_no_revocation_of_the_target_without_the_signing_key(world: World) -> None:
     image, other = world.image(b"first"), f"oci:{world.folder / 'other'}"
     one = world.publish(image)
     known: Any = {"public_key": world.key.public_key(), "report": quiet, "now": NOW + 2 * HOUR}
     publish.promote(str(one.reference), target=other, **known)
     world.revoke(f"{other}:{STACK_ID}", now=NOW + HOUR)
     world.publish(image, now=NOW + 2 * HOUR)
-    with pytest.raises(PublishError, match="does not say that it lifts"):
+    with pytest.raises(PublishError, match="does not supersede the revocation"):
         publish.promote(str(one.reference), target=other, **known)
 
 
-def test_lifting_a_later_withdrawal_lifts_the_earlier_one_of_the_target(world: World) -> None:
+def test_superseding_a_later_revocation_supersedes_the_earlier_one_of_the_target(world: World) -> None:
     image, other = world.image(b"first"), f"oci:{world.folder / 'other'}"
     world.publish(image)
     known: Any = {"public_key": world.key.public_key(), "report": quiet, "now": NOW + 9 * HOUR}
@@ -117,7 +119,9 @@ def test_lifting_a_later_withdrawal_lifts_the_earlier_one_of_the_target(world: W
     assert world.verify(f"{other}:{STACK_ID}", now=NOW + 9 * HOUR).verified_at == NOW + 4 * HOUR
 
 
-def test_lifting_an_earlier_withdrawal_does_not_lift_the_later_one_of_the_target(world: World) -> None:
+def test_superseding_an_earlier_revocation_does_not_supersede_the_later_one_of_the_target(
+    world: World,
+) -> None:
     image, other = world.image(b"first"), f"oci:{world.folder / 'other'}"
     world.publish(image)
     known: Any = {"public_key": world.key.public_key(), "report": quiet, "now": NOW + 9 * HOUR}
@@ -125,7 +129,7 @@ def test_lifting_an_earlier_withdrawal_does_not_lift_the_later_one_of_the_target
     world.revoke(world.reference, now=NOW + HOUR)
     world.revoke(f"{other}:{STACK_ID}", now=NOW + 2 * HOUR)
     world.publish(image, now=NOW + 4 * HOUR)
-    with pytest.raises(PublishError, match="does not say that it lifts"):
+    with pytest.raises(PublishError, match="does not supersede the revocation"):
         publish.promote(world.reference, target=other, **known)
 
 

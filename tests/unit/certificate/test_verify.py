@@ -1,4 +1,4 @@
-"""Verification accepts exactly what was certified for this host, and nothing that was touched."""
+"""Verification accepts exactly what was certified for this host, and nothing that was changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from small_images import (  # noqa: F401  # a fixture
     no_disk_flushes,
     quiet,
 )
-from stackcheck.certificate import attachments, publish, pull
+from stackcheck.certificate import attachments, policy, publish, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json
@@ -87,7 +87,7 @@ def _predicate_type(body: bytes) -> str:
 def test_a_certificate_whose_evidence_was_taken_away_is_refused(
     tmp_path: Path, image: SmallImage, kind: str
 ) -> None:
-    """Whoever holds the store may drop an attestation whole: every digest is right, one statement is gone."""
+    """The owner of a store can drop a whole attestation: every digest is right, one statement is missing."""
     kept = [item for item in certify(image, KEY) if item.statement.predicate_type != kind]
     target = OciLayout(tmp_path / "dist")
     source = OciLayout(image.layout)
@@ -100,7 +100,7 @@ def test_a_certificate_whose_evidence_was_taken_away_is_refused(
     with pytest.raises(CertificateError, match="statements that the certificate names"):
         verified(tmp_path / "dist")
     with pytest.raises(PublishError, match="statements that the certificate names"):
-        publish.admit(manifest, kept)
+        policy.admit(manifest, kept)
 
 
 def test_a_missing_or_shortened_blob_is_refused(dist: Path) -> None:
@@ -127,7 +127,7 @@ def test_another_key_is_refused(dist: Path) -> None:
 def test_an_unknown_tag_or_layout_is_refused(dist: Path) -> None:
     for reference in (f"oci:{dist}:other", f"oci:{dist / 'none'}:{STACK_ID}"):
         with pytest.raises(CertificateError):
-            pull.verify(reference, public_key=KEY.public_key(), device_model="CPU", driver=None)
+            verify.verify(reference, public_key=KEY.public_key(), device_model="CPU", driver=None)
 
 
 @pytest.mark.parametrize(("age", "accepted"), [(30 * DAY, True), (30 * DAY + dt.timedelta(seconds=1), False)])
@@ -181,7 +181,7 @@ def test_what_others_attach_changes_nothing(dist: Path, image: SmallImage) -> No
     assert verified(dist).verified_at == NOW
 
 
-def test_a_withdrawal_that_is_left_in_one_form_only_still_counts(dist: Path, image: SmallImage) -> None:
+def test_a_revocation_that_is_left_in_one_form_only_still_counts(dist: Path, image: SmallImage) -> None:
     from stackcheck.certificate.revoke import revoke
 
     before = dist.with_name("before")
@@ -192,7 +192,7 @@ def test_a_withdrawal_that_is_left_in_one_form_only_still_counts(dist: Path, ima
     legacy = attachments.legacy_tag(image.manifest_digest)
     store.write_manifest(old.read_manifest(legacy), legacy)
     with pytest.raises(CertificateError, match="FAILED"):
-        pull.verify(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
+        verify.verify(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
 
 
 def test_a_tag_that_was_moved_to_an_uncertified_image_is_refused(dist: Path, tmp_path: Path) -> None:

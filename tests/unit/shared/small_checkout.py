@@ -39,7 +39,7 @@ FOREIGN = "registry.example.org/team/image:1"
 
 
 def answer(*changes: tuple[str, str], required: Sequence[str] = ()) -> Callable[[dict[str, Any]], str]:
-    """What the suites write: every required check passed, but for those that `changes` gives an outcome."""
+    """What the suites write: every required check passed, except those with an outcome in `changes`."""
     outcomes = dict(changes)
 
     def write(told: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ class FakeEngine:
         return SimpleNamespace(id=f"sha256:{reference.encode().hex():0<64.64}", labels=self.labels)
 
     def run(self, spec: RunSpec) -> int:
-        if spec.command[-1] == sbom.PROGRAM:  # lists what is in the image, and is no run of the suites
+        if spec.command[-1] == sbom.PROGRAM:  # lists the packages, does not run the suites
             assert spec.on_line
             for record in self.inventory:
                 spec.on_line(json.dumps(record))
@@ -157,7 +157,7 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
-    """Import this with the checkout: the user's key and the current folder are the test's own."""
+    """Import this with the checkout: the test has its own signing key and current folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(checkout)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
-from stackcheck.certificate import publish, pull
+from stackcheck.certificate import publish, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,11 +41,11 @@ def release(image: SmallImage, dist: Path, **changes: Any) -> None:
     )
 
 
-def verified(dist: Path, **changes: Any) -> pull.Verified:
+def verified(dist: Path, **changes: Any) -> verify.Verified:
     arguments: dict[str, Any] = {
         "public_key": KEY.public_key(),
         "device_model": "CPU",
         "driver": None,
         "now": NOW + DAY,
     }
-    return pull.verify(f"oci:{dist}:{STACK_ID}", **(arguments | changes))
+    return verify.verify(f"oci:{dist}:{STACK_ID}", **(arguments | changes))

@@ -1,4 +1,4 @@
-"""The main job in a checkout of a few kilobytes: what it made, signed and published there."""
+"""The flow in a checkout of a few kilobytes, and what it signed and published there."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class World:
         self.engine = engine
         self.dist = root / "dist"
         self.lines: list[str] = []
-        self.settings = flow.Settings(
+        self.settings = flow.FlowSettings(
             root=root, target=f"oci:{self.dist}", key=root.parent / "stackcheck.key"
         )
 
     def stack(self, name: str = CPU_STACK) -> resolve.Stack:
         return resolve.load_stacks(self.root, (name,))[0]
 
-    def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.Outcome]:
+    def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.StackOutcome]:
         settings = dataclasses.replace(self.settings, **changes)
         engine: Any = self.engine
         return list(flow.images(stacks or (self.stack(),), engine, settings, self.lines.append))
 
-    def outcome(self, *stacks: resolve.Stack, **changes: Any) -> flow.Outcome:
+    def outcome(self, *stacks: resolve.Stack, **changes: Any) -> flow.StackOutcome:
         (outcome,) = self.outcomes(*stacks, **changes)
         return outcome
 
@@ -62,7 +62,8 @@ class World:
 
     def signed(self, name: str = CPU_STACK) -> dict[str, Statement]:
         statements = [
-            envelope.statement for envelope in signing.signed(self.settings.folder(name), self.settings.key)
+            envelope.statement
+            for envelope in signing.load_signed(self.settings.folder(name), self.settings.key)
         ]
         return {statement.predicate_type: statement for statement in statements}
 
