@@ -1,0 +1,1 @@
+"""A stack -> an image."""

@@ -1,0 +1,1 @@
+"""Where the wheels of a build come from."""
