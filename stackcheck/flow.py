@@ -167,7 +167,7 @@ def find_subject(name: str, engine: Engine, settings: Settings, report: Callable
 def built(stack: Stack, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Subject:
     """Build a stack's image, unless nothing changed."""
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
-    return subjects.of_stack(stack, image, root=settings.root, vendor=settings.vendor)
+    return subjects.of_stack(stack, image, vendor=settings.vendor)
 
 
 def test(subject: Subject, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Judged:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.build.build import Options
-    from stackcheck.build.plans import Plan
+    from stackcheck.build.plans import BuildPlan
     from stackcheck.matrix.stack import Stack
 
 State = Literal["keep", "build", "refuse"]
@@ -96,7 +96,7 @@ def _one(
 
 
 def _stages(
-    plan: Plan, options: Options, built: Mapping[str, str], first: dict[str, str]
+    plan: BuildPlan, options: Options, built: Mapping[str, str], first: dict[str, str]
 ) -> Iterator[StageForecast]:
     cache = WheelCache(options.wheel_cache) if options.wheel_cache else None
     for stage in plan.stages:

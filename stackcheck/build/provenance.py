@@ -6,11 +6,8 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.build.plans import digest_of
-
 if TYPE_CHECKING:
     from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
-    from pathlib import Path
 
     from stackcheck.build.image import Image
     from stackcheck.matrix.stack import Stack
@@ -35,12 +32,15 @@ class Provenance:
     finished: dt.datetime | None = None
 
 
-def of_build(stack: Stack, image: Image, *, root: Path) -> Provenance:
-    """The provenance of an image that was built in the checkout `root`."""
-    matrix = root / "matrix.yaml"
+def of_build(stack: Stack, image: Image) -> Provenance:
+    """The provenance of an image that was built from a stack.
+
+    It names the matrix that the stack was resolved from. A build refuses a Dockerfile that does not follow from
+    that matrix, so the two always belong together, even if somebody edits matrix.yaml during the build.
+    """
     dependencies = dict(image.inputs)
-    if matrix.exists():
-        dependencies["file:matrix.yaml"] = digest_of(matrix.read_bytes())
+    if stack.matrix_digest:
+        dependencies["file:matrix.yaml"] = stack.matrix_digest
     finished = dt.datetime.fromisoformat(image.built) if image.built else None
     return Provenance(
         parameters={"stack": stack.id, "torch": stack.torch, "python": stack.python, "os": stack.os},

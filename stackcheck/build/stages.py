@@ -66,7 +66,7 @@ class _Part:
     instructions: tuple[str, ...]
 
 
-def read(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[Stage, ...]:
+def read_stages(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[Stage, ...]:
     """The stages that the last one is made from, each after those that it needs; the last one last.
 
     Args:

@@ -29,23 +29,27 @@ MAX_PROBLEMS = 50
 _Parser: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-def read(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
         ConfigurationError: The file is absent, not UTF-8, too big, not YAML, or not a mapping.
     """
+    return parse(read_bytes(path), path.name)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file that `parse` takes, for a caller that also needs their digest."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
             f"{path.name} cannot be read", where=str(path), got=error.strerror or str(error)
         ) from error
-    return parse(data, path.name)
 
 
 def parse(data: bytes, name: str) -> dict[str, Any]:
-    """The mapping in YAML text, as `read`; `name` stands in messages."""
+    """The mapping in YAML text, as `load`; `name` stands in messages."""
     if len(data) > MAX_BYTES:
         raise ConfigurationError(
             f"{name} is too big", got=f"{len(data)} bytes", expected=f"at most {MAX_BYTES}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from stackcheck.matrix.rules import Finding, Judgement, Rule
+from stackcheck.matrix.rules import RuleFinding, Judgement, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ def judge_cell(
     values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
 ) -> tuple[Judgement, ...]:
     """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
-    undecided = tuple(Finding(rule=rule, holds=False) for rule in _undecided(values))
+    undecided = tuple(RuleFinding(rule=rule, holds=False) for rule in _undecided(values))
     return (
         rules.judge(values),
         Judgement(combination=values, findings=undecided),

@@ -90,7 +90,7 @@ def load(path: Path) -> Rules:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    return parse(yamlfile.read(path), path.name)
+    return parse(yamlfile.load(path), path.name)
 
 
 def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:

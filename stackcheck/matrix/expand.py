@@ -20,7 +20,7 @@ from stackcheck.files import yamlfile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from stackcheck.matrix.matrix import Block, Exclude, Matrix, Runtime, Settings
+    from stackcheck.matrix.matrix import Block, Exclude, Matrix, Runtime, StackSettings
 
 # A matrix of more cells than this is a mistake, and would run for minutes.
 MAX_CELLS = 20_000
@@ -150,21 +150,21 @@ def _excluded(cell: Cell, exclude: Exclude) -> bool:
     return all(getattr(cell, axis) == value for axis, value in exclude.when.items())
 
 
-def settings_of(cell: Cell, matrix: Matrix) -> Settings:
+def settings_of(cell: Cell, matrix: Matrix) -> StackSettings:
     """The settings of one cell; `settings` is for many."""
     return settings(matrix)(cell)
 
 
-def settings(matrix: Matrix) -> Callable[[Cell], Settings]:
+def settings(matrix: Matrix) -> Callable[[Cell], StackSettings]:
     """What gives a cell the settings of its block, with the overrides that select it; a later override wins.
 
     Variables and packages are added to those that are there; everything else is replaced. Cells of one block
     with the same overrides share their settings.
     """
     selectors = [re.compile(fnmatch.translate(override.select)).match for override in matrix.overrides]
-    known: dict[tuple[object, ...], Settings] = {}
+    known: dict[tuple[object, ...], StackSettings] = {}
 
-    def of(cell: Cell) -> Settings:
+    def of(cell: Cell) -> StackSettings:
         key = (cell.place, *(selects(cell.id) is not None for selects in selectors))
         if key not in known:
             chosen = [override.set for override, hit in zip(matrix.overrides, key[1:], strict=True) if hit]
@@ -174,7 +174,7 @@ def settings(matrix: Matrix) -> Callable[[Cell], Settings]:
     return of
 
 
-def _overridden(block: Block, overrides: Iterable[Settings]) -> Settings:
+def _overridden(block: Block, overrides: Iterable[StackSettings]) -> StackSettings:
     changed: dict[str, Any] = {}
     for override in overrides:
         for key in override.model_fields_set:

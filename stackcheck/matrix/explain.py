@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.expand import Cell
     from stackcheck.matrix.matrix import Matrix
-    from stackcheck.matrix.rules import Finding, Rules
+    from stackcheck.matrix.rules import RuleFinding, Rules
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
 
 def merged(combination: Mapping[str, str], judgements: Iterable[Judgement]) -> Judgement:
     """One judgement of several about parts of a combination: a rule that is broken once is broken."""
-    findings: dict[str, Finding] = {}
+    findings: dict[str, RuleFinding] = {}
     for finding in (finding for judgement in judgements for finding in judgement.findings):
         if finding.rule.id not in findings or not finding.holds:
             findings[finding.rule.id] = finding

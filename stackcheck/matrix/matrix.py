@@ -6,6 +6,7 @@ a narrow pattern, because many of them end up in a Dockerfile.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -15,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
     ValidationError,
 )
@@ -90,7 +92,7 @@ Architectures = Annotated[tuple[Token, ...], BeforeValidator(_as_list), Field(mi
 Targets = Annotated[tuple[TestTarget, ...], Field(max_length=50)]
 
 
-class Settings(_Strict):
+class StackSettings(_Strict):
     """What a block may set and an override may change: all but the axes."""
 
     archs: Architectures | None = None
@@ -106,7 +108,7 @@ class Settings(_Strict):
     experimental: bool | None = None
 
 
-class Block(Settings):
+class Block(StackSettings):
     """One entry of `stacks` or `include`: axes that expand as a product, and their settings."""
 
     runtime: Runtime
@@ -120,10 +122,10 @@ class Block(Settings):
 
 
 class Override(_Strict):
-    """Settings for every stack whose id matches a pattern."""
+    """StackSettings for every stack whose id matches a pattern."""
 
     select: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+*?-]+$", max_length=200)]
-    set: Settings
+    set: StackSettings
 
 
 class Exclude(_Strict):
@@ -150,6 +152,13 @@ class RuntimeDefaults(_Strict):
     tested_on: Targets = ()
 
 
+class ChecksOfVendors(_Strict):
+    """Required checks that only some vendors have."""
+
+    only: Annotated[tuple[Vendor, ...], Field(min_length=1)]
+    checks: Annotated[tuple[Check, ...], Field(min_length=1)]
+
+
 class Matrix(_Strict):
     """The whole file."""
 
@@ -158,13 +167,28 @@ class Matrix(_Strict):
     packages: Packages
     training_packages: Packages = Field(default_factory=dict)
     declared: Annotated[tuple[Check, ...], Field(min_length=1)]
-    required: Mapping[Vendor, Annotated[tuple[Check, ...], Field(min_length=1)]]
+    required: Annotated[tuple[Check | ChecksOfVendors, ...], Field(min_length=1)]
     runtimes: Mapping[Runtime, RuntimeDefaults]
     systems: Mapping[Token, System]
     stacks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=1000)]
     include: Annotated[tuple[Block, ...], Field(max_length=1000)] = ()
     exclude: Annotated[tuple[Exclude, ...], Field(max_length=200)] = ()
     overrides: Annotated[tuple[Override, ...], Field(max_length=200)] = ()
+
+    _digest: str | None = PrivateAttr(default=None)
+
+    @property
+    def digest(self) -> str | None:
+        """`sha256:…` of the file that was read; None for a matrix that comes from no file."""
+        return self._digest
+
+    def required_of(self, vendor: Vendor) -> tuple[str, ...]:
+        """The checks without which no image of a vendor is certified, in the order of the file."""
+        return tuple(
+            check
+            for entry in self.required
+            for check in ([entry] if isinstance(entry, str) else entry.checks if vendor in entry.only else ())
+        )
 
 
 def load(path: Path) -> Matrix:
@@ -173,7 +197,11 @@ def load(path: Path) -> Matrix:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    return parse(yamlfile.read(path), path.name)
+    data = yamlfile.read_bytes(path)
+    matrix = parse(yamlfile.parse(data, path.name), path.name)
+    # Of the bytes that were parsed: an edit a moment later must not change which matrix a certificate names.
+    matrix._digest = "sha256:" + hashlib.sha256(data).hexdigest()  # noqa: SLF001
+    return matrix
 
 
 def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
@@ -202,7 +230,7 @@ def _broken_references(matrix: Matrix) -> Iterator[str]:
 def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
     if block.runtime not in matrix.runtimes:
         yield "runtime", f"{block.runtime} is not under `runtimes`"
-    elif matrix.runtimes[block.runtime].vendor not in matrix.required:
+    elif not matrix.required_of(matrix.runtimes[block.runtime].vendor):
         yield "runtime", f"no required checks for {matrix.runtimes[block.runtime].vendor}"
     if (block.runtime == "cpu") != (block.version is None):
         yield "version", "needed for rocm and cuda, and for them alone"

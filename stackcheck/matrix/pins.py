@@ -52,7 +52,7 @@ class Pins(_Lenient):
     sources: Mapping[Token, Source] = Field(default_factory=dict)
 
 
-def read(root: Path) -> dict[str, Pins]:
+def read_pins(root: Path) -> dict[str, Pins]:
     """Stack id -> what `lock` wrote for it.
 
     Raises:

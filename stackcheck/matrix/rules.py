@@ -114,7 +114,7 @@ def one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class RuleFinding:
     """A rule that speaks about a combination, and whether it holds."""
 
     rule: Rule
@@ -126,7 +126,7 @@ class Judgement:
     """What the rules say of one combination."""
 
     combination: Mapping[str, str]
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleFinding, ...]
 
     @property
     def broken(self) -> tuple[Rule, ...]:
@@ -153,7 +153,7 @@ class _Remembered(NamedTuple, Generic[_T]):
 class _Answers(NamedTuple):
     """What the rules that look at the same axes say, and those of them that are broken."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleFinding, ...]
     broken: tuple[Rule, ...]
 
 
@@ -178,7 +178,7 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
 
     def judge(self, combination: Mapping[str, str], *, about: str | None = None) -> Judgement:
         """What all rules say of a combination with one value an axis, or those alone about one axis."""
-        findings: list[Finding] = []
+        findings: list[RuleFinding] = []
         for values, answers in self._judges_of(combination, about):
             findings += answers(values(combination)).findings
         return Judgement(combination=combination, findings=tuple(findings))
@@ -241,6 +241,6 @@ def _first_value(rules: Sequence[Rule], axis: str, combination: Mapping[str, str
 
 def _answers(rules: Sequence[Rule], combination: Mapping[str, str]) -> _Answers:
     findings = tuple(
-        Finding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
+        RuleFinding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
     )
     return _Answers(findings, tuple(finding.rule for finding in findings if not finding.holds))

@@ -70,7 +70,9 @@ class Stack:
         layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
         requirements: Direct pip requirements, each at one version.
         extensions: What is compiled beside FlashAttention, each in a stage of its own.
-        missing: What the lock lacks, one reason each; empty when the image can be built.
+        missing: What the lock lacks, one reason each; empty when the stack is locked.
+        matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that was
+            not read from a file.
     """
 
     id: str
@@ -97,6 +99,7 @@ class Stack:
     experimental: bool
     missing: tuple[str, ...]
     extensions: tuple[Package, ...] = ()
+    matrix_digest: str | None = None
 
 
 def wheel_tag(stack: Stack) -> str | None:

@@ -109,7 +109,7 @@ def _compile(
         return output.read_text(encoding="utf-8")
 
 
-def read(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+def read_lock(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Package -> version and hashes (`sha256:…`), from a lock; nothing without one."""
     if not path.is_file():
         return {}

@@ -38,7 +38,7 @@ _HEAD = """\
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class LockResult:
     """What `lock` came to.
 
     Attributes:
@@ -50,7 +50,7 @@ class Outcome:
     kept: tuple[str, ...]
 
 
-def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> Outcome:
+def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> LockResult:
     """Lock one stack.
 
     Args:
@@ -76,7 +76,7 @@ class _Locking:
         pins = folder / "pins.json"
         self.before: Mapping[str, Any] = json.loads(pins.read_text("utf-8")) if pins.is_file() else {}
 
-    def run(self) -> Outcome:
+    def run(self) -> LockResult:
         wanted = (*self.stack.requirements, *needs(self.stack))
         image = self._write("requirements", wanted, lambda: self._resolve(wanted))
         path = self.folder / "requirements.lock"
@@ -84,7 +84,7 @@ class _Locking:
         tools = toolchain(self.stack)
         if image and tools:
             # torch and its own are in both, at one version.
-            pins = [f"{name}=={version}" for name, (version, _) in indexes.read(path).items()]
+            pins = [f"{name}=={version}" for name, (version, _) in indexes.read_lock(path).items()]
             self._write("toolchain", tools, lambda: self._resolve(tools, pins))
         document = {
             "schema": 1,
@@ -97,7 +97,7 @@ class _Locking:
         }
         document["locked"] = not self.missing
         write_atomically(self.folder / "pins.json", (json.dumps(document, indent=2).encode() + b"\n",))
-        return Outcome(missing=tuple(self.missing), kept=tuple(self.kept))
+        return LockResult(missing=tuple(self.missing), kept=tuple(self.kept))
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
         def question(places: Sequence[str]) -> str:
@@ -166,7 +166,7 @@ class _Locking:
 
     def _wheels(self, path: Path) -> Mapping[str, Mapping[str, str]]:
         """The files that may serve as torch and what it is built on, by name."""
-        locked = indexes.read(path)
+        locked = indexes.read_lock(path)
         names = [*(pin.partition("==")[0] for pin in frozen(self.stack)), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
         found = ask(
@@ -219,7 +219,7 @@ def _reach(place: str, package: str, upstream: Upstream) -> None:
 
 def disagreements(stack: Stack, path: Path) -> list[str]:
     """What the indexes resolved to that is not what the rules say: the rules are wrong, or the index is."""
-    locked = {name: version for name, (version, _) in indexes.read(path).items()}
+    locked = {name: version for name, (version, _) in indexes.read_lock(path).items()}
     found = [
         f"the indexes give {name} {locked[name]}, the rules {version}"
         for name, version in (pin.split("==", 1) for pin in frozen(stack))
@@ -237,7 +237,7 @@ def _differs(stack: Stack, locked: str, version: str) -> bool:
 
 def covers(path: Path, wanted: Sequence[str]) -> bool:
     """Whether a lock is there and holds every requirement at its version."""
-    locked = {canonicalize_name(name): version for name, (version, _) in indexes.read(path).items()}
+    locked = {canonicalize_name(name): version for name, (version, _) in indexes.read_lock(path).items()}
     for requirement in map(Requirement, wanted):
         found = locked.get(canonicalize_name(requirement.name))
         if found is None or not requirement.specifier.contains(found, prereleases=True):

@@ -53,7 +53,7 @@ class Locked:
         return normal(name) == self.name and _same_version(self.version, version)
 
 
-def read(text: str) -> tuple[Locked, ...]:
+def read_packages(text: str) -> tuple[Locked, ...]:
     """The packages that a text pins, in its order."""
     found = {}
     for match in _ENTRY.finditer("\n".join(_without_comments(text.splitlines()))):

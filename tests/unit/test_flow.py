@@ -144,10 +144,10 @@ def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(world: World) -> 
     loaded = matrix.load(world.root / "matrix.yaml")
     image = build.adopt(FOREIGN, engine, folder=world.settings.folder("foreign"), report=world.lines.append)
     subject = subjects.foreign(image, loaded, None, name="foreign", vendor=None)
-    assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required["cpu"], None)
+    assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required_of("cpu"), None)
     judged = flow.test(subject, engine, world.settings, world.lines.append)
     assert judged.verdict.status == "PASSED"
-    assert judged.verdict.required == loaded.required["cpu"]
+    assert judged.verdict.required == loaded.required_of("cpu")
     flow.sign(subject, judged, world.settings)
     predicate = world.signed("foreign")[PROVENANCE].document["predicate"]
     assert predicate["buildDefinition"]["externalParameters"]["origin"] == "not built by this project"

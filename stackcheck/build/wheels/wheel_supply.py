@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.build.plans import Plan
+    from stackcheck.build.plans import BuildPlan
     from stackcheck.recipe.extensions import Extension
     from stackcheck.recipe.requirements import Locked
     from stackcheck.build.stages import Stage
@@ -53,7 +53,7 @@ class Supply:
         """For a stage that is handed no folder of wheels."""
         return "[global]\nno-index = true\n" if self.closed else self.settings.pip_conf(wheelhouse=False)
 
-    def lay_out(self, plan: Plan, stage: Stage, house: Path) -> str:
+    def lay_out(self, plan: BuildPlan, stage: Stage, house: Path) -> str:
         """Fill a stage's folder of wheels; the pip.conf that goes with it."""
         wanted = packages(plan, stage)
         found = wheelhouse.look(wanted, self.settings, self.cached)
@@ -71,7 +71,7 @@ class Supply:
 
 
 def prepare(
-    plans: Sequence[Plan],
+    plans: Sequence[BuildPlan],
     *,
     wheelhouse_only: Path | None,
     cache: WheelCache | None,
@@ -104,22 +104,22 @@ def prepare(
     )
 
 
-def all_packages(plan: Plan) -> tuple[Locked, ...]:
+def all_packages(plan: BuildPlan) -> tuple[Locked, ...]:
     """What all stages of a plan ask pip for."""
     return tuple({package: None for stage in plan.stages for package in packages(plan, stage)})
 
 
-def packages(plan: Plan, stage: Stage) -> tuple[Locked, ...]:
+def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
     """What a stage asks pip for: the locks that it has, and what its instructions name by hash."""
     if not stage.takes_wheels:
         return ()
-    texts = [(plan.source / name).read_text(encoding="utf-8") for name in _locks(plan, stage)]
-    found = [package for text in texts for package in requirements.read(text)]
-    found += [package for line in stage.instructions for package in requirements.read(line) if package.hashes]
+    texts = [plan.files[name].decode() for name in _locks(plan, stage)]
+    found = [package for text in texts for package in requirements.read_packages(text)]
+    found += [package for line in stage.instructions for package in requirements.read_packages(line) if package.hashes]
     return tuple(dict.fromkeys(found))
 
 
-def _locks(plan: Plan, stage: Stage) -> tuple[str, ...]:
+def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
     """The locks that a stage copies; else those of the stage that it stands on; else the stack's own."""
     by_name = {other.name: other for other in plan.stages}
     step: Stage | None = stage
@@ -127,10 +127,10 @@ def _locks(plan: Plan, stage: Stage) -> tuple[str, ...]:
         if found := tuple(name for name in step.files if name.endswith(".lock")):
             return found
         step = by_name.get(step.parent or "")
-    return ("requirements.lock",) if (plan.source / "requirements.lock").exists() else ()
+    return ("requirements.lock",) if "requirements.lock" in plan.files else ()
 
 
-def _compiled(plan: Plan) -> frozenset[str]:
+def _compiled(plan: BuildPlan) -> frozenset[str]:
     """The packages of which a stage takes the source archive: no wheel of them is looked for."""
     lines = [line for stage in plan.stages for line in stage.instructions]
     return frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
@@ -148,7 +148,7 @@ def _all_by_hash(stage: Stage) -> bool:
 
 
 def _from_cache(
-    plan: Plan,
+    plan: BuildPlan,
     wanted: Sequence[Locked],
     settings: host_settings.HostSettings,
     cache: WheelCache,
@@ -168,7 +168,7 @@ def _from_cache(
     return cache.find(wanted, report)
 
 
-def _index_options(plan: Plan, settings: host_settings.HostSettings) -> tuple[str, ...]:
+def _index_options(plan: BuildPlan, settings: host_settings.HostSettings) -> tuple[str, ...]:
     """PyTorch's own index where the host's pip names no place of its own: as the Dockerfile does."""
     tag = wheel_tag(plan.stack)
     named = (
@@ -179,7 +179,7 @@ def _index_options(plan: Plan, settings: host_settings.HostSettings) -> tuple[st
     return (f"--extra-index-url={TORCH_INDEX}/{tag}",) if tag and not named else ()
 
 
-def check_folder(plan: Plan, folder: Path) -> None:
+def check_folder(plan: BuildPlan, folder: Path) -> None:
     """Hold one folder of wheels to a stack's lock.
 
     Raises:
@@ -199,7 +199,7 @@ def check_folder(plan: Plan, folder: Path) -> None:
         )
 
 
-def download_command(plan: Plan, lacking: Sequence[Locked], folder: Path) -> str:
+def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -> str:
     """What fetches all that a stack's locks name, for its platform and Python, on any machine."""
     by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
     tag = wheel_tag(plan.stack)
@@ -209,7 +209,7 @@ def download_command(plan: Plan, lacking: Sequence[Locked], folder: Path) -> str
     locks = dict.fromkeys(name for stage in plan.stages if stage.takes_wheels for name in _locks(plan, stage))
     commands = []
     for name in locks:
-        lock = requirements.read((plan.source / name).read_text(encoding="utf-8"))
+        lock = requirements.read_packages(plan.files[name].decode())
         if not {package.name for package in lock} <= {*by_hand}:
             path = shlex.quote(f"images/{plan.stack.id}/{name}")
             commands.append(f"pip download --no-deps {options}{index} --dest {place} -r {path}")
@@ -225,7 +225,7 @@ def _fetch(extension: Extension, place: str) -> str:
     return f"pip download --no-deps --no-binary {extension.name} --dest {place} {extension.pin}"
 
 
-def _check_platform(plan: Plan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:
+def _check_platform(plan: BuildPlan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:
     lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
     if lacking:
         raise BuildError(

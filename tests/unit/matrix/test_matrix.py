@@ -168,7 +168,7 @@ def test_two_stacks_of_one_id_are_refused():
 )
 def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
     with pytest.raises(ConfigurationError):
-        yamlfile.read(Path(__file__).parents[1] / "assets" / "yaml" / name)
+        yamlfile.load(Path(__file__).parents[1] / "assets" / "yaml" / name)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_what_was_downloaded_once_is_taken_by_hash_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = make_wheel(tmp_path / "index")
-    wanted = requirements.read(locked_line(wheel))
+    wanted = requirements.read_packages(locked_line(wheel))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with index_of(wheel) as (address, fetched):
         only_index(monkeypatch, address)
@@ -39,7 +39,7 @@ def test_what_was_downloaded_once_is_taken_by_hash_the_next_time(
 
 def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = make_wheel(tmp_path / "index")
-    wanted = requirements.read(locked_line(wheel))
+    wanted = requirements.read_packages(locked_line(wheel))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     said: list[str] = []
     with index_of(wheel) as (address, fetched):
@@ -61,7 +61,7 @@ def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
     fits = make_wheel(folder)
     other = make_wheel(folder, "other_machine", tag="cp311-cp311-manylinux_2_17_aarch64")
     newer = make_wheel(folder, "newer_glibc", tag="cp311-cp311-manylinux_2_39_x86_64")
-    wanted = requirements.read("".join(map(locked_line, (other, fits, newer))))
+    wanted = requirements.read_packages("".join(map(locked_line, (other, fits, newer))))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with index_of(fits, other, newer) as (address, _):
         only_index(monkeypatch, address)
@@ -78,7 +78,7 @@ def test_a_wheel_of_another_hash_than_the_lock_never_enters(
 ) -> None:
     honest, tampered = make_wheel(tmp_path / "honest"), make_wheel(tmp_path / "index")
     tampered.write_bytes(honest.read_bytes() + b"more")
-    wanted = requirements.read(locked_line(honest))
+    wanted = requirements.read_packages(locked_line(honest))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with index_of(tampered) as (address, _):
         only_index(monkeypatch, address)
@@ -120,14 +120,14 @@ def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(wheel_cache, "_pip_download", interrupt)
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
-        cache.fill(requirements.read(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
+        cache.fill(requirements.read_packages(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
     assert list(cache.folder.iterdir()) == []
 
 
 def test_an_index_that_never_answers_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel_cache, "TIMEOUT_S", 0.01)
     refused = wheel_cache.WheelCache(tmp_path).fill(
-        requirements.read(f"a==1 --hash=sha256:{'0' * 64}"), TARGET, ()
+        requirements.read_packages(f"a==1 --hash=sha256:{'0' * 64}"), TARGET, ()
     )
     assert list(refused.values()) == ["pip did not end within 0 s"]
 

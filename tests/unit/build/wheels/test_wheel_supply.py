@@ -40,7 +40,7 @@ def wheel(tmp_path: Path) -> Path:
     return make_wheel(tmp_path / "elsewhere")
 
 
-def plan_of(tmp_path: Path, *wheels: Path, platform: str = "linux/amd64") -> plans.Plan:
+def plan_of(tmp_path: Path, *wheels: Path, platform: str = "linux/amd64") -> plans.BuildPlan:
     base = Base(kind="registry", reference="registry.example.org/a", digest="sha256:1")
     pattern = resolve.load_stacks(ROOT, ("cpu-*",))[0]
     stack = dataclasses.replace(pattern, id="small", base=base, missing=())
@@ -52,7 +52,7 @@ def plan_of(tmp_path: Path, *wheels: Path, platform: str = "linux/amd64") -> pla
     return plans.look_ahead(stack, "engine", tmp_path, platform=platform)
 
 
-def stage(plan: plans.Plan, name: str) -> object:
+def stage(plan: plans.BuildPlan, name: str) -> object:
     return next(one for one in plan.stages if one.name == name)
 
 
