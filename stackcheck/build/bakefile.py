@@ -15,8 +15,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.build import bootstrap, plans, stages
-from stackcheck.build.wheels import host_settings
 from stackcheck.build.stages import GIVEN
+from stackcheck.build.wheels import host_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

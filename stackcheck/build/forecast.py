@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.oci import archive
 from stackcheck.build import build, plans
-from stackcheck.build.wheels import host_settings, wheel_supply
-from stackcheck.errors import StackcheckError
 from stackcheck.build.image import load_image
+from stackcheck.build.wheels import host_settings, wheel_supply
 from stackcheck.build.wheels.wheel_cache import WheelCache
+from stackcheck.errors import StackcheckError
+from stackcheck.oci import archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stackcheck.oci import archive
-from stackcheck.files.atomic import write_atomically
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.oci import archive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

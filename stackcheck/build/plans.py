@@ -1,7 +1,7 @@
 """What decides an image, and one key for it: images with equal keys are the same, so nothing is built twice.
 
-In: a stack with its generated files, the engine that will build, a platform. Out: a `BuildPlan`, with the base made
-and the Dockerfile's stages; for a dry run, what is known of it without making anything.
+In: a stack with its generated files, the engine that will build, a platform. Out: a `BuildPlan`, with the base
+made and the Dockerfile's stages; for a dry run, what is known of it without making anything.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def make_plan(
         rootfs = bootstrap.bootstrap(
             stack.base.suite, stack.base.packages, bases(root), selected=kernels(stack), report=report
         )
-    return _plan(stack, files, engine, root, rootfs, platform)
+    return _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
 
 
 def look_ahead(stack: Stack, engine: str, root: Path, *, platform: str | None = None) -> BuildPlan:
@@ -102,7 +102,7 @@ def look_ahead(stack: Stack, engine: str, root: Path, *, platform: str | None = 
         _check_architecture(stack, platform)
         name = bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
         rootfs = bootstrap.load(bases(root) / f"{name}.json", reused=True)
-    plan = _plan(stack, files, engine, root, rootfs, platform)
+    plan = _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
     unknown = stack.base.kind == "bootstrap" and rootfs is None
     return dataclasses.replace(plan, key="", stages=()) if unknown else plan
 
@@ -163,6 +163,7 @@ def _plan(
     stack: Stack,
     files: Mapping[str, bytes],
     engine: str,
+    *,
     root: Path,
     rootfs: bootstrap.RootFs | None,
     platform: str,

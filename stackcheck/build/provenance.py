@@ -1,4 +1,7 @@
-"""How an image came to be. In: a stack and its built image. Out: a `Provenance`, the content of SLSA's statement."""
+"""How an image was built, for its SLSA statement.
+
+In: a stack and its built image. Out: a `Provenance`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
+    from collections.abc import Mapping  # pydantic reads annotations at run time
 
     from stackcheck.build.image import Image
     from stackcheck.matrix.stack import Stack
@@ -15,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """How an image came to be.
+    """How an image was built.
 
     Args:
-        parameters: What was asked for: the cell of the matrix.
+        parameters: The cell of the matrix that was built.
         dependencies: URI -> digest (`sha256:…`) of each input: Dockerfile, lock, base image, matrix.
         builder: URI of the builder; the default means "a stackcheck on some machine".
         started: When the build began; None when it is not known.
@@ -35,8 +38,8 @@ class Provenance:
 def of_build(stack: Stack, image: Image) -> Provenance:
     """The provenance of an image that was built from a stack.
 
-    It names the matrix that the stack was resolved from. A build refuses a Dockerfile that does not follow from
-    that matrix, so the two always belong together, even if somebody edits matrix.yaml during the build.
+    It names the matrix that the stack was resolved from. A build refuses a Dockerfile that does not follow
+    from that matrix, so the two belong together, even if somebody edits matrix.yaml during the build.
     """
     dependencies = dict(image.inputs)
     if stack.matrix_digest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from stackcheck.matrix.rules import RuleFinding, Judgement, Rule
+from stackcheck.matrix.rules import Judgement, Rule, RuleFinding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -71,8 +71,8 @@ class Stack:
         requirements: Direct pip requirements, each at one version.
         extensions: What is compiled beside FlashAttention, each in a stage of its own.
         missing: What the lock lacks, one reason each; empty when the stack is locked.
-        matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that was
-            not read from a file.
+        matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
+            was not read from a file.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """Stack -> Dockerfile and stack.json, and the check that the committed ones still follow from their sources.
 
-In: stacks, and the templates of images/. Out: file name -> text. Pure but for `write` and reading templates. A
-template has no version logic: every choice that depends on a version is a rule of compat.yaml.
+In: stacks, and the templates of images/. Out: file name -> text. Pure, except `write` and reading templates.
+A template has no version logic: every choice that depends on a version is a rule of compat.yaml.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ def require_fresh(stack: Stack, images: Path, committed: Mapping[str, bytes]) ->
     """
     for name, text in render(stack, images).items():
         if committed[name] != text.encode():
-            line, got, expected = _first_difference(committed[name].decode(errors="surrogateescape"), text)
+            found = committed[name].decode(errors="surrogateescape")
+            line, got, expected = _first_difference(found, text)
             raise ConfigurationError(
                 f"{name} does not follow from matrix.yaml and its template",
                 where=f"images/{stack.id}/{name}, line {line}",
@@ -235,10 +236,15 @@ def require_fresh(stack: Stack, images: Path, committed: Mapping[str, bytes]) ->
 
 
 def _first_difference(got: str, expected: str) -> tuple[int, str, str]:
-    """The number of the first line that differs, from 1, and what either text has there."""
+    """Number (from 1) of the first line that differs, and that line in both texts."""
     pairs = itertools.zip_longest(got.split("\n"), expected.split("\n"), fillvalue="(end of the file)")
-    number, lines = next(found for found in enumerate(pairs, 1) if found[1][0] != found[1][1])
-    return number, *(line if line.isprintable() and line else repr(line) for line in lines)
+    number, (left, right) = next(found for found in enumerate(pairs, 1) if found[1][0] != found[1][1])
+    return number, _shown(left), _shown(right)
+
+
+def _shown(line: str) -> str:
+    """A line for a message; one that a terminal would show as nothing is quoted."""
+    return line if line.strip() and line.isprintable() else repr(line)
 
 
 def _text(path: Path) -> str | None:

@@ -153,4 +153,4 @@ def test_images_that_did_not_change_count_as_reused(small: Checkout) -> None:
     small.build(*stacks)
     images = small.build(*stacks)
     assert all(image.reused for image in images)
-    assert build.line(images).startswith("stages: 0 built, 10 reused (10 in images that did not change)")
+    assert build.summary(images).startswith("stages: 0 built, 10 reused (10 in images that did not change)")

@@ -21,14 +21,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.errors import ConfigurationError
 from stackcheck.build.wheels.wheelhouse import sha256
+from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stackcheck.recipe.requirements import Locked
     from stackcheck.build.platforms import Target
+    from stackcheck.recipe.requirements import Locked
 
 VARIABLE = "STACKCHECK_WHEEL_CACHE"
 OFF = "off"

@@ -11,21 +11,21 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from stackcheck.recipe import extensions, requirements
 from stackcheck.build import platforms
 from stackcheck.build.wheels import host_settings, wheelhouse
 from stackcheck.errors import BuildError
 from stackcheck.matrix.stack import TORCH_INDEX, wheel_tag
+from stackcheck.recipe import extensions, requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.build.plans import BuildPlan
-    from stackcheck.recipe.extensions import Extension
-    from stackcheck.recipe.requirements import Locked
     from stackcheck.build.stages import Stage
     from stackcheck.build.wheels.wheel_cache import WheelCache
+    from stackcheck.recipe.extensions import Extension
+    from stackcheck.recipe.requirements import Locked
 
 _SOURCE = re.compile(r"--no-binary[ =]([A-Za-z0-9][A-Za-z0-9._-]*)")
 _PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
@@ -115,7 +115,12 @@ def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
         return ()
     texts = [plan.files[name].decode() for name in _locks(plan, stage)]
     found = [package for text in texts for package in requirements.read_packages(text)]
-    found += [package for line in stage.instructions for package in requirements.read_packages(line) if package.hashes]
+    found += [
+        package
+        for line in stage.instructions
+        for package in requirements.read_packages(line)
+        if package.hashes
+    ]
     return tuple(dict.fromkeys(found))
 
 

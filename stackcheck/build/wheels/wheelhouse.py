@@ -19,9 +19,9 @@ from urllib.parse import unquote, urldefrag, urljoin, urlparse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stackcheck.recipe.requirements import Locked
     from stackcheck.build.platforms import Target
     from stackcheck.build.wheels.host_settings import HostSettings
+    from stackcheck.recipe.requirements import Locked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

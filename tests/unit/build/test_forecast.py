@@ -183,7 +183,6 @@ def test_bytes_that_layers_share_are_counted_once(
     image = build.load_image(checkout / "build" / CPU_STACK / "image.json")
     assert build.shared_bytes(image, ()) == 0
     assert build.shared_bytes(image, (image, image)) == image.size_bytes > 0
-    assert build.stored_bytes((image, image)) == image.size_bytes
 
 
 def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
