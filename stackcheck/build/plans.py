@@ -1,7 +1,7 @@
 """What decides an image, and one key for it: images with equal keys are the same, so nothing is built twice.
 
-In: a stack with its generated files, the engine that will build, a platform. Out: a `BuildPlan`, with the base
-made and the Dockerfile's stages; for a dry run, what is known of it without making anything.
+In: a stack with its generated files, the engine that will build, a platform. Out: a `BuildPlan`, with the
+base made and the Dockerfile's stages; for a dry run, what is known of it without making anything.
 """
 
 from __future__ import annotations

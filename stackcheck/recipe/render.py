@@ -188,19 +188,19 @@ def write(stacks: Iterable[Stack], images: Path) -> tuple[Path, ...]:
         folder.mkdir(exist_ok=True)
         for name, text in render(stack, images).items():
             path = folder / name
-            if _text(path) != text:
-                path.write_text(text, encoding="utf-8")
+            if _bytes(path) != text.encode():
+                path.write_bytes(text.encode())
                 written.append(path)
     return tuple(written)
 
 
 def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple[str, ...]:
-    """One line for each committed file that has drifted; for the `whole` matrix, also for what is left over."""
+    """One line for each committed file that differs; for the `whole` matrix, also for what is left over."""
     wanted = {f"{stack.id}/{name}": text for stack in stacks for name, text in render(stack, images).items()}
     drifted = [
         f"images/{name}: {'is missing' if not (images / name).exists() else 'differs from its template'}"
         for name, text in wanted.items()
-        if _text(images / name) != text
+        if _bytes(images / name) != text.encode()
     ]
     folders = {name.split("/", maxsplit=1)[0] for name in wanted}
     left = [
@@ -244,8 +244,8 @@ def _first_difference(got: str, expected: str) -> tuple[int, str, str]:
 
 def _shown(line: str) -> str:
     """A line for a message; one that a terminal would show as nothing is quoted."""
-    return line if line.strip() and line.isprintable() else repr(line)
+    return line if line == line.rstrip() != "" and line.isprintable() else repr(line)
 
 
-def _text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

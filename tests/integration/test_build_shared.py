@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import secrets
 from typing import TYPE_CHECKING
 
 import pytest
 
+from small_recipe import render_from
 from small_stacks import (  # noqa: F401  # fixtures among them
     ASSETS,
     base_of_a_shell,
@@ -43,17 +43,14 @@ class Checkout:
 
     def stack(self, name: str) -> Stack:
         stack = dataclasses.replace(self.pattern, id=f"shared-{name}-{self.nonce}")
-        folder = self.root / "images" / stack.id
-        folder.mkdir(parents=True, exist_ok=True)
         text = (ASSETS / "shared.Dockerfile").read_text().replace("@NONCE@", self.nonce)
-        (folder / "Dockerfile").write_text(text)
-        (folder / "stack.json").write_text(json.dumps({"stack_id": stack.id}))
+        render_from(text, stack, self.root)
         return stack
 
     def change(self, stack: Stack, old: str, new: str) -> None:
-        path = self.root / "images" / stack.id / "Dockerfile"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
+        text = (self.root / "images" / stack.id / "Dockerfile").read_text()
+        assert old in text
+        render_from(text.replace(old, new), stack, self.root)
 
     def build(self, *stacks: Stack, **chosen: object) -> tuple[build.Image, ...]:
         options = build.Options(**chosen)  # type: ignore[arg-type]

@@ -22,7 +22,6 @@ from stackcheck.build import build
 from stackcheck.certificate.predicates import RUN_FIELD
 from stackcheck.certificate.statement import PROVENANCE, TEST_RESULT, VSA, facts, status
 from stackcheck.matrix import matrix
-from stackcheck.matrix.matrix import TestTarget
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.verdict import Waiver
 
@@ -60,8 +59,7 @@ def test_a_required_check_that_skips_fails_the_image(world: World) -> None:
 def test_an_image_that_fails_leaves_the_tag_on_the_one_that_passed(world: World) -> None:
     first = world.outcome().image
     assert first is not None
-    dockerfile = world.root / "images" / CPU_STACK / "Dockerfile"
-    dockerfile.write_text(dockerfile.read_text() + "# changed\n")
+    world.set('env: {EXAMPLE: "1"}')
     world.engine.answer = answer((GEMM, "error"))
     outcome = world.outcome()
     assert outcome.state == "failed"
@@ -82,9 +80,9 @@ def test_an_unfit_machine_ends_with_9_and_signs_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("experimental", [False, True])
 def test_a_machine_that_the_stack_does_not_name_certifies_nothing(world: World, experimental: bool) -> None:
-    named = (TestTarget(device="CPU", count=2),)
-    stack = dataclasses.replace(world.stack(), tested_on=named, experimental=experimental)
-    outcome = world.outcome(stack)
+    world.set(f"experimental: {str(experimental).lower()}")
+    world.set("tested_on: [{device: CPU, count: 2}]")
+    outcome = world.outcome()
     assert outcome.error is not None
     assert (outcome.state, outcome.error.exit_code) == ("unfit", 9)
     assert "the machine has CPU x1, and the stack names CPU x2" in str(outcome.error)
@@ -135,7 +133,8 @@ def test_an_amd_stack_without_a_device_is_failed_and_not_published(world: World)
 
 
 def test_an_experimental_stack_says_so_in_its_certificate(world: World) -> None:
-    world.outcome(dataclasses.replace(world.stack(), experimental=True))
+    world.set("experimental: true")
+    world.outcome()
     assert world.verify().facts["experimental"] is True
 
 

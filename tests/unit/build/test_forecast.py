@@ -70,8 +70,9 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
     capsys: Capsys,
 ) -> None:
     call(capsys, "build", CPU_STACK)
-    path = checkout / "images" / CPU_STACK / "Dockerfile"
+    path = checkout / "images" / "parts" / "final.j2"
     path.write_text(path.read_text().replace('CMD ["python"]', 'CMD ["python3"]'))
+    assert call(capsys, "render", CPU_STACK).code == 0
     done = call(capsys, "build", CPU_STACK, "--dry-run", "--json")
     (row,) = json.loads(done.out)
     assert [stage["from"] for stage in row["stages"]] == [

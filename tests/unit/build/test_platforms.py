@@ -74,7 +74,9 @@ def test_a_lock_is_read_with_hashes_extras_and_markers() -> None:
 
 
 def test_an_instruction_that_pins_by_hash_is_read_too() -> None:
-    (found,) = requirements.read_packages(f"RUN echo 'flash-attn==2.8.3 --hash=sha256:{'d' * 64}' > flash-attn.txt")
+    (found,) = requirements.read_packages(
+        f"RUN echo 'flash-attn==2.8.3 --hash=sha256:{'d' * 64}' > flash-attn.txt"
+    )
     assert (found.name, found.hashes) == ("flash-attn", frozenset({"d" * 64}))
     assert found.is_of("flash_attn-2.8.3.tar.gz")
     assert not found.is_of("flash_attn-2.8.4.tar.gz")

@@ -111,7 +111,9 @@ def test_folders_patterns_and_bind_mounts_name_their_files() -> None:
     text = 'FROM scratch\nCOPY src /s\nADD ["x.lock", "/"]\nCOPY --chmod=644 *.lock /l/\n'
     (stage,) = stages.read_stages(text, files, platform="linux/amd64")
     assert stage.files == ("src/a.py", "src/b/c.py", "x.lock", "y.lock")
-    (stage,) = stages.read_stages("FROM scratch\nRUN --mount=source=src,target=/s true\n", files, platform="p")
+    (stage,) = stages.read_stages(
+        "FROM scratch\nRUN --mount=source=src,target=/s true\n", files, platform="p"
+    )
     assert stage.files == ("src/a.py", "src/b/c.py")
 
 

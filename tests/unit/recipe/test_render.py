@@ -27,7 +27,7 @@ def _stages(dockerfile: str) -> list[str]:
 
 def test_committed_files_are_what_the_templates_say():
     assert render.check(STACKS, IMAGES) == ()
-    assert stack_table.fresh(IMAGES / "README.md", STACKS)
+    assert stack_table.is_fresh(IMAGES / "README.md", STACKS)
 
 
 @every_stack
