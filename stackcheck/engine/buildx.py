@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 4 * 3600.0
-
 # What a failed step says, what that means, and what to configure; the first that matches counts.
 CAUSES = (
     (r"no space left on device", "the disk is full", "free space: docker builder prune"),
@@ -44,6 +43,17 @@ CAUSES = (
         "mend this host's apt sources; a base of the same distribution is built with them",
     ),
 )
+LAST_LINES = 20
+_STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
+# "[2/4] RUN …" of a lone stage, "[wheels 2/4] RUN …", and with several targets "[stage-wheels-01 wheels 2/4]
+# RUN …". What has no number is the builder's own: reading a Dockerfile, loading a context.
+_TITLE = re.compile(
+    r"^\[(?:(?P<target>\S+) (?=\S+ \d+/))?(?P<place>(?:(?P<stage>\S+) )?\d+/\d+)\] (?P<what>.+)$"
+)
+_OUTPUT = re.compile(r"^\d+\.\d+ (?P<text>.*)$")
+# "Dockerfile:12" and, from a remote or renamed file, "images/x/Dockerfile:12", alone on a line.
+_PLACE = re.compile(r"^(?P<file>\S*[Dd]ockerfile\S*):(?P<line>\d+)$")
+_PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +69,27 @@ class BakeResult:
     cached: int
     seconds: float
     stages: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a build stopped.
+
+    Attributes:
+        stage: Stage and number of the step, "wheels 4/6", where the builder named one.
+        step: The step's text.
+        file: Dockerfile, as the builder names it.
+        line: Line in it.
+        last_lines: What the step wrote last.
+        message: The builder's own sentence.
+    """
+
+    stage: str | None
+    step: str | None
+    file: str | None
+    line: int | None
+    last_lines: tuple[str, ...]
+    message: str
 
 
 def bake(
@@ -121,29 +152,6 @@ def platforms() -> tuple[str, ...]:
     return tuple(name.strip().rstrip("*") for name in found[1].split(","))
 
 
-def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:
-    """Why the builder ended with an error."""
-    if ran_out_after_s is not None:
-        return BuildError("the build did not end in time", expected=f"an end within {ran_out_after_s:.0f} s")
-    failure = seen.failure()
-    if not host_setup.socket_answers():
-        return EngineError(
-            "the engine stopped in the middle of a build",
-            got=failure.message,
-            next_step="stackcheck doctor --fix, then the same command: finished steps are kept",
-        )
-    text = "\n    ".join(failure.last_lines)
-    place = f"{failure.file}:{failure.line}" if failure.file else None
-    stage = f"stage {failure.stage}" if failure.stage else None
-    cause = next((c for c in CAUSES if re.search(c[0], f"{text}\n{failure.message}")), None)
-    return BuildError(
-        cause[1] if cause else f"a build step failed: {failure.step or failure.message}",
-        where=", ".join(part for part in (place, stage) if part) or None,
-        got=f"{failure.message}; it wrote last:\n    {text}",
-        next_step=cause[2] if cause else f"read {log}" if log else None,
-    )
-
-
 def _spawn_bake(targets: Sequence[str]) -> subprocess.Popen[str]:
     command = ["docker", "buildx", "bake", "--builder", "default", "--file", "-", "--progress", "plain"]
     command += ["--provenance=false", "--sbom=false", *targets]
@@ -169,38 +177,27 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.kill()
 
 
-LAST_LINES = 20
-_STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
-# "[2/4] RUN …" of a lone stage, "[wheels 2/4] RUN …", and with several targets "[stage-wheels-01 wheels 2/4]
-# RUN …". What has no number is the builder's own: reading a Dockerfile, loading a context.
-_TITLE = re.compile(
-    r"^\[(?:(?P<target>\S+) (?=\S+ \d+/))?(?P<place>(?:(?P<stage>\S+) )?\d+/\d+)\] (?P<what>.+)$"
-)
-_OUTPUT = re.compile(r"^\d+\.\d+ (?P<text>.*)$")
-# "Dockerfile:12" and, from a remote or renamed file, "images/x/Dockerfile:12", alone on a line.
-_PLACE = re.compile(r"^(?P<file>\S*[Dd]ockerfile\S*):(?P<line>\d+)$")
-_PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a build stopped.
-
-    Attributes:
-        stage: Stage and number of the step, "wheels 4/6", where the builder named one.
-        step: The step's text.
-        file: Dockerfile, as the builder names it.
-        line: Line in it.
-        last_lines: What the step wrote last.
-        message: The builder's own sentence.
-    """
-
-    stage: str | None
-    step: str | None
-    file: str | None
-    line: int | None
-    last_lines: tuple[str, ...]
-    message: str
+def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:
+    """Why the builder ended with an error."""
+    if ran_out_after_s is not None:
+        return BuildError("the build did not end in time", expected=f"an end within {ran_out_after_s:.0f} s")
+    failure = seen.failure()
+    if not host_setup.socket_answers():
+        return EngineError(
+            "the engine stopped in the middle of a build",
+            got=failure.message,
+            next_step="stackcheck doctor --fix, then the same command: finished steps are kept",
+        )
+    text = "\n    ".join(failure.last_lines)
+    place = f"{failure.file}:{failure.line}" if failure.file else None
+    stage = f"stage {failure.stage}" if failure.stage else None
+    cause = next((c for c in CAUSES if re.search(c[0], f"{text}\n{failure.message}")), None)
+    return BuildError(
+        cause[1] if cause else f"a build step failed: {failure.step or failure.message}",
+        where=", ".join(part for part in (place, stage) if part) or None,
+        got=f"{failure.message}; it wrote last:\n    {text}",
+        next_step=cause[2] if cause else f"read {log}" if log else None,
+    )
 
 
 class BuildLog:

@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 DAEMON_FILE = Path("/etc/docker/daemon.json")
-__all__ = ["ensure_engine", "socket_answers", "stop_daemon"]
-
 # One store for build, run and save: an image keeps its manifest digest from the build to the registry.
 DAEMON_SETTINGS = {"features": {"containerd-snapshotter": True}}
 INSTALL_TIMEOUT_S = 600.0
-
 # Debian 12's own docker.io (20.10) has no buildx and no containerd store. Debian 13's client and daemon run
 # on 12's C library, containerd and runc; every other package of 13 is pinned away.
 DEBIAN_12 = "bookworm"
 DEBIAN_12_TAKES_FROM = "trixie"
+PID_FILE = Path("/run/stackcheck-dockerd.pid")
+LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
+INIT_FOLDER = Path("/run/systemd/system")
+START_TIMEOUT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,17 @@ def install(recipe: Recipe, report: Callable[[str], None]) -> None:
         raise
 
 
+def add_pinned_source(suite: str, packages: Sequence[str], folder: Path = apt.APT) -> None:
+    """Add the archive's other suite for these packages alone; it outlives the run, so updates reach them."""
+    source = apt.for_suite(suite, folder=folder)
+    (folder / "sources.list.d" / "stackcheck-engine.sources").write_text(source.text(), encoding="utf-8")
+    pins = (
+        f"Package: {' '.join(packages)}\nPin: release n={suite}\nPin-Priority: 990\n\n"
+        f"Package: *\nPin: release n={suite}\nPin-Priority: -1\n"
+    )
+    (folder / "preferences.d" / "stackcheck-engine").write_text(pins, encoding="utf-8")
+
+
 def install_packages(packages: Sequence[str], report: Callable[[str], None], *, why: str) -> None:
     """Install packages of the host's release.
 
@@ -150,17 +162,6 @@ def install_packages(packages: Sequence[str], report: Callable[[str], None], *, 
         )
     report(f"installing {', '.join(packages)}: {why}")
     apt_install(packages)
-
-
-def add_pinned_source(suite: str, packages: Sequence[str], folder: Path = apt.APT) -> None:
-    """Add the archive's other suite for these packages alone; it outlives the run, so updates reach them."""
-    source = apt.for_suite(suite, folder=folder)
-    (folder / "sources.list.d" / "stackcheck-engine.sources").write_text(source.text(), encoding="utf-8")
-    pins = (
-        f"Package: {' '.join(packages)}\nPin: release n={suite}\nPin-Priority: 990\n\n"
-        f"Package: *\nPin: release n={suite}\nPin-Priority: -1\n"
-    )
-    (folder / "preferences.d" / "stackcheck-engine").write_text(pins, encoding="utf-8")
 
 
 def apt_install(packages: Sequence[str]) -> None:
@@ -190,12 +191,6 @@ def apt_install(packages: Sequence[str]) -> None:
                 got="\n    ".join(tail),
                 next_step="mend this host's apt sources, then type the command above",
             )
-
-
-PID_FILE = Path("/run/stackcheck-dockerd.pid")
-LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
-INIT_FOLDER = Path("/run/systemd/system")
-START_TIMEOUT_S = 60.0
 
 
 def socket_answers(timeout_s: float = 5.0) -> bool:
@@ -250,18 +245,10 @@ def _spawn_daemon() -> subprocess.Popen[bytes]:
     return process
 
 
-def daemon_pid() -> int | None:
-    """The pid of the dockerd that this tool started, while it runs."""
-    if not PID_FILE.exists():
-        return None
-    pid = int(PID_FILE.read_text(encoding="utf-8"))
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return None
-    # A pid is reused after a reboot: only a living dockerd counts.
-    return pid if name == "dockerd" and state != "Z" else None
+def _log_tail(lines: int = 8) -> list[str]:
+    if not LOG_FILE.exists():
+        return []
+    return LOG_FILE.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
 
 
 def stop_daemon(timeout_s: float = 30.0) -> bool:
@@ -279,7 +266,15 @@ def stop_daemon(timeout_s: float = 30.0) -> bool:
     return True
 
 
-def _log_tail(lines: int = 8) -> list[str]:
-    if not LOG_FILE.exists():
-        return []
-    return LOG_FILE.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+def daemon_pid() -> int | None:
+    """The pid of the dockerd that this tool started, while it runs."""
+    if not PID_FILE.exists():
+        return None
+    pid = int(PID_FILE.read_text(encoding="utf-8"))
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+    # A pid is reused after a reboot: only a living dockerd counts.
+    return pid if name == "dockerd" and state != "Z" else None

@@ -82,27 +82,10 @@ def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
     return tuple(kept)
 
 
-def _bad_ids(cells: Iterable[Cell]) -> Iterator[str]:
-    places: dict[str, str] = {}
-    for cell in cells:
-        if cell.id in places:
-            yield f"{cell.place}: {cell.id} stands already at {places[cell.id]}"
-        places[cell.id] = cell.place
-        if len(cell.id) > MAX_ID or _ID.fullmatch(cell.id) is None:
-            yield (
-                f"{cell.place}: {cell.id[:160]} is no name of an image: "
-                f"at most {MAX_ID} lower-case letters and digits, with one of . _ - between them"
-            )
-
-
-def _idle(matrix: Matrix, product: Sequence[Cell], included: Sequence[Cell]) -> Iterator[str]:
-    """What is about no cell is a slip of the pen."""
-    for index, exclude in enumerate(matrix.exclude):
-        if not any(_excluded(cell, exclude) for cell in product):
-            yield f"exclude[{index}]: no combination of `stacks` is so"
-    for index, override in enumerate(matrix.overrides):
-        if not any(fnmatch.fnmatchcase(cell.id, override.select) for cell in (*product, *included)):
-            yield f"overrides[{index}].select: no stack's id matches {override.select}"
+def candidates(matrix: Matrix) -> Iterator[Cell]:
+    """The cells of `expand`, and those that were taken out."""
+    yield from _cells("stacks", matrix.stacks)
+    yield from _cells("include", matrix.include)
 
 
 def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
@@ -133,12 +116,6 @@ def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
             )
 
 
-def candidates(matrix: Matrix) -> Iterator[Cell]:
-    """The cells of `expand`, and those that were taken out."""
-    yield from _cells("stacks", matrix.stacks)
-    yield from _cells("include", matrix.include)
-
-
 def exclusion(cell: Cell, matrix: Matrix) -> Exclude | None:
     """What takes a cell out, if anything does."""
     if cell.place.startswith("include"):
@@ -150,9 +127,27 @@ def _excluded(cell: Cell, exclude: Exclude) -> bool:
     return all(getattr(cell, axis) == value for axis, value in exclude.when.items())
 
 
-def settings_of(cell: Cell, matrix: Matrix) -> StackSettings:
-    """The settings of one cell; `settings` is for many."""
-    return settings(matrix)(cell)
+def _bad_ids(cells: Iterable[Cell]) -> Iterator[str]:
+    places: dict[str, str] = {}
+    for cell in cells:
+        if cell.id in places:
+            yield f"{cell.place}: {cell.id} stands already at {places[cell.id]}"
+        places[cell.id] = cell.place
+        if len(cell.id) > MAX_ID or _ID.fullmatch(cell.id) is None:
+            yield (
+                f"{cell.place}: {cell.id[:160]} is no name of an image: "
+                f"at most {MAX_ID} lower-case letters and digits, with one of . _ - between them"
+            )
+
+
+def _idle(matrix: Matrix, product: Sequence[Cell], included: Sequence[Cell]) -> Iterator[str]:
+    """What is about no cell is a slip of the pen."""
+    for index, exclude in enumerate(matrix.exclude):
+        if not any(_excluded(cell, exclude) for cell in product):
+            yield f"exclude[{index}]: no combination of `stacks` is so"
+    for index, override in enumerate(matrix.overrides):
+        if not any(fnmatch.fnmatchcase(cell.id, override.select) for cell in (*product, *included)):
+            yield f"overrides[{index}].select: no stack's id matches {override.select}"
 
 
 def settings(matrix: Matrix) -> Callable[[Cell], StackSettings]:
@@ -172,6 +167,11 @@ def settings(matrix: Matrix) -> Callable[[Cell], StackSettings]:
         return known[key]
 
     return of
+
+
+def settings_of(cell: Cell, matrix: Matrix) -> StackSettings:
+    """The settings of one cell; `settings` is for many."""
+    return settings(matrix)(cell)
 
 
 def _overridden(block: Block, overrides: Iterable[StackSettings]) -> StackSettings:

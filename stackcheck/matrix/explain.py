@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from stackcheck.matrix.matrix import Matrix
     from stackcheck.matrix.rules import RuleFinding, Rules
 
+NEAREST = 5
+# The search ends after so many judgements: some 50 ms.
+MAX_JUDGED = 3000
+_Changes = tuple[tuple[str, str], ...]
+KINDNESS = ("allowed", "unknown", "refused")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
@@ -88,34 +94,6 @@ def merged(combination: Mapping[str, str], judgements: Iterable[Judgement]) -> J
         if finding.rule.id not in findings or not finding.holds:
             findings[finding.rule.id] = finding
     return Judgement(combination=combination, findings=tuple(findings.values()))
-
-
-def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
-    """Whether a cell has every value that was asked for."""
-    vendor = found.runtimes[cell.runtime].vendor
-    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor).items()):
-        return False
-    settings = expand.settings_of(cell, found)
-    values = combination(cell, vendor, rules)
-    stack = resolve.stack_of(cell, settings, found, values)
-    several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
-    return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
-
-
-def _places(cases: Iterable[Cell], found: Matrix) -> dict[str, Any]:
-    """The cells that are in the matrix, and those that it leaves out."""
-    reasons = {cell.id: expand.exclusion(cell, found) for cell in cases}
-    return {
-        "stacks": tuple(id_ for id_, exclude in reasons.items() if exclude is None),
-        "excluded": {id_: exclude.because for id_, exclude in reasons.items() if exclude is not None},
-    }
-
-
-NEAREST = 5
-# The search ends after so many judgements: some 50 ms.
-MAX_JUDGED = 3000
-_Changes = tuple[tuple[str, str], ...]
-KINDNESS = ("allowed", "unknown", "refused")
 
 
 def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
@@ -191,3 +169,24 @@ def _values(axis: str, value: str, rules: Rules) -> list[tuple[int, str]]:
     ranked = sorted({*known, value}, key=numbers)
     here = ranked.index(value)
     return [(abs(ranked.index(other) - here), other) for other in known]
+
+
+def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
+    """Whether a cell has every value that was asked for."""
+    vendor = found.runtimes[cell.runtime].vendor
+    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor).items()):
+        return False
+    settings = expand.settings_of(cell, found)
+    values = combination(cell, vendor, rules)
+    stack = resolve.stack_of(cell, settings, found, values)
+    several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
+    return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
+
+
+def _places(cases: Iterable[Cell], found: Matrix) -> dict[str, Any]:
+    """The cells that are in the matrix, and those that it leaves out."""
+    reasons = {cell.id: expand.exclusion(cell, found) for cell in cases}
+    return {
+        "stacks": tuple(id_ for id_, exclude in reasons.items() if exclude is None),
+        "excluded": {id_: exclude.because for id_, exclude in reasons.items() if exclude is not None},
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -152,11 +152,16 @@ class RuntimeDefaults(_Strict):
     tested_on: Targets = ()
 
 
-class ChecksOfVendors(_Strict):
-    """Required checks that only some vendors have."""
+class RequiredChecks(_Strict):
+    """Required checks, and the vendors whose images must pass them: all of them, unless `only` names some."""
 
-    only: Annotated[tuple[Vendor, ...], Field(min_length=1)]
+    only: Annotated[tuple[Vendor, ...], Field(min_length=1)] = get_args(Vendor)
     checks: Annotated[tuple[Check, ...], Field(min_length=1)]
+
+
+def _as_required(value: object) -> object:
+    """A check that every vendor must pass may be written without a mapping."""
+    return {"checks": [value]} if isinstance(value, str) else value
 
 
 class Matrix(_Strict):
@@ -167,7 +172,9 @@ class Matrix(_Strict):
     packages: Packages
     training_packages: Packages = Field(default_factory=dict)
     declared: Annotated[tuple[Check, ...], Field(min_length=1)]
-    required: Annotated[tuple[Check | ChecksOfVendors, ...], Field(min_length=1)]
+    required: Annotated[
+        tuple[Annotated[RequiredChecks, BeforeValidator(_as_required)], ...], Field(min_length=1)
+    ]
     runtimes: Mapping[Runtime, RuntimeDefaults]
     systems: Mapping[Token, System]
     stacks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=1000)]
@@ -184,11 +191,7 @@ class Matrix(_Strict):
 
     def required_of(self, vendor: Vendor) -> tuple[str, ...]:
         """The checks without which no image of a vendor is certified, in the order of the file."""
-        return tuple(
-            check
-            for entry in self.required
-            for check in ([entry] if isinstance(entry, str) else entry.checks if vendor in entry.only else ())
-        )
+        return tuple(check for entry in self.required if vendor in entry.only for check in entry.checks)
 
 
 def load(path: Path) -> Matrix:

@@ -51,6 +51,23 @@ def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
     return _with_vendor(asked)
 
 
+def _parts(text: str, rules: Rules) -> Iterator[str]:
+    """The `axis=value` texts that a part of a stack id, or the whole of it, stands for."""
+    if "=" in text:
+        yield text
+        return
+    for part in text.split("-"):
+        named = _PART.fullmatch(part)
+        if named:
+            yield f"{_NAMED[named[1]]}={named[2]}"
+        elif part in rules.versions.get("os", ()):
+            yield f"os={part}"
+        elif part == "cpu":
+            yield "vendor=cpu"
+        else:
+            yield "wheels=amd" if part == "amd" else part
+
+
 def _with_vendor(asked: dict[str, str]) -> dict[str, str]:
     """The combination with the vendor that its runtime or architecture belongs to."""
     found = {
@@ -67,20 +84,3 @@ def _with_vendor(asked: dict[str, str]) -> dict[str, str]:
     if asked.get("rocm") and asked.get("cuda"):
         raise ConfigurationError("rocm and cuda were both given", expected="one of them")
     return asked
-
-
-def _parts(text: str, rules: Rules) -> Iterator[str]:
-    """The `axis=value` texts that a part of a stack id, or the whole of it, stands for."""
-    if "=" in text:
-        yield text
-        return
-    for part in text.split("-"):
-        named = _PART.fullmatch(part)
-        if named:
-            yield f"{_NAMED[named[1]]}={named[2]}"
-        elif part in rules.versions.get("os", ()):
-            yield f"os={part}"
-        elif part == "cpu":
-            yield "vendor=cpu"
-        else:
-            yield "wheels=amd" if part == "amd" else part

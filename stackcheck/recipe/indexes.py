@@ -78,35 +78,20 @@ def files(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mapping
     return {entry["name"]: _files(entry) for entry in listed["packages"]}
 
 
-def _compile(
-    requirements: Sequence[str], python: str, options: Sequence[str], texts: Mapping[str, Sequence[str]]
-) -> str:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file, lines in {"wanted.in": requirements, "constraints.txt": (), "uv.toml": (), **texts}.items():
-            (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        output = folder / (
-            "pylock.toml" if "pylock.toml" in options else "locked.txt"
-        )  # uv asks for the name
-        # Naming an interpreter spares uv the search for one of the version asked for.
-        command = [_uv(), "pip", "compile", "--quiet", "--no-python-downloads", "--python", sys.executable]
-        command += [
-            "--config-file",
-            str(folder / "uv.toml"),
-            "--constraints",
-            str(folder / "constraints.txt"),
-        ]
-        command += ["--python-version", python, "--python-platform", PLATFORM]
-        # pip takes the best match of all indexes; uv would stop at the first that has the name.
-        command += ["--index-strategy", "unsafe-best-match", *options, "-o", str(output)]
-        command.append(str(folder / "wanted.in"))
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise UnresolvedError(requirements[0], silent=True) from error
-        if done.returncode != 0:
-            raise _unresolved(done.stderr, requirements)
-        return output.read_text(encoding="utf-8")
+def newest(names: Sequence[str]) -> dict[str, str | None]:
+    """The newest version of each package in the indexes of this machine; None where they have none."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "index", "versions", name],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        version = re.match(r"\S+ \((\S+)\)", done.stdout)
+        found[name] = version[1] if version else None
+    return found
 
 
 def read_lock(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -144,20 +129,35 @@ def pip_places(*, find_links: bool) -> list[str]:
     return list(options)
 
 
-def newest(names: Sequence[str]) -> dict[str, str | None]:
-    """The newest version of each package in the indexes of this machine; None where they have none."""
-    found: dict[str, str | None] = {}
-    for name in names:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "index", "versions", name],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        version = re.match(r"\S+ \((\S+)\)", done.stdout)
-        found[name] = version[1] if version else None
-    return found
+def _compile(
+    requirements: Sequence[str], python: str, options: Sequence[str], texts: Mapping[str, Sequence[str]]
+) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, lines in {"wanted.in": requirements, "constraints.txt": (), "uv.toml": (), **texts}.items():
+            (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        output = folder / (
+            "pylock.toml" if "pylock.toml" in options else "locked.txt"
+        )  # uv asks for the name
+        # Naming an interpreter spares uv the search for one of the version asked for.
+        command = [_uv(), "pip", "compile", "--quiet", "--no-python-downloads", "--python", sys.executable]
+        command += [
+            "--config-file",
+            str(folder / "uv.toml"),
+            "--constraints",
+            str(folder / "constraints.txt"),
+        ]
+        command += ["--python-version", python, "--python-platform", PLATFORM]
+        # pip takes the best match of all indexes; uv would stop at the first that has the name.
+        command += ["--index-strategy", "unsafe-best-match", *options, "-o", str(output)]
+        command.append(str(folder / "wanted.in"))
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise UnresolvedError(requirements[0], silent=True) from error
+        if done.returncode != 0:
+            raise _unresolved(done.stderr, requirements)
+        return output.read_text(encoding="utf-8")
 
 
 def _unresolved(stderr: str, requirements: Sequence[str]) -> UnresolvedError:
