@@ -1,9 +1,9 @@
-"""The definition that `docker buildx bake` takes: one target a distinct stage, and one an image.
+"""The definition that `docker buildx bake` takes: one target for each distinct stage and each image.
 
 In: plans of images, where wheels come from. Out: a `Bake`, with each target's context, folder of wheels and
-secrets on disk. A stage takes the stages it needs by `target:` contexts, so that the builder sees one and the
-same graph for all images: by names alone each image has its own context, and equal stages only meet again
-when the builder has hashed the files that they copy.
+secrets on disk. A stage refers to the stages it needs by `target:` contexts, so that the builder sees one
+graph for all images: with names alone each image has its own context, and the builder finds equal stages only
+after it has hashed the files that they copy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make(plans: Sequence[BuildPlan], supply: Supply, scratch: Path, *, classic: 
     Args:
         plans: The images, with their stages.
         supply: Where wheels, and files of stages that were built before, come from.
-        scratch: A folder for secrets that ends with the build.
+        scratch: A folder for secrets; the caller removes it after the build.
         classic: Whether the engine has the classic image store.
         no_cache: Build every step again.
     """
@@ -145,7 +145,7 @@ def _target(
         "context": str(context),
         "contexts": contexts,
         "args": {"SOURCE_DATE_EPOCH": str(bootstrap.SOURCE_DATE_EPOCH), **arguments},
-        # An empty certificate file would hide the base's own.
+        # An empty certificate file would hide the one of the base.
         "secret": [f"id={name},src={secrets / name}" for name, text in texts.items() if text],
     }
     if plan.foreign:
@@ -173,7 +173,7 @@ def temporary_name(plan: BuildPlan) -> str:
 def _context(plan: BuildPlan, *, closed: bool) -> Path:
     """The folder that the builder sees: the stack's committed files and the base.
 
-    A `closed` supply leaves nothing to fetch, and so nothing that installs wheels can.
+    With a `closed` supply, steps that install wheels have no network.
     """
     context = plan.folder / "context"
     shutil.rmtree(context, ignore_errors=True)

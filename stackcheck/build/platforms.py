@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 # Minor version of each distribution's glibc (2.x); wheels name the oldest that they run with.
 GLIBC = {"debian12": 36, "debian13": 41, "ubuntu22.04": 35, "ubuntu24.04": 39}
-OLDEST_GLIBC = 28  # what torch's own wheels ask for: right for any distribution that is not in the table
+OLDEST_GLIBC = 28  # what torch's own wheels need; for any distribution that is not in the table
 # glibc 2.5, the oldest that a wheel may name (PEP 600, PEP 513).
 FIRST_GLIBC = 5
 LEGACY = {"x86_64": ("manylinux2014", "manylinux2010", "manylinux1"), "aarch64": ("manylinux2014",)}
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def machine(self) -> str:
-        """As wheels name it."""
+        """The machine, as in the names of wheels."""
         return MACHINES[self.platform]
 
     @property
@@ -73,7 +73,7 @@ class Target:
         )
 
     def takes(self, filename: str) -> bool:
-        """Whether a wheel installs there; a source archive does, where it may be compiled."""
+        """Whether a file installs there: a wheel that fits, or any source archive."""
         if not filename.endswith(".whl"):
             return True
         try:
@@ -91,7 +91,7 @@ def native() -> str:
     """This host's own platform.
 
     Raises:
-        ConfigurationError: No image is built for such a machine.
+        ConfigurationError: Images are not built for such a machine.
     """
     return checked(f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(host.machine(), host.machine()) }")
 
@@ -100,7 +100,7 @@ def checked(name: str) -> str:
     """A platform that images are built for.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: Images are not built for it.
     """
     if name not in MACHINES:
         raise ConfigurationError(

@@ -1,7 +1,8 @@
-"""Run `docker buildx bake`. In: a bake definition as JSON. Out: counts of steps by target and stage.
+"""Run `docker buildx bake`, and read its log.
 
-While it runs, each step gives one short line of progress. A failure is an error with the step, its last lines
-and the line of the Dockerfile. The images go where the definition's outputs name.
+In: a bake definition as JSON. Out: counts of steps by target and stage. While it runs, each step gives one
+short line of progress. A failure is an error with the step, its last lines and the line of the Dockerfile. The
+images go where the definition's outputs name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 4 * 3600.0
-# What a failed step says, what that means, and what to configure; the first that matches counts.
+# Text in the output of a failed step, what it means, and what to configure; the first match counts.
 CAUSES = (
     (r"no space left on device", "the disk is full", "free space: docker builder prune"),
     (
@@ -34,13 +35,13 @@ CAUSES = (
     ),
     (
         r"No matching distribution found|Could not find a version|NewConnectionError|Max retries exceeded",
-        "a wheel of the lock cannot be had from the package indexes that this host's pip names",
+        "the package indexes that this host's pip uses lack a locked wheel, or cannot be reached",
         "configure pip's index-url, extra-index-url or find-links (pip config set global.…)",
     ),
     (
         r"Failed to fetch|Unable to locate package|Temporary failure resolving",
-        "a package cannot be had from the distribution's archive",
-        "mend this host's apt sources; a base of the same distribution is built with them",
+        "the distribution's archive lacks a package, or cannot be reached",
+        "fix this host's apt sources: a base of the same distribution is built with them",
     ),
 )
 LAST_LINES = 20
@@ -58,10 +59,10 @@ _PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BakeResult:
-    """What a build did: steps in all, and those that were there already.
+    """What a build did: the number of steps, and how many of them were cached.
 
     Attributes:
-        stages: (Target, stage) -> its steps that ran, and those that were there; a step that several targets
+        stages: (Target, stage) -> its steps that ran, and those that were cached; a step that several targets
             share is counted once, for one of them. The target is "" where only one was built.
     """
 
@@ -113,7 +114,7 @@ def bake(
     timer.start()
     try:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output has the reason
             process.stdin.write(json.dumps(definition))
             process.stdin.close()
         with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
@@ -146,9 +147,7 @@ def platforms() -> tuple[str, ...]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)
     if done.returncode or not found:
-        raise EngineError(
-            "the builder does not say what it can build", got=(done.stderr or done.stdout)[-500:]
-        )
+        raise EngineError("the builder does not list its platforms", got=(done.stderr or done.stdout)[-500:])
     return tuple(name.strip().rstrip("*") for name in found[1].split(","))
 
 
@@ -180,7 +179,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:
     """Why the builder ended with an error."""
     if ran_out_after_s is not None:
-        return BuildError("the build did not end in time", expected=f"an end within {ran_out_after_s:.0f} s")
+        return BuildError(
+            "the build took too long and was stopped", expected=f"at most {ran_out_after_s:.0f} s"
+        )
     failure = seen.failure()
     if not host_setup.socket_answers():
         return EngineError(
@@ -195,7 +196,7 @@ def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> B
     return BuildError(
         cause[1] if cause else f"a build step failed: {failure.step or failure.message}",
         where=", ".join(part for part in (place, stage) if part) or None,
-        got=f"{failure.message}; it wrote last:\n    {text}",
+        got=f"{failure.message}; its last lines:\n    {text}",
         next_step=cause[2] if cause else f"read {log}" if log else None,
     )
 
@@ -215,7 +216,7 @@ class BuildLog:
         self.cached: set[str] = set()
 
     def stages(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(Target, stage; each "" where there is only one) -> steps that ran, and steps that were there."""
+        """(Target, stage; each "" where there is only one) -> steps that ran, and steps that were cached."""
         counted: dict[tuple[str, str], tuple[int, int]] = {}
         for number in self.steps:
             title = _TITLE.match(self._titles[number])
@@ -261,7 +262,7 @@ class BuildLog:
         elif text == "CACHED":
             self.cached.add(number)
         elif text.startswith("ERROR"):
-            self._failed = self._failed or number  # what was built upon it fails after it
+            self._failed = self._failed or number  # steps that need it fail later
             self._message = self._message or text
         elif output := _OUTPUT.match(text):
             self._output[number].append(output["text"])

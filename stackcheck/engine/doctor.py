@@ -1,6 +1,6 @@
-"""What this host has and lacks, each with the command that mends it.
+"""What this host has and lacks, each with the command that fixes it.
 
-In: the host. Out: `HostFinding`s in a fixed order. Nothing is changed here: `host_setup` mends.
+In: the host. Out: `HostFinding`s in a fixed order. Nothing is changed here: `host_setup` does that.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _mmdebstrap() -> HostFinding:
         name="mmdebstrap",
         ok=ok,
         needed=False,
-        found=_first_line(["mmdebstrap", "--version"]) if ok else "not there; installed when a base needs it",
+        found=_first_line(["mmdebstrap", "--version"])
+        if ok
+        else "not installed; a build installs it when a base needs it",
         fix=None if ok else "apt-get install -y mmdebstrap",
     )
 
@@ -146,7 +148,7 @@ def _registry(host: str) -> HostFinding:
             found=f"does not answer: {type(error).__name__}",
             fix="check the proxy and certificate settings, or publish to oci:dist",
         )
-    ok = answer.status_code in {200, 401}  # 401: it is there and wants to know who asks
+    ok = answer.status_code in {200, 401}  # 401: it answers, and asks for credentials
     return HostFinding(name=f"registry {host}", ok=ok, needed=False, found=f"HTTP {answer.status_code}")
 
 

@@ -2,7 +2,7 @@
 
 In: a Debian or Ubuntu host, root, its own apt sources. Out: a daemon that answers, with BuildKit and the
 containerd image store. An engine that is already there, or that `DOCKER_HOST` names, is not touched. On a
-host without an init system the daemon is a process of ours, with its pid in `PID_FILE`.
+host without an init system stackcheck starts the daemon itself and writes its pid to `PID_FILE`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Recipe:
 
 
 def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None:
-    """Leave with a daemon that answers and, where something is to be built, a client that can build.
+    """Make sure that a daemon answers and, if `builds`, that the client can build.
 
     Raises:
         EngineError: `DOCKER_HOST` names a daemon that does not answer, or nothing may be installed here; the
@@ -78,7 +78,7 @@ def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None
 
 
 def missing_engine(found: str) -> EngineError:
-    """The error for a host without an engine, with the commands that mend it."""
+    """The error for a host without an engine, with the commands that set one up."""
     return EngineError(
         "there is no container engine that this user can reach",
         where=os.environ.get("DOCKER_HOST"),
@@ -100,7 +100,7 @@ def recipe_for_host() -> Recipe:
     """What this distribution needs for an engine.
 
     Raises:
-        EngineError: The distribution is none that this tool knows how to set up.
+        EngineError: stackcheck cannot set up an engine on this distribution.
     """
     release = apt.host_release()
     name, codename = release.get("ID", "unknown"), release.get("VERSION_CODENAME", "")
@@ -113,10 +113,10 @@ def recipe_for_host() -> Recipe:
     if name == "ubuntu":
         return Recipe(packages=("docker.io", "docker-buildx"))
     raise EngineError(
-        "there is no container engine, and this distribution is not one that stackcheck can set up",
+        "there is no container engine, and stackcheck cannot set one up on this distribution",
         got=release.get("PRETTY_NAME", name),
         expected="Debian 12 or newer, or Ubuntu 22.04 or newer",
-        next_step="install Docker with buildx as your distribution says, then run: stackcheck doctor",
+        next_step="install Docker with buildx as your distribution documents it, then run: stackcheck doctor",
     )
 
 
@@ -132,7 +132,7 @@ def install(recipe: Recipe, report: Callable[[str], None]) -> None:
     try:
         apt_install(recipe.packages)
     except EngineError:
-        if ours:  # it would set up an engine that somebody else puts there
+        if ours:  # an engine that is installed later must not get our settings
             DAEMON_FILE.unlink()
         raise
 
@@ -189,12 +189,12 @@ def apt_install(packages: Sequence[str]) -> None:
                 "apt-get failed",
                 where=" ".join(command),
                 got="\n    ".join(tail),
-                next_step="mend this host's apt sources, then type the command above",
+                next_step="fix this host's apt sources, then run the command above",
             )
 
 
 def socket_answers(timeout_s: float = 5.0) -> bool:
-    """Whether a daemon answers where `DOCKER_HOST` or the default socket says."""
+    """Whether a daemon answers at `DOCKER_HOST`, or else at the default socket."""
     import docker
     import requests
 
@@ -220,13 +220,13 @@ def start_daemon(report: Callable[[str], None]) -> None:
         process = _spawn_daemon()
     deadline = time.monotonic() + START_TIMEOUT_S
     while not socket_answers(timeout_s=2.0):
-        # Asked of the process itself: a program that is being loaded does not have its name yet.
+        # The process is asked, not its name: a program that is still being loaded does not have its name yet.
         if time.monotonic() > deadline or (process and process.poll() is not None):
             raise EngineError(
                 "dockerd did not start",
                 where=str(LOG_FILE),
                 got="\n    ".join(_log_tail()),
-                next_step=f"read {LOG_FILE}, mend what it names, then run: stackcheck doctor --fix",
+                next_step=f"read {LOG_FILE}, fix what it names, then run: stackcheck doctor --fix",
             )
         time.sleep(0.2)
 
@@ -252,7 +252,7 @@ def _log_tail(lines: int = 8) -> list[str]:
 
 
 def stop_daemon(timeout_s: float = 30.0) -> bool:
-    """Stop the dockerd that this tool started, by its pid; False where there is none."""
+    """Stop the dockerd that this tool started, by its pid; False if it does not run."""
     pid = daemon_pid()
     if pid is None:
         return False

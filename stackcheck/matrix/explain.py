@@ -37,7 +37,7 @@ class Explanation:
         nearest: Allowed combinations that differ in the fewest axes, nearest versions first.
         stacks: The stacks of the matrix that are such a combination.
         excluded: The stacks that the matrix leaves out by choice: id -> its reason.
-        experimental: The matrix accepts what is not known of this stack; its certificate says so.
+        experimental: The matrix accepts a stack with unknown combinations; its certificate states that.
     """
 
     asked: Mapping[str, str]
@@ -49,11 +49,11 @@ class Explanation:
 
 
 def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None) -> Explanation:
-    """Judge a combination; where it does not say where torch comes from, the kindest source speaks."""
+    """Judge a combination; if it does not name the source of torch, the best answer counts."""
     judgements = kindest_first(asked, rules)
     best = judgements[0]
     if best.answer == "refused" and any("wheels" in rule.axes for rule in best.broken):
-        # It may be the source that is wrong: the others say their word too.
+        # The source of torch may be the reason: show what the other sources would give.
         best = merged(asked, judgements)
     cases = (
         [cell for cell in expand.candidates(found) if _is_such(cell, asked, found, rules)] if found else []
@@ -67,7 +67,7 @@ def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None)
 
 
 def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
-    """Judge a stack of the matrix, with its architectures and test targets; None where there is none."""
+    """Judge a stack of the matrix, with its architectures and test targets; None if there is no such stack."""
     cell = next((cell for cell in expand.candidates(found) if cell.id == name), None)
     if cell is None:
         return None
@@ -110,8 +110,8 @@ def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
 def nearest_allowed(asked: Mapping[str, str], rules: Rules) -> Iterator[Mapping[str, str]]:
     """Allowed combinations with the fewest axes changed, at most `NEAREST`, and where their torch comes from.
 
-    A best-first search: what is allowed differs, for every broken rule, in one of the axes that it looks at.
-    So only these are changed, one at a time. First goes what has the fewest changes made and rules broken.
+    A best-first search: to repair a broken rule, one of the axes that it looks at has to change. So only
+    these are changed, one at a time. The fewest changes and broken rules go first.
     """
     queue = [_Step(asked, (), 0, rules)]
     seen = {queue[0].changes}

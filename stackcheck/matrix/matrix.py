@@ -1,6 +1,6 @@
 """matrix.yaml -> Matrix: the hand-written list of stacks, read strictly.
 
-In: the file. Out: a `Matrix` of frozen models. Its axes are expanded later (cells.py). Every value is held to
+In: the file. Out: a `Matrix` of frozen models. expand.py expands its axes. Every value is held to
 a narrow pattern, because many of them end up in a Dockerfile.
 """
 
@@ -42,7 +42,7 @@ Reference = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9._-]+$", max_length=200)
 ]
 Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
-# What the tool itself sets, and what the image's checks rely on, is not the matrix's to change.
+# The tool sets these itself, and the checks of an image rely on them: the matrix cannot change them.
 RESERVED = frozenset(
     {"PATH", "PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTORCH_VERSION", "FLASH_ATTENTION_TRITON_AMD_ENABLE"}
 )
@@ -220,10 +220,10 @@ def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
 
 
 def _broken_references(matrix: Matrix) -> Iterator[str]:
-    """Names that point at nothing, and blocks that lack what their runtime needs."""
+    """References to names that do not exist, and blocks without what their runtime needs."""
     for name, system in matrix.systems.items():
         if (system.bootstrap is None) == (system.image is None):
-            yield f"systems.{name}: exactly one of `bootstrap` and `image` is needed"
+            yield f"systems.{name}: give exactly one of `bootstrap` and `image`"
     for section, blocks in (("stacks", matrix.stacks), ("include", matrix.include)):
         for index, block in enumerate(blocks):
             for field, problem in _block_problems(block, matrix):
@@ -236,13 +236,16 @@ def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
     elif not matrix.required_of(matrix.runtimes[block.runtime].vendor):
         yield "runtime", f"no required checks for {matrix.runtimes[block.runtime].vendor}"
     if (block.runtime == "cpu") != (block.version is None):
-        yield "version", "needed for rocm and cuda, and for them alone"
+        yield "version", "required for rocm and cuda, not allowed for cpu"
     if (block.torch is None) != (block.wheels is None):
-        yield "wheels", "say where torch comes from, where there is a torch"
+        yield "wheels", "required with `torch`, not allowed without it"
     if block.flash_attn and not (block.torch and block.archs):
-        yield "flash_attn", "it is built for a torch and for architectures: `torch` and `archs` are needed"
+        yield "flash_attn", "it is compiled for a torch and for architectures: add `torch` and `archs`"
     # From 13 on the package index has the compiler (extensions.py).
     old = any(int(version.split(".", maxsplit=1)[0]) < 13 for version in block.version or ())
     if block.flash_attn and block.runtime == "cuda" and old and block.builder is None:
-        yield "builder", "FlashAttention for CUDA up to 12 is compiled in an image that has nvcc"
+        yield (
+            "builder",
+            "required: FlashAttention for CUDA 12 and older is compiled in an image that has nvcc",
+        )
     yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
-    """The stacks of a checkout, those that the selectors name.
+    """The stacks of a checkout that the selectors name.
 
     Raises:
         ConfigurationError: matrix.yaml or compat.yaml is wrong, or a cell breaks a rule.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.matrix import Runtime, TestTarget
     from stackcheck.vendors import Vendor
 
-STACK_LABEL = "stackcheck.stack"  # what an image says of itself
+STACK_LABEL = "stackcheck.stack"  # the image label that names the stack
 TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
@@ -32,7 +32,7 @@ class FlashAttention:
 
     Attributes:
         backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
-        sha256: Of the source archive; None while the lock lacks it.
+        sha256: Of the source archive; None while the stack is unlocked.
     """
 
     version: str
@@ -66,7 +66,8 @@ class Stack:
 
     Attributes:
         wheels: Where torch comes from: `upstream`, `amd` or `index`; `none` without torch.
-        builder: What compiled parts are built in; None where there are none, or Python packages serve.
+        builder: The image in which parts are compiled; None if nothing is compiled, or if the compiler comes
+            from Python packages.
         layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
         requirements: Direct pip requirements, each at one version.
         extensions: What is compiled beside FlashAttention, each in a stage of its own.

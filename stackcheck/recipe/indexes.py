@@ -1,7 +1,7 @@
 """The package indexes of this machine, through uv: exact versions with the hash of every file.
 
-In: requirements, and the places that pip is configured to look in. Out: the text of a lock, names of files. A
-place is never named in what is written: another machine has others.
+In: requirements, and the places that pip is configured to use. Out: the text of a lock, names of files. The
+text never names a place: another machine uses others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600.0
 # The oldest glibc that torch's own wheels ask for.
 PLATFORM = "x86_64-manylinux_2_28"
-# What uv says when a place does not answer, as against one that answers and has no such package.
+# In uv's output if a place does not answer, and not if it answers and has no such package.
 _SILENT = ("error sending request", "Failed to fetch", "Could not connect", "dns error", "timed out")
 
 
@@ -95,7 +95,7 @@ def newest(names: Sequence[str]) -> dict[str, str | None]:
 
 
 def read_lock(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Package -> version and hashes (`sha256:…`), from a lock; nothing without one."""
+    """Package -> version and hashes (`sha256:…`), from a lock; empty if there is no lock."""
     if not path.is_file():
         return {}
     found = re.findall(

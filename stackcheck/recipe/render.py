@@ -118,7 +118,7 @@ def image_name(base: Base) -> str:
 
 
 def declaration(stack: Stack) -> Mapping[str, Any]:
-    """What the image says of itself (stack.json); its suite compares it with what is loaded."""
+    """stack.json: what the image declares; its suite compares that with what is loaded."""
     flash = stack.flash_attn
     return {
         "schema": 1,
@@ -145,10 +145,10 @@ def _packages(requirements: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def labels(stack: Stack) -> Mapping[str, str]:
-    """OCI labels of the image: what was asked for. What is in it says its SBOM, read from the image itself.
+    """OCI labels of the image: what was asked for. Its SBOM lists what is in it.
 
     No revision and no date of the build: two builds of one lock are one image. The provenance has the dates,
-    and the digests of all that went in.
+    and the digests of all inputs.
     """
     version = f"{stack.runtime} {stack.runtime_version or ''}".strip()
     return {

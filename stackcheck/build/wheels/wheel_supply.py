@@ -1,7 +1,7 @@
 """Where a build's wheels come from: the wheel cache, this host's own folders and indexes, or one folder.
 
 In: the options of a build, the stacks' locks. Out: a folder of wheels and a pip.conf for each stage that
-installs some. What is not there for the target is named with the command that fetches it.
+installs wheels. A missing wheel is named with the command that downloads it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Supply:
         closed: Whether `settings` names one folder beside which nothing is asked.
         cache: The wheel cache, if there is one.
         cached: What it holds of these stacks' locks.
-        report: Gets a line where a user would wonder.
+        report: Gets a line for what a user would not expect.
     """
 
     settings: host_settings.HostSettings
@@ -77,11 +77,11 @@ def prepare(
     cache: WheelCache | None,
     report: Callable[[str], None],
 ) -> Supply:
-    """Make ready what the builds of these plans install; download into the cache what it lacks.
+    """Prepare what the builds of these plans install; download missing wheels into the cache.
 
     Raises:
         BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
-        ConfigurationError: There is no such folder.
+        ConfigurationError: The folder does not exist.
     """
     settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
     cached: dict[str, Path] = {}
@@ -105,12 +105,12 @@ def prepare(
 
 
 def all_packages(plan: BuildPlan) -> tuple[Locked, ...]:
-    """What all stages of a plan ask pip for."""
+    """The packages that the stages of a plan install."""
     return tuple({package: None for stage in plan.stages for package in packages(plan, stage)})
 
 
 def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
-    """What a stage asks pip for: the locks that it has, and what its instructions name by hash."""
+    """The packages that a stage installs: those of its locks, and those that its instructions pin by hash."""
     if not stage.takes_wheels:
         return ()
     texts = [plan.files[name].decode() for name in _locks(plan, stage)]
@@ -144,7 +144,7 @@ def _compiled(plan: BuildPlan) -> frozenset[str]:
 def _all_by_hash(stage: Stage) -> bool:
     """Whether every pip of a stage only takes what is pinned by hash, or a file that it is handed.
 
-    A stage that shows none may call it from a script: nothing is known of that.
+    A stage without one may call pip from a script, of which nothing is known: not by hash.
     """
     commands = [found for line in stage.instructions for found in _PIP.findall(line)]
     return bool(commands) and all(
@@ -159,7 +159,7 @@ def _from_cache(
     cache: WheelCache,
     report: Callable[[str], None],
 ) -> Mapping[str, Path]:
-    """What the cache holds, after what is nowhere on this host was downloaded into it."""
+    """The cached files of locked packages; wheels that this host lacks are downloaded first."""
     target = platforms.target(plan.stack, plan.platform)
     held = cache.find(wanted, report)
     lacking = wheelhouse.look(wanted, settings, held).missing(wanted, target)
@@ -169,7 +169,7 @@ def _from_cache(
     refused = cache.fill(lacking, target, _index_options(plan, settings))
     if refused and not plan.foreign:
         names = ", ".join(map(str, refused))
-        report(f"{plan.stack.id}: the build asks for these itself, as no wheel of them was had: {names}")
+        report(f"{plan.stack.id}: not cached; pip will fetch these during the build: {names}")
     return cache.find(wanted, report)
 
 
@@ -189,7 +189,7 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
 
     Raises:
         BuildError: It lacks wheels for the target; the message has the command that fetches them.
-        ConfigurationError: There is no such folder.
+        ConfigurationError: The folder does not exist.
     """
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
@@ -238,5 +238,5 @@ def _check_platform(plan: BuildPlan, wanted: Sequence[Locked], found: wheelhouse
             where=plan.stack.id,
             got="\n    ".join(map(str, lacking)),
             expected="a wheel of each, in the indexes and with its hash in the lock",
-            next_step=f"if there are any, on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
+            next_step=f"on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
         )

@@ -48,7 +48,7 @@ def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pyt
         (path,) = cache.find(wanted, print).values()
         path.write_bytes(b"half a whe")
         assert cache.find(wanted, said.append) == {}
-        assert said == [f"{wheel.name} in the wheel cache is damaged: taken away"]
+        assert said == [f"{wheel.name} in the wheel cache is damaged: removed"]
         cache.fill(wanted, TARGET, ())
         assert len(fetched) == 2
     assert len(cache.find(wanted, print)) == 1
@@ -100,7 +100,7 @@ def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path)
     (folder / "added").write_text("")
     said: list[str] = []
     assert cache.handed_over("k" * 64, said.append) is None
-    assert "is damaged: taken away" in said[0]
+    assert "is damaged: removed" in said[0]
     assert not cache.has("k" * 64)
 
 
