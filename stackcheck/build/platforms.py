@@ -29,7 +29,7 @@ LEGACY = {"x86_64": ("manylinux2014", "manylinux2010", "manylinux1"), "aarch64":
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
+class InstallTarget:
     """Where wheels are to be installed.
 
     Attributes:
@@ -82,9 +82,9 @@ class Target:
             return False
 
 
-def target(stack: Stack, platform: str) -> Target:
+def target(stack: Stack, platform: str) -> InstallTarget:
     """Where a stack's wheels are to be installed."""
-    return Target(platform=platform, python=stack.python, glibc=GLIBC.get(stack.os, OLDEST_GLIBC))
+    return InstallTarget(platform=platform, python=stack.python, glibc=GLIBC.get(stack.os, OLDEST_GLIBC))
 
 
 def native() -> str:
@@ -113,7 +113,7 @@ def checked(name: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _tags(wanted: Target) -> frozenset[tags.Tag]:
+def _tags(wanted: InstallTarget) -> frozenset[tags.Tag]:
     major, minor = (int(part) for part in wanted.python.split("."))
     own = tags.cpython_tags((major, minor), platforms=wanted.names)
     general = tags.compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=wanted.names)

@@ -1,8 +1,8 @@
 """Run `docker buildx bake`, and read its log.
 
 In: a bake definition as JSON. Out: counts of steps by target and stage. While it runs, each step gives one
-short line of progress. A failure is an error with the step, its last lines and the line of the Dockerfile. The
-images go where the definition's outputs name.
+short line of progress. A failure is an error with the step, its last lines and the line of the Dockerfile.
+The images go where the outputs of the definition name.
 """
 
 from __future__ import annotations

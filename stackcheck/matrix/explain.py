@@ -53,7 +53,7 @@ def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None)
     judgements = kindest_first(asked, rules)
     best = judgements[0]
     if best.answer == "refused" and any("wheels" in rule.axes for rule in best.broken):
-        # The source of torch may be the reason: show what the other sources would give.
+        # The source of torch may be the reason: show the other sources too.
         best = merged(asked, judgements)
     cases = (
         [cell for cell in expand.candidates(found) if _is_such(cell, asked, found, rules)] if found else []
@@ -67,7 +67,7 @@ def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None)
 
 
 def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
-    """Judge a stack of the matrix, with its architectures and test targets; None if there is no such stack."""
+    """Judge a stack of the matrix, with its architectures and test targets; None if it has no such stack."""
     cell = next((cell for cell in expand.candidates(found) if cell.id == name), None)
     if cell is None:
         return None

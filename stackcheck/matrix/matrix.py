@@ -41,7 +41,7 @@ Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$
 Reference = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9._-]+$", max_length=200)
 ]
-Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
+PublishTarget = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
 # The tool sets these itself, and the checks of an image rely on them: the matrix cannot change them.
 RESERVED = frozenset(
     {"PATH", "PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTORCH_VERSION", "FLASH_ATTENTION_TRITON_AMD_ENABLE"}
@@ -168,7 +168,7 @@ class Matrix(_Strict):
     """The whole file."""
 
     schema_: Literal["1"] = Field(alias="schema")
-    publish: Target
+    publish: PublishTarget
     packages: Packages
     training_packages: Packages = Field(default_factory=dict)
     declared: Annotated[tuple[Check, ...], Field(min_length=1)]

@@ -27,7 +27,7 @@ from stackcheck.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stackcheck.build.platforms import Target
+    from stackcheck.build.platforms import InstallTarget
     from stackcheck.recipe.requirements import Locked
 
 VARIABLE = "STACKCHECK_WHEEL_CACHE"
@@ -64,7 +64,9 @@ class WheelCache:
                         path.unlink(missing_ok=True)
         return found
 
-    def fill(self, wanted: Sequence[Locked], target: Target, options: Sequence[str]) -> dict[Locked, str]:
+    def fill(
+        self, wanted: Sequence[Locked], target: InstallTarget, options: Sequence[str]
+    ) -> dict[Locked, str]:
         """Download locked packages into the cache.
 
         Args:
@@ -144,7 +146,7 @@ class WheelCache:
                 "cannot write to the wheel cache",
                 where=str(self.folder),
                 got=error.strerror,
-                next_step=f"free disk space, fix the permissions, or choose: --wheel-cache DIR, or --wheel-cache {OFF}",
+                next_step=f"free disk space, fix the permissions, or pass --wheel-cache DIR or {OFF}",
             ) from error
 
 
@@ -154,7 +156,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _pip_download(
-    wanted: Sequence[Locked], folder: Path, target: Target, options: Sequence[str]
+    wanted: Sequence[Locked], folder: Path, target: InstallTarget, options: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as name:
         listed = Path(name) / "requirements.lock"

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlparse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stackcheck.build.platforms import Target
+    from stackcheck.build.platforms import InstallTarget
     from stackcheck.build.wheels.host_settings import HostSettings
     from stackcheck.recipe.requirements import Locked
 
@@ -36,7 +36,7 @@ class Found:
     files: dict[Locked, tuple[Path, ...]]
     cached: frozenset[Path]
 
-    def missing(self, wanted: Sequence[Locked], target: Target) -> tuple[Locked, ...]:
+    def missing(self, wanted: Sequence[Locked], target: InstallTarget) -> tuple[Locked, ...]:
         """The packages of which no file installs on a target."""
         return tuple(
             package

@@ -10,8 +10,8 @@ from stackcheck.build import platforms
 from stackcheck.errors import ConfigurationError
 from stackcheck.recipe import requirements
 
-AMD64 = platforms.Target(platform="linux/amd64", python="3.11", glibc=36)
-ARM64 = platforms.Target(platform="linux/arm64", python="3.12", glibc=39)
+AMD64 = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
+ARM64 = platforms.InstallTarget(platform="linux/arm64", python="3.12", glibc=39)
 
 
 @pytest.mark.parametrize(

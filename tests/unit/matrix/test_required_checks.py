@@ -1,4 +1,4 @@
-"""The checks without which nothing is certified: a change of this list is a change of what a certificate means."""
+"""The checks without which nothing is certified: changing them changes what a certificate means."""
 
 from __future__ import annotations
 

@@ -93,6 +93,18 @@ def test_the_declaration_is_the_contract_of_the_image_suite(stack: Stack):
     assert declared["stack_id"] == stack.id
 
 
+@every_stack
+def test_every_package_of_the_distribution_has_a_reason_and_a_link_in_the_dockerfile(stack: Stack):
+    head = render.render(stack, IMAGES)["Dockerfile"].partition(" AS base")[0]
+    reasons = re.findall(r"^#   ([a-z0-9.+ -]+): .+: https://\S+$", head, re.MULTILINE)
+    assert sorted(" ".join(reasons).split()) == sorted(set(stack.base.packages))
+
+
+def test_a_stack_is_locked_or_unlocked_and_nothing_else():
+    cells = {row.split(" | ")[-1].removesuffix(" |") for row in stack_table.markdown(STACKS).splitlines()[2:]}
+    assert cells == {"locked", "unlocked"}
+
+
 def test_the_table_marks_an_experimental_stack():
     marked = stack_table.markdown([dataclasses.replace(STACKS[0], experimental=True), STACKS[1]])
     assert f"| `{STACKS[0].id}` (experimental) |" in marked

@@ -1,6 +1,6 @@
 """The Dockerfile that a test needs, as the template of its checkout: what is built follows from it.
 
-In: a checkout, a stack, a Dockerfile text. Out: the generated files of the stack, as `stackcheck render` writes them.
+In: a checkout, a stack, a Dockerfile text. Out: the generated files, as `stackcheck render` writes them.
 """
 
 from __future__ import annotations

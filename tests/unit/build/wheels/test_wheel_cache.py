@@ -12,7 +12,7 @@ from stackcheck.build.wheels import wheel_cache
 from stackcheck.errors import ConfigurationError
 from stackcheck.recipe import requirements
 
-TARGET = platforms.Target(platform="linux/amd64", python="3.11", glibc=36)
+TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
 
 
 def lines() -> tuple[list[str], object]:
@@ -69,7 +69,7 @@ def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
         assert {package.name for package in refused} == {"other-machine", "newer-glibc"}
         assert all("No matching distribution" in why for why in refused.values())
         assert [path.name for path in cache.find(wanted, print).values()] == [fits.name]
-        arm = platforms.Target(platform="linux/arm64", python="3.11", glibc=36)
+        arm = platforms.InstallTarget(platform="linux/arm64", python="3.11", glibc=36)
         assert {package.name for package in cache.fill(wanted, arm, ())} == {"newer-glibc"}
 
 
