@@ -44,13 +44,13 @@ def examine_host(
         raise EngineError(
             "this host lacks what a build needs",
             got=", ".join(finding.name for finding in lacking),
-            next_step=lacking[0].mend,
+            next_step=lacking[0].fix,
         )
 
 
-def _row(finding: doctor.Finding) -> tuple[str, ...]:
+def _row(finding: doctor.HostFinding) -> tuple[str, ...]:
     state = "ok" if finding.ok else "missing" if finding.needed else "-"
-    return (finding.name, state, finding.found, finding.mend or "")
+    return (finding.name, state, finding.found, finding.fix or "")
 
 
 def _registries(root: Path) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stackcheck import flow
-from stackcheck.build import forecast
+from stackcheck.build import forecast, plans
 from stackcheck.certificate import keys, signing
 from stackcheck.cli import build as building
 from stackcheck.cli import outcomes
@@ -209,6 +209,8 @@ def _target(root: Path, to: str | None) -> str:
 
 
 def _show_plan(name: str, root: Path, steps: str) -> None:
-    """The dry run of a verb that takes STACK|IMAGE; an unknown stack is refused as in a real run."""
+    """The dry run of a verb that takes STACK|IMAGE; it refuses what a real run would refuse."""
     found = subjects.find_stack(name, root.resolve())
+    if found:
+        plans.checked_files(found, root.resolve())
     print(f"{found.id if found else name}: {steps}")

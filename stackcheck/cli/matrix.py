@@ -85,15 +85,13 @@ def render(
     from stackcheck.recipe import stack_table
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
-    pages = (
-        () if selectors else [path for path in (images / "README.md", root / "README.md") if path.exists()]
-    )
+    pages = () if selectors else [path for path in (images / "README.md",) if path.exists()]
     if check or dry_run:
         drifted = [*rendering.check(stacks, images, whole=not selectors)]
         drifted += [
             f"{page}: its table of stacks is not fresh"
             for page in pages
-            if not stack_table.fresh(page, stacks)
+            if not stack_table.is_fresh(page, stacks)
         ]
         if drifted and check:
             raise ConfigurationError("\n".join(drifted), next_step="stackcheck render")

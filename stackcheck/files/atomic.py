@@ -42,7 +42,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     Raises:
         FileError: The disk is full or read-only, or a permission is missing.
     """
-    # Named before it is there: who is interrupted while the file is made still knows what to take away.
+    # Named before it exists: an interrupted write then knows which file to remove.
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
                 os.fchmod(file.fileno(), 0o644)
             temporary.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)  # gone already where all went well
+            temporary.unlink(missing_ok=True)  # already renamed if all went well
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename itself has to survive a power cut

@@ -50,7 +50,7 @@ class OciLayout:
         self.target = f"oci:{root}"
 
     def blob_path(self, digest: str) -> Path:
-        """The file of a blob; `RegistryError` for what is no digest, so that no name leaves the folder."""
+        """The file of a blob; `RegistryError` if it is not a digest: no name may lead out of the folder."""
         if not is_digest(digest):
             raise RegistryError("this is not a digest", where=self.target, got=digest)
         return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
@@ -85,7 +85,9 @@ class OciLayout:
             known = entry.media_type if entry else OCI_MANIFEST
             stated = json_object(body, name).get("mediaType") or known
             if not isinstance(stated, str):
-                raise RegistryError("a manifest's media type is none", where=name, got=repr(stated)[:200])
+                raise RegistryError(
+                    "mediaType of a manifest must be a string", where=name, got=repr(stated)[:200]
+                )
             return Manifest(media_type=stated, body=body)
         entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
         if entry is None:
@@ -115,7 +117,7 @@ class OciLayout:
         return tuple(self._names())
 
     def delete_tag(self, tag: str) -> bool:  # the protocol's signature
-        """Take a tag away; its manifest stays reachable by digest."""
+        """Remove a tag; its manifest stays reachable by digest."""
         entries = self._entries()
         gone = [entry for entry in entries if entry.annotations.get(REF_NAME) == tag]
         kept = [entry for entry in entries if entry not in gone]
@@ -125,7 +127,7 @@ class OciLayout:
         return True
 
     def delete_manifest(self, digest: str) -> bool:
-        """Take a manifest and its tags away; other blobs stay."""
+        """Remove a manifest and its tags; other blobs stay."""
         self._write_entries([entry for entry in self._entries() if entry.digest != digest])
         self.blob_path(digest).unlink(missing_ok=True)
         return True
@@ -134,7 +136,7 @@ class OciLayout:
     def writing(self, report: Callable[[str], None]) -> Iterator[None]:
         """Hold the layout's lock file, which the kernel frees even when the process dies.
 
-        What a writer left unfinished that was killed is taken away first.
+        First it removes what a killed writer left unfinished.
         """
         self._create()
         with (self.root / ".lock").open("a") as lock:
@@ -148,7 +150,7 @@ class OciLayout:
             yield
 
     def check_version(self) -> None:
-        """Raise `RegistryError` unless the folder says that it is a layout of the version that this reads."""
+        """Raise `RegistryError` unless the folder declares the layout version that this class reads."""
         path = self.root / "oci-layout"
         try:
             found = json_object(read_regular(path, MANIFEST_LIMIT_BYTES), str(path))
@@ -156,11 +158,11 @@ class OciLayout:
             raise MissingError("there is no OCI image layout", where=str(path), got=error.strerror) from error
         if found != LAYOUT_FILE:
             raise RegistryError(
-                "the layout is of another version", where=str(path), expected=str(LAYOUT_FILE)
+                "unsupported layout version", where=str(path), got=str(found)[:200], expected=str(LAYOUT_FILE)
             )
 
     def check_blob(self, blob: Descriptor) -> None:
-        """Raise `IntegrityError` unless the blob is what its descriptor says."""
+        """Raise `IntegrityError` unless the blob has the size and digest of its descriptor."""
         path = self.blob_path(blob.digest)
         for _ in checked(self._chunks(blob.digest), blob.digest, str(path), blob.size):
             pass
@@ -169,7 +171,7 @@ class OciLayout:
         """The manifest of a layout that holds one image.
 
         Raises:
-            RegistryError: The layout holds none, or several.
+            RegistryError: The layout has no image, or several.
         """
         digests = {entry.digest for entry in self._entries()}
         if len(digests) != 1:
@@ -185,10 +187,10 @@ class OciLayout:
             (self.root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RegistryError(
-                "the layout cannot be made",
+                "cannot create the layout",
                 where=str(self.root),
                 got=error.strerror,
-                next_step="name a folder that can be written",
+                next_step="choose a folder that you can write to",
             ) from error
         if not (self.root / "oci-layout").exists():
             write_atomically(self.root / "oci-layout", (json.dumps(LAYOUT_FILE).encode(),))
