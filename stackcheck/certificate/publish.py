@@ -108,7 +108,7 @@ def release(
             got=f"an image of {stack_id or 'no stack'}",
             expected=f"the tag {stack_id}" if stack_id else "a tag as `certify` names the image",
         )
-    with store.writing(report):
+    with store.writing(report), store.tidied():
         known = attachments.read(store, manifest.digest, public_key)
         envelopes = lifted_by(envelopes, certified, known, store.target, key)
         _copy_image(source, manifest, store, report)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("host", "Show what this host has and lacks, with the commands that fix it."),
     "list": ("matrix", "List the stacks of the matrix and whether each is locked."),
-    "explain": ("explain", "Show why a combination is allowed or refused: rule, reason, source."),
+    "explain": ("explain", "Show why a combination is allowed or refused, with the rules."),
     "outdated": ("matrix", "Compare pins with the newest versions in the package indexes."),
     "compat": ("explain", "Check the compatibility rules for contradictions."),
     "lock": ("matrix", "Write the pins and hashes of stacks."),
@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "test": ("images", "Run the acceptance suites inside an image."),
     "certify": ("images", "Run the suites, judge the result and sign the verdict."),
     "publish": ("images", "Publish a certified image with its certificate."),
-    "images": ("images", "Build, test, certify and publish all stacks that this host can run."),
+    "images": ("images", "Build, test, certify and publish what this host can run."),
     "export": ("export", "Write an image as one tar for docker, podman or Apptainer."),
     "verify": ("consumer", "Check the certificate of a published image for this host."),
     "pull": ("consumer", "Verify an image, then fetch it into the local engine."),

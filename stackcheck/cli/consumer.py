@@ -1,4 +1,4 @@
-"""The consumer's verbs: verify, pull, run, sbom. In: a reference. Out: its facts, or exit 7 with the reason."""
+"""The consumer's verbs: verify, pull, run, sbom. In: a reference. Out: facts, or exit 7 with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ NONE = "none"
 _DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
-MaxAge = Annotated[str, typer.Option("--max-age", help="Largest age of the verdict: 30d, 12h or 45m.")]
+MaxAge = Annotated[
+    str, typer.Option("--max-age", metavar="DURATION", help="Largest age of the verdict: 30d, 12h or 45m.")
+]
 Model = Annotated[
     str,
     typer.Option(

@@ -1,4 +1,4 @@
-"""The verbs about compatibility rules: explain, compat. In: a combination. Out: rules, reasons and sources."""
+"""The verbs about compatibility rules: explain, compat. In: a combination. Out: rules with sources."""
 
 from __future__ import annotations
 

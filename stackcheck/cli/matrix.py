@@ -1,4 +1,4 @@
-"""The verbs about the matrix: list, outdated, lock, render. In: selectors. Out: tables; files under images/."""
+"""The matrix verbs: list, outdated, lock, render. In: selectors. Out: tables; files in images/."""
 
 from __future__ import annotations
 

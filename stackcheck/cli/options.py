@@ -1,8 +1,8 @@
 """The options and arguments that several verbs share, and the one style of help.
 
-In: nothing. Out: annotated types for Typer, each declared once, and `new_app` for the verbs of a module. Every
-verb lists its options in this order: what to do, where to (--to, --key, --plain-http), how to build, how to
-report (--json, --dry-run, --root).
+In: nothing. Out: annotated types for Typer, each declared once, and `new_app` for the verbs of a module.
+Every verb lists its options in this order: what to do, where to (--to, --key, --plain-http), how to build,
+how to report (--json, --dry-run, --root).
 """
 
 from __future__ import annotations
@@ -43,18 +43,26 @@ Force = Annotated[bool, typer.Option("--force", help="Run the suites again even 
 Target = Annotated[
     str | None,
     typer.Option(
-        "--to", help="Where to publish: oci:DIR or HOST/REPO.", show_default="`publish` in matrix.yaml"
+        "--to",
+        metavar="TARGET",
+        help="Where to publish: oci:DIR or HOST/REPO.",
+        show_default="`publish` in matrix.yaml",
     ),
 ]
 SigningKey = Annotated[
     Path | None,
     typer.Option(
-        "--key", help="Signing key (PEM file).", show_default="this user's key, made on first use"
+        "--key",
+        metavar="FILE",
+        help="Signing key (PEM).",
+        show_default="this user's key, made on first use",
     ),
 ]
 PublicKey = Annotated[
     Path | None,
-    typer.Option("--key", help="Public key (PEM file) to verify with.", show_default="this user's key"),
+    typer.Option(
+        "--key", metavar="FILE", help="Public key (PEM) to verify with.", show_default="this user's key"
+    ),
 ]
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="Use http for a registry on another machine (not encrypted).")

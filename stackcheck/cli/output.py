@@ -1,4 +1,4 @@
-"""How results and progress look. In: rows, facts, messages. Out: tables and JSON on stdout, progress on stderr."""
+"""How results and progress look. In: rows, facts, messages. Out: results on stdout, progress on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `prove`. In: a checkout. Out: a table of faults and the checks that caught them, and exit 0 or 6."""
+"""The verb `prove`. In: a checkout. Out: a table of faults and the checks that caught them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def prove_checks(
     *,
     here: Annotated[
         bool,
-        typer.Option("--here", help="Use this host's torch (Python: $STACKCHECK_SUITE_PYTHON), not an image."),
+        typer.Option(
+            "--here", help="Use this host's torch (Python: $STACKCHECK_SUITE_PYTHON), not an image."
+        ),
     ] = False,
     image: Annotated[
         str | None,
@@ -38,7 +40,9 @@ def prove_checks(
             show_default="the matrix's cpu stack in oci:dist",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="How many faults run at a time.")] = 2,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="How many faults run at a time.")
+    ] = 2,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
@@ -60,7 +64,7 @@ def _on_this_host() -> Runner:
 
 
 def _in_image(reference: str, report: Progress) -> Runner:
-    """Verify and fetch a certified image; return a function that runs a proof in it, with the checkout mounted."""
+    """Verify and fetch a certified image; return what runs a proof in it, with the checkout mounted."""
     from stackcheck import vendors
     from stackcheck.certificate import keys, pull
     from stackcheck.engine.client import Engine

@@ -25,7 +25,9 @@ app = new_app()
 def promote_image(
     reference: Ref,
     *,
-    to: Annotated[str, typer.Option("--to", help="Where to copy it: oci:DIR or HOST/REPO.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="TARGET", help="Where to copy it: oci:DIR or HOST/REPO.")
+    ],
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -56,7 +58,10 @@ def revoke_image(
     reference: Ref,
     *,
     reason: Annotated[
-        str, typer.Option("--reason", help="Why; it is signed, and `verify` shows it to every user.")
+        str,
+        typer.Option(
+            "--reason", metavar="TEXT", help="Why; it is signed, and `verify` shows it to all users."
+        ),
     ],
     key: SigningKey = None,
     plain_http: PlainHttp = False,

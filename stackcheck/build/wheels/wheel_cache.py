@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import FileError
 from stackcheck.build.wheels.wheelhouse import sha256
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ class WheelCache:
         try:
             yield
         except OSError as error:
-            raise ConfigurationError(
-                "the wheel cache cannot be written",
+            raise FileError(
+                "cannot write the wheel cache",
                 where=str(self.folder),
                 got=error.strerror,
-                next_step=f"make room or mend its permissions, or name another: --wheel-cache DIR, or {OFF}",
+                next_step=f"free disk space, fix its permissions, or choose another: --wheel-cache DIR, or {OFF}",
             ) from error
 
 
