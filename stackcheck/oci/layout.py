@@ -153,7 +153,7 @@ class OciLayout:
 
     @contextlib.contextmanager
     def tidied(self) -> Iterator[None]:
-        """If the body succeeds, remove the blobs to which it removed the last reference; used while `writing`."""
+        """If the body succeeds, remove the blobs that it left without a reference; used while `writing`."""
         before = self._reachable_if_readable()
         yield
         after = self._reachable_if_readable()

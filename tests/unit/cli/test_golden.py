@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import speed_results
 from small_checkout import (  # noqa: F401  # fixtures among them
     AMD_STACK,
     CPU_STACK,
     FOREIGN,
-    ROOT,
     FakeEngine,
     answer,
     call,
@@ -163,18 +163,7 @@ def lock_that_cannot_be_written(world: World) -> None:
 
 
 def measured(world: World) -> None:
-    """Three results of a real run, which differ by one per cent, and the suites' thresholds."""
-    for part in ("harness", "vendors", "workloads", "thresholds", "devices.json"):
-        source, target = ROOT / "tests/acceptance" / part, world.root / "tests/acceptance" / part
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
-    text = (ROOT / "docs/results/suites-h200-x1-speed.json").read_text(encoding="utf-8")
-    for number, factor in enumerate((0.99, 1.0, 1.01)):
-        document = json.loads(text) | {"run_id": f"{number:032x}"}
-        for check in document["checks"]:
-            check["metrics"] = [metric for metric in check["metrics"] if metric["name"] == "copy_gb_per_s"]
-            for metric in check["metrics"]:
-                metric["value"] *= factor
-        (world.root / f"run{number}.json").write_text(json.dumps(document))
+    speed_results.write_three(world.root)
 
 
 def proven(state: str) -> Callable[[World], None]:
