@@ -268,7 +268,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "test": (
         Case((CPU_STACK,)),
         Case(("nope",)),
-        Case(("cuda*",)),
+        Case(("rocm6.4.3*",)),
         Case((CPU_STACK,), failing),
         Case((CPU_STACK,), unfit),
         Case((CPU_STACK,), no_result),
