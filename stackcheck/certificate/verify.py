@@ -24,7 +24,7 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.errors import CertificateError
 from stackcheck.oci import tags
-from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, RegistryError
+from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import Reference, parse_reference
 from stackcheck.oci.stores import open_store
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from stackcheck.certificate.statement import Envelope
+    from stackcheck.oci.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +91,7 @@ def verify(
     # 1. Every digest is right. From a registry, `pull` checks the layers as they arrive.
     try:
         store = open_store(parsed.target, plain_http=plain_http)
-        manifest = store.read_manifest(parsed.name)
-        if isinstance(store, OciLayout):
-            _check_layout(store, manifest)
-        envelopes = attachments.read_envelopes(store, manifest.digest, public_key)
+        manifest, envelopes = _read(store, parsed.name, public_key)
     except RegistryError as error:
         raise as_certificate_error(error, reference) from error
     statements = [item.statement for item in envelopes]
@@ -130,6 +130,22 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
         expected=error.expected,
         next_step=error.next_step or "fetch the image again from where it was published",
     )
+
+
+def _read(
+    store: Store, name: str, public_key: EllipticCurvePublicKey
+) -> tuple[Manifest, tuple[Envelope, ...]]:
+    """The manifest and its statements; once more if a writer of the layout removed what it replaced."""
+    while True:
+        state = store.state() if isinstance(store, OciLayout) else None
+        try:
+            manifest = store.read_manifest(name)
+            if isinstance(store, OciLayout):
+                _check_layout(store, manifest)
+            return manifest, attachments.read_envelopes(store, manifest.digest, public_key)
+        except MissingError:
+            if not isinstance(store, OciLayout) or store.state() == state:
+                raise
 
 
 def _check_layout(store: OciLayout, manifest: Manifest) -> None:

@@ -122,7 +122,7 @@ def recipe_for_host() -> Recipe:
 
 def install(recipe: Recipe, report: Callable[[str], None]) -> None:
     """Install the distribution's packages, beside a second pinned source where the recipe names one."""
-    report(f"installing {', '.join(recipe.packages)} from this host's own package archive")
+    report(f"installing {', '.join(recipe.packages)} with apt-get: usually 20 to 60 s")
     if recipe.second_suite:
         add_pinned_source(recipe.second_suite, recipe.packages)
     ours = not DAEMON_FILE.exists()
@@ -160,7 +160,7 @@ def install_packages(packages: Sequence[str], report: Callable[[str], None], *, 
             expected=why,
             next_step=f"sudo apt-get install -y {' '.join(packages)}",
         )
-    report(f"installing {', '.join(packages)}: {why}")
+    report(f"installing {', '.join(packages)} with apt-get ({why}): usually 10 to 30 s")
     apt_install(packages)
 
 
@@ -213,10 +213,10 @@ def start_daemon(report: Callable[[str], None]) -> None:
     """
     process = None
     if INIT_FOLDER.is_dir():
-        report("starting the docker service")
+        report("starting the docker service: usually 2 to 10 s")
         subprocess.run(["systemctl", "start", "docker"], check=False, timeout=START_TIMEOUT_S)
     else:
-        report(f"starting dockerd (pid file {PID_FILE}, log {LOG_FILE})")
+        report(f"starting dockerd (pid file {PID_FILE}, log {LOG_FILE}): usually 2 to 10 s")
         process = _spawn_daemon()
     deadline = time.monotonic() + START_TIMEOUT_S
     while not socket_answers(timeout_s=2.0):

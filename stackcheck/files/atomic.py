@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 
 TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
-# What a full disk, a quota, a read-only disk and a missing permission raise.
-UNUSABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+# What a full or failing disk, a quota, a read-only disk and a missing permission raise.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+# What a file where a folder is expected raises, or a folder where a file is expected.
+IN_THE_WAY = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY}
+UNUSABLE = NO_ROOM | IN_THE_WAY | {errno.ENAMETOOLONG, errno.ELOOP}
 NEXT_STEP = "free disk space or fix the permissions, then run the same command again"
+MOVE_AWAY = "move away the file or folder that is in the way, then run the same command again"
 
 
 def file_error(error: OSError, path: Path | None = None) -> FileError:
@@ -32,7 +36,7 @@ def file_error(error: OSError, path: Path | None = None) -> FileError:
         "cannot read or write a file",
         where=str(where) if where else None,
         got=error.strerror or str(error),
-        next_step=NEXT_STEP,
+        next_step=MOVE_AWAY if error.errno in IN_THE_WAY else NEXT_STEP,
     )
 
 

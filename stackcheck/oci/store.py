@@ -102,6 +102,9 @@ class Store(Protocol):
     def writing(self, report: Callable[[str], None]) -> AbstractContextManager[None]:
         """Hold the store for writing; `report` gets a line if it has to wait for another writer."""
 
+    def tidied(self) -> AbstractContextManager[None]:
+        """At the end remove what the body replaced, where the store does not do that itself."""
+
 
 def parse_reference(text: str) -> Reference:
     """Read a reference.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX, frozen, wheel_tag
 from stackcheck.recipe.extensions import template_values
 
@@ -189,7 +190,7 @@ def write(stacks: Iterable[Stack], images: Path) -> tuple[Path, ...]:
         for name, text in render(stack, images).items():
             path = folder / name
             if _bytes(path) != text.encode():
-                path.write_bytes(text.encode())
+                write_atomically(path, (text.encode(),))
                 written.append(path)
     return tuple(written)
 

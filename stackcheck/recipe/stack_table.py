@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from stackcheck.files.atomic import write_atomically
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -61,7 +63,7 @@ def refresh(page: Path, stacks: Sequence[Stack]) -> bool:
     text = page.read_text(encoding="utf-8")
     filled = _filled(text, stacks)
     if filled != text:
-        page.write_text(filled, encoding="utf-8")
+        write_atomically(page, (filled.encode(),))
     return filled != text
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.build.wheels.wheelhouse import sha256
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -142,8 +142,8 @@ class WheelCache:
         try:
             yield
         except OSError as error:
-            raise ConfigurationError(
-                "cannot write to the wheel cache",
+            raise FileError(
+                "cannot write the wheel cache",
                 where=str(self.folder),
                 got=error.strerror,
                 next_step=f"free disk space, fix the permissions, or pass --wheel-cache DIR or {OFF}",

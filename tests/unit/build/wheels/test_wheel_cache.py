@@ -9,7 +9,7 @@ import pytest
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck.build import platforms
 from stackcheck.build.wheels import wheel_cache
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import FileError
 from stackcheck.recipe import requirements
 
 TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
@@ -107,7 +107,7 @@ def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path)
 def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = wheel_cache.WheelCache(tmp_path / "file" / "cache")
-    with pytest.raises(ConfigurationError, match="wheel cache cannot be written") as caught:
+    with pytest.raises(FileError, match="cannot write the wheel cache") as caught:
         cache.keep("k" * 64, tmp_path)
     assert "--wheel-cache DIR, or off" in str(caught.value)
 

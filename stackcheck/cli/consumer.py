@@ -1,4 +1,4 @@
-"""The verbs of who uses images: verify, pull, run."""
+"""The consumer's verbs: verify, pull, run, sbom. In: a reference. Out: facts, or exit 7 with the reason."""
 
 from __future__ import annotations
 
@@ -6,66 +6,80 @@ import datetime as dt
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stackcheck.certificate import keys
-from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref
-from stackcheck.cli.output import Progress, print_facts, print_json
+from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
+from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stackcheck import vendors
     from stackcheck.certificate.verify import Verified
 
-app = typer.Typer(rich_markup_mode=None)
+app = new_app()
 
 AUTO = "auto"
 NONE = "none"
-_AGE = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
+_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
-MaxAge = Annotated[str, typer.Option(help="How old the verdict may be: 30d, 12h, 45m.")]
-Model = Annotated[str, typer.Option(help="Device model it has to be certified for.")]
-Driver = Annotated[str, typer.Option(help="Driver it has to be certified for; 'none' without a GPU.")]
+MaxAge = Annotated[
+    str, typer.Option("--max-age", metavar="DURATION", help="Largest age of the verdict: 30d, 12h or 45m.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--device-model", metavar="MODEL", help="Device model to verify for; `auto` is this host's model."
+    ),
+]
+Driver = Annotated[
+    str,
+    typer.Option(
+        "--driver",
+        metavar="VERSION",
+        help="Driver to verify for; `auto` is this host's driver, `none` is a host without a GPU.",
+    ),
+]
 
 
 @app.command("verify")
 def verify_image(
     reference: Ref,
     *,
-    key: PublicKey = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
     driver: Driver = AUTO,
+    key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a published image's certificate against this host; exit 7 when it does not hold."""
+    """Check the certificate of a published image for this host; exit 7 if it is not valid."""
     verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
     facts = _facts(verified)
     if as_json:
         print_json(facts | {"certificate": verified.facts})
         return
     print_facts({name: str(value) for name, value in facts.items() if value is not None})
-    for name in _remarks(verified):
-        print(f"note: {name}", file=sys.stderr)
+    for note in _notes(verified):
+        print(f"note: {note}", file=sys.stderr)
 
 
 @app.command("pull")
 def pull_image(
     reference: Ref,
     *,
-    key: PublicKey = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
     driver: Driver = AUTO,
+    key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Verify, then fetch exactly that digest into the local engine."""
+    """Verify an image, then fetch exactly the verified digest into the local engine."""
     from stackcheck.certificate import pull
     from stackcheck.engine.client import Engine
 
@@ -79,16 +93,18 @@ def pull_image(
 @app.command("run")
 def run_image(
     reference: Ref,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run in the image.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="What to run in the image; write -- before it.")
+    ],
     *,
-    key: PublicKey = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
     driver: Driver = AUTO,
+    key: PublicKey = None,
     plain_http: PlainHttp = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Verify, then run a command in the image with the current folder mounted, and nothing else."""
+    """Verify an image, then run a command in it; only the current folder is mounted."""
     from stackcheck import vendors
     from stackcheck.certificate import pull
     from stackcheck.engine.client import Engine
@@ -96,7 +112,7 @@ def run_image(
     verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
     vendor = verified.facts["host"]["vendor"]
     if dry_run:
-        print(f"{verified.reference}: run {' '.join(command)} with {Path.cwd()} mounted, on vendor {vendor}")
+        print(f"{verified.reference}: run {' '.join(command)} with {Path.cwd()} mounted (vendor {vendor})")
         return
     engine = Engine.connect()
     name = pull.pull(verified, engine, report=Progress(), plain_http=plain_http)
@@ -105,16 +121,36 @@ def run_image(
     raise typer.Exit(code)
 
 
+@app.command("sbom")
+def print_sbom(
+    reference: Ref,
+    *,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the packages of a published image, from the signed document that is attached to it."""
+    from stackcheck.certificate import attached_sbom
+
+    document = attached_sbom.attached(reference, public_key=keys.load_public(key), plain_http=plain_http)
+    if as_json:
+        print_json(document)
+        return
+    packages = sorted(document["components"], key=lambda item: (item.get("purl", ""), item["name"]))
+    print_table(("package", "version", "kind", "licence"), [_package_row(item) for item in packages])
+
+
 def _verified(
     reference: str, key: Path | None, max_age: str, device_model: str, driver: str, *, plain_http: bool
 ) -> Verified:
     from stackcheck.certificate.verify import verify
 
+    oldest = _duration(max_age)
     model, version = _machine(device_model, driver)
     return verify(
         reference,
         public_key=keys.load_public(key),
-        max_age=_age(max_age),
+        max_age=oldest,
         device_model=model,
         driver=version,
         plain_http=plain_http,
@@ -122,7 +158,7 @@ def _verified(
 
 
 def _machine(device_model: str, driver: str) -> tuple[str, str | None]:
-    """The device model and driver to verify for; `auto` is what this host has."""
+    """The device model and driver to verify for; `auto` stands for those of this host."""
     if AUTO not in {device_model, driver}:
         return device_model, None if driver == NONE else driver
     from stackcheck import vendors
@@ -131,7 +167,7 @@ def _machine(device_model: str, driver: str) -> tuple[str, str | None]:
     model = device_model if device_model != AUTO else _model_of(host)
     version = host.driver if driver == AUTO else None if driver == NONE else driver
     if device_model == "CPU" and driver == AUTO:
-        version = None  # a processor has no driver, whatever GPUs stand beside it
+        version = None  # a CPU certificate has no driver, also where the host has GPUs
     return model, version
 
 
@@ -140,20 +176,26 @@ def _model_of(host: vendors.Host) -> str:
     if len(models) == 1:
         return models.pop()
     raise ConfigurationError(
-        "this host has no device, or devices of several models",
-        got=", ".join(sorted(models)) or "none",
-        next_step="name the one to verify for: --device-model MODEL",
+        "cannot choose a device model for this host",
+        got=", ".join(sorted(models)) or "no device",
+        expected="devices of exactly one model",
+        next_step="name the model to verify for: --device-model MODEL",
     )
 
 
-def _age(text: str) -> dt.timedelta:
-    match = _AGE.fullmatch(text)
-    if match is None:
-        raise ConfigurationError("this is no age", got=text, expected="a number and d, h or m: 30d")
+def _duration(text: str) -> dt.timedelta:
+    match = _DURATION.fullmatch(text)
     try:
-        return dt.timedelta(**{_UNITS[match["unit"]]: int(match["number"])})
-    except OverflowError as error:
-        raise ConfigurationError("this age is too large", got=text, expected="30d") from error
+        if match:
+            return dt.timedelta(**{_UNITS[match["unit"]]: int(match["number"])})
+    except OverflowError:
+        pass
+    raise ConfigurationError(
+        "invalid duration",
+        where="--max-age",
+        got=text,
+        expected="a number and d, h or m, such as 30d; at most 999999999d",
+    )
 
 
 def _facts(verified: Verified) -> dict[str, object]:
@@ -169,12 +211,25 @@ def _facts(verified: Verified) -> dict[str, object]:
     }
 
 
-def _remarks(verified: Verified) -> list[str]:
-    """What a careful user has to know although the certificate holds."""
+def _notes(verified: Verified) -> list[str]:
+    """What the user should know although the certificate is valid."""
     waivers = [
         f"{item['check']} is waived by {item['by']}: {item['reason']}" for item in verified.facts["waivers"]
     ]
     return (["this stack is experimental"] if verified.facts["experimental"] else []) + waivers
+
+
+def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:
+    kind = component.get("purl", f"pkg:{component['type']}/").removeprefix("pkg:").partition("/")[0]
+    return component["name"], component.get("version", "-"), kind, _licences(component)
+
+
+def _licences(component: dict[str, Any]) -> str:
+    stated = component.get("licenses", [])
+    names = [
+        item.get("expression") or item["license"].get("id") or item["license"]["name"] for item in stated
+    ]
+    return ", ".join(names) or "not stated"
 
 
 def _print_line(line: str) -> None:
