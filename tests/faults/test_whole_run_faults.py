@@ -68,7 +68,7 @@ def test_listener_that_cannot_start_is_known_as_gone(tmp_path) -> None:
     heard = listener.heard()
     listener.stop()
     assert not heard.listening
-    assert "no vendor" in heard.error
+    assert "unknown vendor" in heard.error
 
 
 def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> None:
