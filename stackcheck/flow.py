@@ -196,7 +196,7 @@ def build_subject(
         BuildError: The build failed.
     """
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
-    return subjects.of_stack(stack, image, root=settings.root, vendor=settings.vendor)
+    return subjects.of_stack(stack, image, vendor=settings.vendor)
 
 
 def test(

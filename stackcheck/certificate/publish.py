@@ -115,7 +115,7 @@ def copy_and_tag(
             expected=f"the tag {stack_id or 'that `stackcheck certify` gave the image'}",
             next_step=f"stackcheck publish {stack_id or 'IMAGE'} --to {store.target}",
         )
-    with store.writing(report):
+    with store.writing(report), store.tidied():
         known = attachments.read_envelopes(store, manifest.digest, public_key)
         envelopes = supersede_revocation(envelopes, certified, known, store.target, key)
         _copy_image(source, manifest, store, report)

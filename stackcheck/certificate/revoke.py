@@ -72,7 +72,10 @@ def revoke(
     found = parse_reference(reference)
     store = open_store(found.target, plain_http=plain_http)
     public_key = key.public_key()
-    with store.writing(report):
+    store.read_manifest(
+        found.name
+    )  # first: opening a layout for writing makes it where the folder is missing
+    with store.writing(report), store.tidied():
         manifest = store.read_manifest(found.name)
         known = attachments.read_envelopes(store, manifest.digest, public_key)
         latest = newest(envelope.statement for envelope in known)

@@ -24,7 +24,7 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.errors import CertificateError
 from stackcheck.oci import tags
-from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, RegistryError
+from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import Reference, parse_reference
 from stackcheck.oci.stores import open_store
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from stackcheck.certificate.statement import Envelope
+    from stackcheck.oci.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +90,8 @@ def verify(
     parsed = parse_reference(reference)
     try:
         store = open_store(parsed.target, plain_http=plain_http)
-        # 1. Read the manifest.
-        manifest = store.read_manifest(parsed.name)
-        # 2. Check the bytes. From a registry, `pull` checks the layers as they arrive.
-        if isinstance(store, OciLayout):
-            _check_layout(store, manifest)
-        # 3. Collect the statements that the pinned key signed.
-        envelopes = attachments.read_envelopes(store, manifest.digest, public_key)
+        # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
+        manifest, envelopes = _read(store, parsed.name, public_key)
     except RegistryError as error:
         raise as_certificate_error(error, reference) from error
     statements = [item.statement for item in envelopes]
@@ -133,6 +131,25 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
         expected=error.expected,
         next_step=error.next_step or "fetch the image again from where it was published",
     )
+
+
+def _read(
+    store: Store, name: str, public_key: EllipticCurvePublicKey
+) -> tuple[Manifest, tuple[Envelope, ...]]:
+    """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they arrive.
+
+    They are read again if another process changed the layout and removed a file meanwhile.
+    """
+    while True:
+        state = store.state() if isinstance(store, OciLayout) else None
+        try:
+            manifest = store.read_manifest(name)
+            if isinstance(store, OciLayout):
+                _check_layout(store, manifest)
+            return manifest, attachments.read_envelopes(store, manifest.digest, public_key)
+        except MissingError:
+            if not isinstance(store, OciLayout) or store.state() == state:
+                raise
 
 
 def _check_layout(store: OciLayout, manifest: Manifest) -> None:

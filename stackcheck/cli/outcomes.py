@@ -1,4 +1,4 @@
-"""How the outcomes of the main job look on stdout."""
+"""How the outcomes of `stackcheck images` are printed. In: outcomes. Out: a table or JSON on stdout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(outcomes: Sequence[StackOutcome], *, as_json: bool) -> None:
-    """Print a table with the next commands to type, or one JSON document."""
+    """Print a table and the next commands to type, or one JSON document."""
     if as_json:
         print_json([_row(outcome) for outcome in outcomes])
     else:
@@ -47,12 +47,12 @@ def _print_one(outcome: StackOutcome) -> None:
 
 
 def _program() -> str:
-    """How the user types this program: by its name where the shell finds it, else as it was started."""
+    """How the user types this program: its name if it is on PATH, else the path it was started by."""
     return "stackcheck" if shutil.which("stackcheck") else os.path.relpath(sys.argv[0])
 
 
 def _figures(outcome: StackOutcome) -> list[tuple[str, str]]:
-    """The figures worth a line: what was measured with a rate as its unit."""
+    """The first measured rates (metrics in some unit per second), as name and value."""
     checks = outcome.result.checks if outcome.result else ()
     metrics = [metric for check in checks for metric in check.metrics if "/s" in metric.unit]
     return [(metric.name, f"{metric.value:,.1f} {metric.unit}") for metric in metrics if metric.value][:6]

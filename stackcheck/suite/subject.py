@@ -52,15 +52,15 @@ class Subject:
     experimental: bool = False
 
 
-def of_stack(stack: Stack, image: Image, *, root: Path, vendor: Vendor | None = None) -> Subject:
-    """The subject of a stack that was built in the checkout `root`; `vendor` overrides the stack's own."""
+def of_stack(stack: Stack, image: Image, *, vendor: Vendor | None = None) -> Subject:
+    """The subject of a stack that was built here; `vendor` overrides the stack's own."""
     return Subject(
         name=stack.id,
         image=image,
         vendor=vendor or stack.vendor,
         required=stack.required_checks,
         machines=stack.tested_on,
-        provenance=provenance.of_build(stack, image, root=root),
+        provenance=provenance.of_build(stack, image),
         experimental=stack.experimental,
     )
 
@@ -83,7 +83,7 @@ def of_image(
         name=name,
         image=image,
         vendor=chosen,
-        required=stack.required_checks if stack else matrix.required[chosen],
+        required=stack.required_checks if stack else matrix.required_of(chosen),
         machines=stack.tested_on if stack else None,
         provenance=provenance.Provenance(
             parameters={

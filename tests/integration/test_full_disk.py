@@ -177,3 +177,21 @@ def test_a_pull_that_finds_no_room_is_no_refused_certificate(
     assert code == 0, text
     (name,) = (line.split()[1] for line in text.splitlines() if line.startswith("image"))
     scripted_engine.remove(name)
+
+
+def test_a_checkout_on_a_read_only_disk_is_named_and_stays(tmp_path: Path) -> None:
+    root = make_checkout(tmp_path / "checkout")
+    shutil.move(root / "images", tmp_path / "images")
+    made = SmallDisk(root / "images")
+    try:
+        shutil.copytree(tmp_path / "images", made.folder, dirs_exist_ok=True)
+        dockerfile = next(made.folder.glob("cpu-*/Dockerfile"))
+        dockerfile.write_text("FROM scratch\n")
+        subprocess.run(["mount", "-o", "remount,ro", made.folder], check=True)
+        code, text = stackcheck(root, "render", "cpu-*")
+        assert code == 10, text
+        assert str(dockerfile.relative_to(root)) in text
+        assert "Read-only file system" in text
+        assert (dockerfile.read_text(), made.litter()) == ("FROM scratch\n", [])
+    finally:
+        made.unmount()

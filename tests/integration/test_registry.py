@@ -115,9 +115,7 @@ def test_a_revoked_image_is_refused_and_the_tag_goes_back(
         verified(str(two.unique))
 
 
-def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(
-    target: str, image: SmallImage
-) -> None:
+def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(target: str, image: SmallImage) -> None:
     release(image, target)
     assert revoked(f"{target}:{STACK_ID}").left == (STACK_ID,)
     with pytest.raises(CertificateError, match="FAILED"):

@@ -21,7 +21,6 @@ from stackcheck import flow
 from stackcheck.build import build
 from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts, status
 from stackcheck.matrix import matrix
-from stackcheck.matrix.matrix import TestTarget
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.verdict import Waiver
 
@@ -59,8 +58,7 @@ def test_a_required_check_that_skips_fails_the_image(world: World) -> None:
 def test_an_image_that_fails_leaves_the_tag_on_the_one_that_passed(world: World) -> None:
     first = world.outcome().image
     assert first is not None
-    dockerfile = world.root / "images" / CPU_STACK / "Dockerfile"
-    dockerfile.write_text(dockerfile.read_text() + "# changed\n")
+    world.set('env: {EXAMPLE: "1"}')
     world.engine.answer = answer((GEMM, "error"))
     outcome = world.outcome()
     assert outcome.state == "failed"
@@ -81,9 +79,9 @@ def test_an_unfit_machine_ends_with_9_and_signs_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("experimental", [False, True])
 def test_a_machine_that_the_stack_does_not_name_certifies_nothing(world: World, experimental: bool) -> None:
-    named = (TestTarget(device="CPU", count=2),)
-    stack = dataclasses.replace(world.stack(), tested_on=named, experimental=experimental)
-    outcome = world.outcome(stack)
+    world.set(f"experimental: {str(experimental).lower()}")
+    world.set("tested_on: [{device: CPU, count: 2}]")
+    outcome = world.outcome()
     assert outcome.error is not None
     assert (outcome.state, outcome.error.exit_code) == ("unfit", 9)
     assert "the machine has CPU x1, and the stack names CPU x2" in str(outcome.error)
@@ -134,7 +132,8 @@ def test_an_amd_stack_without_a_device_is_failed_and_not_published(world: World)
 
 
 def test_an_experimental_stack_says_so_in_its_certificate(world: World) -> None:
-    world.outcome(dataclasses.replace(world.stack(), experimental=True))
+    world.set("experimental: true")
+    world.outcome()
     assert world.verify().facts["experimental"] is True
 
 
@@ -143,10 +142,10 @@ def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(world: World) -> 
     loaded = matrix.load(world.root / "matrix.yaml")
     image = build.adopt(FOREIGN, engine, folder=world.settings.folder("foreign"), report=world.lines.append)
     subject = subjects.of_image(image, loaded, None, name="foreign", vendor=None)
-    assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required["cpu"], None)
+    assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required_of("cpu"), None)
     judged = flow.test(subject, engine, world.settings, world.lines.append)
     assert judged.verdict.status == "PASSED"
-    assert judged.verdict.required == loaded.required["cpu"]
+    assert judged.verdict.required == loaded.required_of("cpu")
     flow.sign(subject, judged, world.settings)
     predicate = world.signed("foreign")[PROVENANCE].document["predicate"]
     assert predicate["buildDefinition"]["externalParameters"]["origin"] == "not built by this project"

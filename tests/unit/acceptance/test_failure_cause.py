@@ -20,9 +20,9 @@ NO_BOUND = GEMM | {"m": 1}
 @pytest.fixture(name="harness")
 def suites_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "path", [str(ACCEPTANCE), *sys.path])
-    from harness import check, reports
+    from harness import check, records
 
-    return SimpleNamespace(check=check, reports=reports)
+    return SimpleNamespace(check=check, records=records)
 
 
 def ended(harness: Any, figures: list[tuple[float, dict[str, Any]]], *, teardown: str = "passed") -> Any:
@@ -35,7 +35,7 @@ def ended(harness: Any, figures: list[tuple[float, dict[str, Any]]], *, teardown
         check.conclude()
     except pytest.fail.Exception:
         outcome = "failed"
-    record = harness.reports.new_record("test_a.py::test_b")
+    record = harness.records.new_record("test_a.py::test_b")
     phases = [("setup", "passed"), ("call", outcome), ("teardown", teardown)]
     for when, phase_outcome in phases:
         report = pytest.TestReport(
@@ -47,12 +47,12 @@ def ended(harness: Any, figures: list[tuple[float, dict[str, Any]]], *, teardown
             when=when,  # type: ignore[arg-type]
         )
         if when == "call":  # as the session does; any other phase that fails is an error
-            setattr(report, harness.reports.KIND, phase_outcome)
+            setattr(report, harness.records.KIND, phase_outcome)
         if when == "teardown":
             item: Any = SimpleNamespace()
-            measured = harness.reports.measured(item, check)
-            setattr(report, harness.reports.RECORD, json.dumps(measured))
-        harness.reports.merge(record, report)
+            measured = harness.records.measured(item, check)
+            setattr(report, harness.records.RECORD, json.dumps(measured))
+        harness.records.merge(record, report)
     return CheckResult.model_validate_json(json.dumps(record))
 
 

@@ -70,8 +70,9 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
     capsys: Capsys,
 ) -> None:
     call(capsys, "build", CPU_STACK)
-    path = checkout / "images" / CPU_STACK / "Dockerfile"
+    path = checkout / "images" / "parts" / "final.j2"
     path.write_text(path.read_text().replace('CMD ["python"]', 'CMD ["python3"]'))
+    assert call(capsys, "render", CPU_STACK).code == 0
     done = call(capsys, "build", CPU_STACK, "--dry-run", "--json")
     (row,) = json.loads(done.out)
     assert [stage["from"] for stage in row["stages"]] == [
@@ -183,7 +184,6 @@ def test_bytes_that_layers_share_are_counted_once(
     image = build.load_image(checkout / "build" / CPU_STACK / "image.json")
     assert build.shared_bytes(image, ()) == 0
     assert build.shared_bytes(image, (image, image)) == image.size_bytes > 0
-    assert build.stored_bytes((image, image)) == image.size_bytes
 
 
 def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(

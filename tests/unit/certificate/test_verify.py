@@ -190,7 +190,10 @@ def test_a_revocation_that_is_left_in_one_form_only_still_counts(dist: Path, ima
     revoke(f"oci:{dist}:{one}", reason="NaN", key=KEY, now=NOW + DAY / 2, report=quiet)
     store, old = OciLayout(dist), OciLayout(before)
     legacy = attachments.legacy_tag(image.manifest_digest)
-    store.write_manifest(old.read_manifest(legacy), legacy)
+    restored = old.read_manifest(legacy)
+    for blob in (*restored.descriptors("config"), *restored.descriptors("layers")):
+        store.write_blob(blob, lambda digest=blob.digest: old.read_blob(digest))
+    store.write_manifest(restored, legacy)
     with pytest.raises(CertificateError, match="FAILED"):
         verify.verify(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
 
@@ -245,7 +248,7 @@ def test_a_blob_that_grew_without_end_is_given_up_at_its_size(dist: Path) -> Non
     layer = store.read_manifest(STACK_ID).descriptors("layers")[0]
     with store.blob_path(layer.digest).open("r+b") as file:
         file.truncate(2**40)  # a hole: it takes no room, and hours to read
-    with pytest.raises(CertificateError, match="more bytes"):
+    with pytest.raises(CertificateError, match="larger than declared"):
         verified(dist)
 
 

@@ -37,7 +37,7 @@ def test_an_image_from_elsewhere_is_tested_certified_and_published_under_its_own
 ) -> None:
     done = call(capsys, "test", FOREIGN, "--json")
     assert done.code == 0
-    assert tuple(json.loads(done.out)["required"]) == matrix.load(checkout / "matrix.yaml").required["cpu"]
+    assert tuple(json.loads(done.out)["required"]) == matrix.load(checkout / "matrix.yaml").required_of("cpu")
     assert call(capsys, "certify", FOREIGN).code == 0
     assert call(capsys, "publish", FOREIGN).code == 0
     label = tags.label(FOREIGN)

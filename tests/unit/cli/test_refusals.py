@@ -80,7 +80,7 @@ def test_a_stack_id_that_stands_twice_is_exit_2_with_both_places(checkout: Path,
     done = call(capsys, "list", "--root", checkout)
     assert done.code == 2
     assert "stacks[1]" in done.err
-    assert "stands already at stacks[0]" in done.err
+    assert "is already at stacks[0]" in done.err
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ASSETS.iterdir()))

@@ -28,8 +28,8 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_lacking_has_the_command_that_mends_it(tmp_path: Path) -> None:
     findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
     assert not findings["engine"].ok
-    assert findings["engine"].mend == "stackcheck doctor --fix"
-    assert findings["buildx"].mend == "stackcheck doctor --fix"
+    assert findings["engine"].fix == "stackcheck doctor --fix"
+    assert findings["buildx"].fix == "stackcheck doctor --fix"
     assert {"disk", "memory", "amd GPUs", "nvidia GPUs", "mmdebstrap"} <= set(findings)
 
 
@@ -54,4 +54,4 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(doctor, "DISK_NEEDED_BYTES", 10**18)
     finding = next(finding for finding in doctor.examine(tmp_path) if finding.name == "disk")
     assert not finding.ok
-    assert finding.mend == "docker builder prune"
+    assert finding.fix == "docker builder prune"

@@ -308,7 +308,7 @@ def test_nothing_is_written_without_being_asked(checkout, files) -> None:
     shown = CliRunner().invoke(app, [*files, "--root", str(checkout)])
     assert shown.exit_code == 0, shown.output
     assert target.read_bytes() == before
-    assert "nothing was written; --write does" in shown.stdout
+    assert "nothing written; add --write to write them" in shown.stdout
     assert '+ {"metric": "copy_gb_per_s"' in shown.stdout
 
 

@@ -96,7 +96,7 @@ def changed(stack: Stack, other: Stack) -> set[str]:
         files = {"flash-attn.lock": str(one.flash_attn), "stack.json": one.id}
         same = ("requirements.lock", "toolchain.lock", "transformer-engine-torch.lock", "rootfs.tar")
         files |= dict.fromkeys(same, "as it was")
-        found = stages.read(dockerfile_of(one), files, platform="linux/amd64")
+        found = stages.read_stages(dockerfile_of(one), files, platform="linux/amd64")
         keys.append({stage.name: stage.key for stage in found})
     return {name for name in keys[0] if keys[0][name] != keys[1][name]}
 

@@ -68,7 +68,7 @@ def make_checkout(root: Path) -> Path:
 def let_pass(checkout: Path) -> None:
     """Prepare a healthy result, with the image and host of the last run."""
     last_run = json.loads((checkout / "build" / LABEL / "run.json").read_text())
-    checks = [result_files.check(name) for name in matrix.load(checkout / "matrix.yaml").required["cpu"]]
+    checks = [result_files.check(name) for name in matrix.load(checkout / "matrix.yaml").required_of("cpu")]
     same = {name: last_run[name] for name in ("tier", "stack_id", "image", "host")}
     of_next_run = {"run_id": "RUN_ID", "inputs": "INPUTS", "started": "RUN_TIME", "finished": "RUN_TIME"}
     document = result_files.result(*checks, **same, **of_next_run)

@@ -12,6 +12,7 @@ from stackcheck import flow
 from stackcheck.certificate import keys, signing, verify
 from stackcheck.matrix import resolve
 from stackcheck.oci.layout import OciLayout
+from stackcheck.recipe import render
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,16 @@ class World:
 
     def stack(self, name: str = CPU_STACK) -> resolve.Stack:
         return resolve.load_stacks(self.root, (name,))[0]
+
+    def set(self, setting: str) -> resolve.Stack:
+        """Give the cpu stack one more line in matrix.yaml, and render; the stack that follows."""
+        path = self.root / "matrix.yaml"
+        path.write_text(
+            path.read_text().replace("  - runtime: cpu\n", f"  - runtime: cpu\n    {setting}\n", 1)
+        )
+        stack = self.stack()
+        render.write((stack,), self.root / "images")
+        return stack
 
     def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.StackOutcome]:
         settings = dataclasses.replace(self.settings, **changes)

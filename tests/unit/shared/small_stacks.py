@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from small_recipe import render_from
 from stackcheck.build import bootstrap, build
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
@@ -83,10 +84,7 @@ def empty_checkout(tmp_path: Path, small_base: Path) -> Path:
 
 def small_stack(checkout: Path, dockerfile: str, cpu_stack: resolve.Stack, lock: str = "") -> resolve.Stack:
     stack = dataclasses.replace(cpu_stack, id=f"small-{checkout.name}".lower()[:60].strip("_-"))
-    folder = checkout / "images" / stack.id
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ASSETS / f"{dockerfile}.Dockerfile", folder / "Dockerfile")
-    (folder / "stack.json").write_text(json.dumps({"stack_id": stack.id}))
+    folder = render_from((ASSETS / f"{dockerfile}.Dockerfile").read_text(), stack, checkout)
     (folder / "requirements.lock").write_text(lock)
     return stack
 

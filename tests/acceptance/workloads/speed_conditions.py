@@ -1,0 +1,72 @@
+"""What speed checks measure on GPUs. In: a metric and conditions. Out: formats, shapes, sizes, and what is
+judged.
+
+Pure: the lint of thresholds uses it too.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+GEMM_DTYPES = ("bf16", "fp16", "tf32", "fp8")
+# m, n, k: a cube for comparison with published figures, and the projections of an 8B Llama at 8192 tokens.
+GEMM = ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 28672, 4096), (4096, 4096, 4096))
+COPY_BYTES = 4 << 30
+ATTENTION_BACKENDS = ("default", "flash", "cudnn")
+ATTENTION_SEQUENCE = 8192
+COLLECTIVE_BYTES = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
+PLATEAU_BYTES = 4 << 30  # soak tier
+GRAPHED_BYTES = 1 << 20  # up to this size launches take much of the time; a graph measures without them
+LINK_BYTES = 256 << 20  # between two devices, and between a device and its host
+LARGE_RANKS, LARGE_SAMPLES = (2, 4, 8), (1, 2)  # ranks of the 8B job, and samples per rank
+
+_ATTENTION = [
+    {"dtype": "bf16", "backend": backend, "causal": True, "sequence": ATTENTION_SEQUENCE}
+    for backend in ATTENTION_BACKENDS
+]
+_BUSBW = [
+    {"dtype": "bf16", "bytes": size} for size in (*COLLECTIVE_BYTES, PLATEAU_BYTES) if size > GRAPHED_BYTES
+]
+_LATENCY = [
+    {"dtype": "bf16", "bytes": size, "graph": True} for size in COLLECTIVE_BYTES if size <= GRAPHED_BYTES
+]
+# The conditions under which each metric is judged, without those of the machine (devices, nvls).
+CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
+    "gemm_tflops": [
+        {"dtype": dtype, "m": m, "n": n, "k": k, "layout": "NT"} for dtype in GEMM_DTYPES for m, n, k in GEMM
+    ],
+    "copy_gb_per_s": [{"bytes": COPY_BYTES, "kind": "device"}],
+    "attention_forward_tflops": _ATTENTION,
+    "attention_backward_tflops": _ATTENTION,
+    "all_reduce_busbw": _BUSBW,
+    "all_gather_busbw": _BUSBW,
+    "reduce_scatter_busbw": _BUSBW,
+    "all_to_all_busbw": _BUSBW,
+    "all_reduce_latency_us": _LATENCY,
+    "all_gather_latency_us": _LATENCY,
+    "reduce_scatter_latency_us": _LATENCY,
+    "all_to_all_latency_us": _LATENCY,
+    "p2p_gb_per_s": [{"bytes": LINK_BYTES}],
+    "h2d_gb_per_s": [{"bytes": LINK_BYTES}],
+    "d2h_gb_per_s": [{"bytes": LINK_BYTES}],
+    "train_tokens_per_s_per_gpu": [
+        {
+            "model": "llama",
+            "size": "8b",
+            "precision": "bf16",
+            "seq": 8192,
+            "devices": ranks,
+            "batch": ranks * samples,
+            "micro_batch": samples,
+        }
+        for ranks in LARGE_RANKS
+        for samples in LARGE_SAMPLES
+    ],
+}
+
+
+def reaches(metric: str, conditions: Mapping[str, Any]) -> bool:
+    """Whether some check measures the metric under these conditions."""
+    return any(
+        all(value == known.get(key, value) for key, value in conditions.items())
+        for known in CONDITIONS[metric]
+    )

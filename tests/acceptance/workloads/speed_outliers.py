@@ -1,0 +1,53 @@
+"""Bus bandwidth from time, and what is slower than the rest. In: times or rates. Out: GB/s, problems in
+words.
+
+Bus bandwidth is defined as in nccl-tests' doc/PERFORMANCE.md.
+"""
+
+import itertools
+import statistics
+from collections.abc import Mapping
+
+LARGEST_DIP = 0.05  # bandwidth may not fall by more from one size to the next (ROCm/cvs cvs/lib/rccl_lib.py)
+# One bad link shows as one slow direction, or as one pair far under the others (checks of NVIDIA/nccl#1130).
+LARGEST_SKEW, LEAST_OF_MEDIAN = 0.20, 0.5
+SHAPE_FROM_BYTES = 16 << 20  # below, the library changes algorithm and protocol, so steps are normal
+
+
+def busbw_gb_per_s(op: str, size_bytes: int, seconds: float, ranks: int) -> float:
+    """The bus bandwidth in 1e9 bytes/s; `size_bytes` is the size of the whole array."""
+    factor = 2 * (ranks - 1) / ranks if op == "all_reduce" else (ranks - 1) / ranks
+    return size_bytes / seconds * factor / 1e9
+
+
+def dips(curve: Mapping[int, float]) -> list[str]:
+    """Each size that is slower than the next smaller one by more than the allowed share."""
+    sizes = sorted(size for size in curve if size >= SHAPE_FROM_BYTES)
+    return [
+        f"{curve[large]:.1f} GB/s at {large} B after {curve[small]:.1f} GB/s at {small} B"
+        for small, large in itertools.pairwise(sizes)
+        if not curve[large] >= (1 - LARGEST_DIP) * curve[small]
+    ]
+
+
+def odd_pairs(rates: Mapping[tuple[int, int], float]) -> list[str]:
+    """Each (from, to) that is much slower than its way back, or slower than half of the median pair."""
+    middle = statistics.median(rates.values()) if rates else 0.0
+    found = []
+    for (sender, receiver), rate in rates.items():
+        back = rates.get((receiver, sender), rate)
+        if not rate >= (1 - LARGEST_SKEW) * back:
+            found.append(f"{sender} to {receiver} {rate:.1f} GB/s, back {back:.1f} GB/s")
+        elif not rate >= LEAST_OF_MEDIAN * middle:
+            found.append(f"{sender} to {receiver} {rate:.1f} GB/s, the median of all pairs {middle:.1f} GB/s")
+    return found
+
+
+def slow_devices(rates: Mapping[int, float], least: float, unit: str) -> list[str]:
+    """Each device that reaches less than the share `least` of its node's median."""
+    middle = statistics.median(rates.values()) if rates else 0.0
+    return [
+        f"device {device} reaches {rate:.1f} {unit}, the median of its node is {middle:.1f} {unit}"
+        for device, rate in rates.items()
+        if not rate >= least * middle
+    ]
