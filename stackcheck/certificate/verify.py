@@ -136,7 +136,7 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
 def _read(
     store: Store, name: str, public_key: EllipticCurvePublicKey
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
-    """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they arrive.
+    """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they come.
 
     They are read again if another process changed the layout and removed a file meanwhile.
     """
