@@ -88,21 +88,22 @@ def verify(
         CertificateError: The image is not certified, or the store does not hold what was certified.
     """
     parsed = parse_reference(reference)
-    # 1. Every digest is right. From a registry, `pull` checks the layers as they arrive.
     try:
         store = open_store(parsed.target, plain_http=plain_http)
+        # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
         manifest, envelopes = _read(store, parsed.name, public_key)
     except RegistryError as error:
         raise as_certificate_error(error, reference) from error
     statements = [item.statement for item in envelopes]
-    # 2. The pinned key signed a verdict. 3. The newest one is PASSED, not from the future, not too old.
+    # 4. Look at the newest VSA. 5. Keep the valid verdicts.
     verdicts = valid_verdicts(reference, statements, now or dt.datetime.now(dt.UTC), max_age)
-    # 4. A verdict was given on this device model and driver.
+    # 6. Choose the newest of these for this host.
     chosen = _verdict_for(reference, verdicts, device_model, driver)
-    # 5. The verdict is about this manifest and its config, and about the stack that the tag names.
+    # 7. Compare the tag.
     _check_tag(reference, parsed, chosen)
+    # 8. Compare the image.
     _check_subject(reference, chosen, manifest)
-    # 6. All statements that the verdict is based on are attached.
+    # 9. Check that nothing was removed.
     _check_complete(reference, chosen, statements)
     return Verified(
         reference=Reference(target=parsed.target, digest=manifest.digest),
@@ -135,7 +136,10 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
 def _read(
     store: Store, name: str, public_key: EllipticCurvePublicKey
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
-    """The manifest and its statements; once more if a writer of the layout removed what it replaced."""
+    """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they come.
+
+    They are read again if another process changed the layout and removed a file meanwhile.
+    """
     while True:
         state = store.state() if isinstance(store, OciLayout) else None
         try:

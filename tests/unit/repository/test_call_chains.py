@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (ROOT / "stackcheck", ROOT / "tests" / "acceptance")
 SECTION = re.compile(r"^## Two paths.*?(?=^## )", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# `suite/results.read, .parse` names two functions of one module.
+# `suite/results.read_result_file, .parse` names two functions of one module.
 ENTRY = re.compile(
     r"(?:^ *|, )(?P<module>\w[\w/]*)\.(?P<first>\w+(\.\w+)?)(?P<others>(, \.\w+)*)", re.MULTILINE
 )
@@ -55,6 +55,10 @@ def test_every_function_of_the_call_chains_exists() -> None:
 
 
 def test_a_renamed_function_is_found() -> None:
-    lines = ("suite/results.read, .parsed   -> RunResult", "  engine/client.Engine.start", "gone/module.run")
+    lines = (
+        "suite/results.read_result_file, .parsed   -> RunResult",
+        "  engine/client.Engine.start",
+        "gone/module.run",
+    )
     page = "## Two paths\n```\n" + "\n".join(lines) + "\n```\n## Next\n"
     assert missing(page) == ["engine/client.Engine.start", "gone/module.run", "suite/results.parsed"]
