@@ -269,7 +269,7 @@ def test_a_foreign_attestation_that_is_nested_without_end_is_passed_over(dist: P
 def test_a_manifest_whose_media_type_is_none_is_refused(dist: Path) -> None:
     body = b'{"mediaType": {"a": 1}}'
     blob = write_small_blob(OciLayout(dist), OCI_MANIFEST, body)
-    with pytest.raises(PublishError, match="media type"):
+    with pytest.raises(PublishError, match="mediaType"):
         publish.promote(
             f"oci:{dist}@{blob.digest}",
             target=f"oci:{dist}2",

@@ -107,7 +107,7 @@ def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path)
 def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = wheel_cache.WheelCache(tmp_path / "file" / "cache")
-    with pytest.raises(ConfigurationError, match="wheel cache cannot be written") as caught:
+    with pytest.raises(ConfigurationError, match="cannot write to the wheel cache") as caught:
         cache.keep("k" * 64, tmp_path)
     assert "--wheel-cache DIR, or off" in str(caught.value)
 
