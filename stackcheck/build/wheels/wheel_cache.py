@@ -146,7 +146,7 @@ class WheelCache:
                 "cannot write the wheel cache",
                 where=str(self.folder),
                 got=error.strerror,
-                next_step=f"free disk space, fix the permissions, or pass --wheel-cache DIR or {OFF}",
+                next_step=f"free disk space, fix the permissions, or use --wheel-cache DIR, or {OFF}",
             ) from error
 
 

@@ -80,4 +80,4 @@ def test_an_image_whose_history_names_no_layers_is_a_clear_error(
     monkeypatch.setattr(engine, "step_sizes", lambda _reference: ())
     done = call(capsys, "test", FOREIGN)
     assert done.code == 2
-    assert "the image's history does not say" in done.err
+    assert "the image's history does not match" in done.err

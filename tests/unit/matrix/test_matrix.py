@@ -176,7 +176,7 @@ def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
     [
         ("a: 1\nb: &x 2\n", "line 2, column 4", "an anchor or an alias"),
         ("a: 1\nb: *x\n", "line 2, column 4", "an anchor or an alias"),
-        ("a: {b: 1,\n b: 2}\n", "line 2, column 2", "the key 'b' stands twice"),
+        ("a: {b: 1,\n b: 2}\n", "line 2, column 2", "duplicate key 'b'"),
         ("a: 1\n[b]: 2\n", "line 2, column 1", "a key that is not text"),
         ("a: 1\n---\na: 2\n", "line 2, column 1", "a second document begins here"),
         ("a: " + "[" * 20, "line 1, column 23", "nested too deeply"),

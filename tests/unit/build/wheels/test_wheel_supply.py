@@ -92,7 +92,7 @@ def test_what_the_index_lacks_is_left_to_the_build_and_said(
         cache = WheelCache(tmp_path / "cache")
         supply = wheel_supply.prepare((plan,), wheelhouse_only=None, cache=cache, report=said.append)
         conf = supply.lay_out(plan, stage(plan, "wheels"), tmp_path / "house")
-    assert "the build asks for these itself" in said[-1]
+    assert "not cached; pip will fetch these" in said[-1]
     assert "gone-package==1.0" in said[-1]
     assert "no-index" not in conf
 
