@@ -72,9 +72,7 @@ def revoke(
     found = parse_reference(reference)
     store = open_store(found.target, plain_http=plain_http)
     public_key = key.public_key()
-    store.read_manifest(
-        found.name
-    )  # first: opening a layout for writing makes it where the folder is missing
+    store.read_manifest(found.name)  # before `writing`, which would create a missing layout
     with store.writing(report), store.tidied():
         manifest = store.read_manifest(found.name)
         known = attachments.read_envelopes(store, manifest.digest, public_key)

@@ -179,6 +179,8 @@ class OciLayout:
     def collect_garbage(self, report: Callable[[str], None]) -> dict[str, int]:
         """Remove the unreferenced blobs under the layout's lock; gives each with its size in bytes.
 
+        Programs that do not take the lock (skopeo, oras) must not write into the layout meanwhile.
+
         Raises:
             RegistryError: As `unreferenced`; nothing is removed then.
         """

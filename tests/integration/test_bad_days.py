@@ -68,7 +68,7 @@ def test_an_interrupted_suite_run_leaves_no_container_and_the_next_run_carries_o
     command = started(checkout, "test", REFERENCE)
     assert len(containers()) == 1
     assert command.end(number) == 130
-    assert "interrupted; the next run carries on" in command.text
+    assert "interrupted; the next run continues" in command.text
     assert containers() == []
     let_pass(checkout)
     code, text = stackcheck(checkout, "test", REFERENCE)
