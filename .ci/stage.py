@@ -2,8 +2,8 @@
 `--summary TITLE CODE`.
 
 A stage's output goes to build/logs/; a failure shows its last lines, the command that repeats it and the log.
-Out: the command's exit code. `--summary` prints in one line what all stages since `--start` ran; its exit code
-is 1 where one of them failed or did not run.
+Out: the exit code of the command. `--summary` prints in one line what all stages since `--start` ran, and exits
+with 1 where one of them failed or did not run.
 """
 
 from __future__ import annotations

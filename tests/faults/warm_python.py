@@ -15,9 +15,11 @@ import json
 import os
 import random
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,9 +78,6 @@ def _end(process: "subprocess.Popen[str]") -> None:
 @contextlib.contextmanager
 def _killed_after(timeout_s: float, pid: int) -> Iterator[list[int]]:
     """Kill a process when its time is over; what is yielded then holds it."""
-    import signal
-    import threading
-
     expired: list[int] = []
 
     def kill() -> None:
@@ -163,6 +162,24 @@ def _changes_what_is_loaded(env: Mapping[str, str], places: list[str], loaded: f
     return settings or patched or bool(planted & loaded - {"sitecustomize", "pynvml"})
 
 
+def _pytest() -> int:
+    """The exit code of `python -m pytest`."""
+    try:
+        runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def _end_at_once(code: int) -> None:
+    """Do what an interpreter does at its end, but for freeing all that was loaded before the fork."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     serve()
-    runpy.run_module("pytest", run_name="__main__", alter_sys=True)  # as `python -m pytest`
+    _end_at_once(_pytest())
