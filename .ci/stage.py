@@ -2,8 +2,8 @@
 `--summary TITLE CODE`.
 
 A stage's output goes to build/logs/; a failure shows its last lines, the command that repeats it and the log.
-Out: the exit code of the command. `--summary` prints in one line what all stages since `--start` ran, and exits
-with 1 where one of them failed or did not run.
+Out: the exit code of the command. `--summary` prints in one line what all stages since `--start` ran, and
+exits with 1 where one of them failed or did not run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import IO
 
 LOGS = Path(__file__).resolve().parents[1] / "build" / "logs"
 RECORD = LOGS / "stages.jsonl"
@@ -35,10 +36,7 @@ def run(name: str, command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     with log.open("wb") as file:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False
-        )
-    code = ended.returncode
+        code = ended(command, file)
     seconds = time.monotonic() - begin
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     counts = counted(lines)
@@ -48,7 +46,19 @@ def run(name: str, command: list[str]) -> int:
     print(line.rstrip(), flush=True)
     if code:
         explain(command, code, log, lines)
-    return code if code >= 0 else 128 - code
+    return code
+
+
+def ended(command: list[str], log: IO[bytes]) -> int:
+    """The exit code of a command, as a shell says it."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False
+        )
+    except OSError as error:
+        log.write(f"error: {error}\n".encode())
+        return 127
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 
 def explain(command: list[str], code: int, log: Path, lines: list[str]) -> None:
