@@ -98,7 +98,7 @@ def test_vendor_that_is_not_there_fails_every_check_at_once(tmp_path) -> None:
     state = json.dumps({"init": "driver_not_loaded"})
     started = time.monotonic()
     result = run_suite(tmp_path, "", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": state})
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60  # the checks that hang would take longer alone
     assert {check["outcome"] for check in result["checks"]} == {"failed"}
     reason = result["checks"][0]["reason"]
     assert reason.startswith("vendor nvidia was named and no NVIDIA device is visible")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_recipe import render_from
-from small_stacks import ASSETS, ROOT, build_one, committed_cpu_stack, real_engine  # noqa: F401  # fixtures among them
+from small_stacks import ASSETS, ROOT, build_one
 from small_wheels import locked_line, make_wheel
 from stackcheck.errors import BuildError
 from stackcheck.oci import archive
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NAME = "small_package-1.0-py3-none-any.whl"
 

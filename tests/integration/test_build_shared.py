@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_recipe import render_from
-from small_stacks import (  # noqa: F401  # fixtures among them
-    ASSETS,
-    base_of_a_shell,
-    committed_cpu_stack,
-    empty_checkout,
-    real_engine,
-)
+from small_stacks import ASSETS
 from stackcheck.build import build
 
 if TYPE_CHECKING:
@@ -60,8 +54,8 @@ class Checkout:
 
 
 @pytest.fixture
-def small(checkout: Path, cpu_stack: Stack, engine: Engine) -> Iterator[Checkout]:
-    made = Checkout(checkout, cpu_stack, engine)
+def small(empty_checkout: Path, cpu_stack: Stack, engine: Engine) -> Iterator[Checkout]:
+    made = Checkout(empty_checkout, cpu_stack, engine)
     yield made
     for name in made.names:
         engine.remove(name)

@@ -53,18 +53,19 @@ class SmallDisk:
         subprocess.run(["umount", self.folder], check=True)
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
-    root = make_checkout(tmp_path / "checkout")
-    let_pass_at_once(root)
-    return root
-
-
-def let_pass_at_once(root: Path) -> None:
-    """The answer needs the host's facts, which a run writes down before its suites start."""
+@pytest.fixture(scope="module")
+def passing(tmp_path_factory: pytest.TempPathFactory, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
+    """A checkout whose suites pass. Their answer needs the host's facts, which a run writes down first."""
+    root = make_checkout(tmp_path_factory.mktemp("passing") / "checkout")
     (root / "tests" / "acceptance" / "answer.json").write_text("{}")
     stackcheck(root, "test", REFERENCE)
     let_pass(root)
+    return root
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, passing: Path) -> Path:
+    return shutil.copytree(passing, tmp_path / "checkout")
 
 
 def disk(folder: Path) -> Iterator[SmallDisk]:

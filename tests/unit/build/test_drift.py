@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_checkout import (  # noqa: F401  # fixtures among them
-    CPU_STACK,
-    FakeEngine,
-    call,
-    fake_engine,
-    own_home,
-    small_checkout,
-)
-from small_flow import world_of_one_checkout  # noqa: F401  # a fixture
-from small_images import no_disk_flushes  # noqa: F401  # a fixture
+from small_checkout import CPU_STACK, FakeEngine, call
 from stackcheck.build import bootstrap, plans
 from stackcheck.certificate.statement import PROVENANCE
 from stackcheck.errors import ConfigurationError
@@ -26,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from small_flow import World
+    from small_flow import Job
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 Capsys = pytest.CaptureFixture[str]
 VERBS = (
@@ -50,9 +43,9 @@ def add_variable(checkout: Path) -> None:
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_a_changed_matrix_is_refused_by_every_verb_that_builds_until_it_is_rendered(
-    engine: FakeEngine, checkout: Path, capsys: Capsys, verb: tuple[str, ...]
+    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys, verb: tuple[str, ...]
 ) -> None:
-    add_variable(checkout)
+    add_variable(small_checkout)
     assert call(capsys, "render", "--check").code == 2
     done = call(capsys, *verb)
     said = done.out + done.err
@@ -62,7 +55,7 @@ def test_a_changed_matrix_is_refused_by_every_verb_that_builds_until_it_is_rende
     assert '    PYTORCH_VERSION="2.13.0"\n' in said
     assert '    PYTORCH_VERSION="2.13.0" \\\n' in said
     assert f"next: stackcheck render {CPU_STACK}" in said
-    assert (engine.builds, engine.runs) == ([], [])
+    assert (fake_engine.builds, fake_engine.runs) == ([], [])
     assert call(capsys, "render", CPU_STACK).code == 0
     assert call(capsys, *verb).code == 0
 
@@ -78,34 +71,36 @@ def test_a_changed_matrix_is_refused_by_every_verb_that_builds_until_it_is_rende
     ],
 )
 def test_an_edited_file_is_refused_with_its_first_line_that_differs_and_render_restores_it(
-    checkout: Path, capsys: Capsys, name: str, old: bytes, new: bytes
+    small_checkout: Path, capsys: Capsys, name: str, old: bytes, new: bytes
 ) -> None:
-    path = checkout / "images" / CPU_STACK / name
+    path = small_checkout / "images" / CPU_STACK / name
     before = path.read_bytes()
     path.write_bytes(before.replace(old, new))
-    (stack,) = resolve.load_stacks(checkout, (CPU_STACK,))
+    (stack,) = resolve.load_stacks(small_checkout, (CPU_STACK,))
     with pytest.raises(ConfigurationError) as caught:
-        plans.checked_files(stack, checkout)
+        plans.checked_files(stack, small_checkout)
     line = before[: before.index(old)].count(b"\n") + 1 + (old.endswith(b'"]\n'))
     assert caught.value.where == f"images/{CPU_STACK}/{name}, line {line}"
     assert caught.value.got != caught.value.expected
     assert call(capsys, "render", CPU_STACK).code == 0
-    assert plans.checked_files(stack, checkout)[name] == before
+    assert plans.checked_files(stack, small_checkout)[name] == before
 
 
-def test_a_changed_template_is_refused(engine: FakeEngine, checkout: Path, capsys: Capsys) -> None:
-    path = checkout / "images" / "parts" / "final.j2"
+def test_a_changed_template_is_refused(fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys) -> None:
+    path = small_checkout / "images" / "parts" / "final.j2"
     path.write_text(path.read_text().replace("USER 1000:1000", "USER 0:0"))
     done = call(capsys, "build", CPU_STACK)
     assert done.code == 2
     assert "got: USER 1000:1000" in done.err
     assert "expected: USER 0:0" in done.err
-    assert engine.builds == []
+    assert fake_engine.builds == []
 
 
 @pytest.mark.parametrize(("text", "said"), [("{% if %}", "cannot be rendered"), (None, "cannot be read")])
-def test_a_damaged_template_is_named(checkout: Path, capsys: Capsys, text: str | None, said: str) -> None:
-    path = checkout / "images" / "cpu.Dockerfile.j2"
+def test_a_damaged_template_is_named(
+    small_checkout: Path, capsys: Capsys, text: str | None, said: str
+) -> None:
+    path = small_checkout / "images" / "cpu.Dockerfile.j2"
     path.unlink() if text is None else path.write_text(text)
     done = call(capsys, "build", CPU_STACK, "--dry-run")
     assert done.code == 2
@@ -114,10 +109,10 @@ def test_a_damaged_template_is_named(checkout: Path, capsys: Capsys, text: str |
 
 
 def test_the_builder_gets_the_bytes_that_were_checked_and_hashed(
-    engine: FakeEngine, checkout: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody edits the Dockerfile while the base is made, after the check."""
-    path, whole = checkout / "images" / CPU_STACK / "Dockerfile", bootstrap.bootstrap
+    path, whole = small_checkout / "images" / CPU_STACK / "Dockerfile", bootstrap.bootstrap
     before = path.read_bytes()
 
     def slow(*arguments: object, **options: object) -> object:
@@ -127,30 +122,30 @@ def test_the_builder_gets_the_bytes_that_were_checked_and_hashed(
     monkeypatch.setattr(bootstrap, "bootstrap", slow)
     assert call(capsys, "build", CPU_STACK).code == 0
     assert path.read_bytes() != before
-    assert (checkout / "build" / CPU_STACK / "context" / "Dockerfile").read_bytes() == before
-    image = (checkout / "build" / CPU_STACK / "image.json").read_text()
+    assert (small_checkout / "build" / CPU_STACK / "context" / "Dockerfile").read_bytes() == before
+    image = (small_checkout / "build" / CPU_STACK / "image.json").read_text()
     assert hashlib.sha256(before).hexdigest() in image
-    assert len(engine.builds) == 1
+    assert len(fake_engine.builds) == 1
 
 
 def test_the_provenance_names_the_matrix_that_the_dockerfile_follows_from_also_when_it_is_edited_meanwhile(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, whole = world.root / "matrix.yaml", FakeEngine.bake
+    path, whole = job.root / "matrix.yaml", FakeEngine.bake
     before = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
     def bake(
         self: FakeEngine, definition: Mapping[str, object], targets: Sequence[str], **options: object
     ) -> object:
-        add_variable(world.root)
+        add_variable(job.root)
         return whole(self, definition, targets, **options)
 
     monkeypatch.setattr(FakeEngine, "bake", bake)
-    assert world.outcome().state == "certified"
-    listed = world.signed()[PROVENANCE].document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert job.outcome().state == "certified"
+    listed = job.signed()[PROVENANCE].document["predicate"]["buildDefinition"]["resolvedDependencies"]
     named = {entry["uri"]: entry["digest"]["sha256"] for entry in listed}
     assert f"sha256:{named['file:matrix.yaml']}" == before
     assert hashlib.sha256(path.read_bytes()).hexdigest() != named["file:matrix.yaml"]
-    again = world.outcome()  # the edited matrix is not what the Dockerfile follows from
+    again = job.outcome()  # the edited matrix is not what the Dockerfile follows from
     assert (again.state, again.error and again.error.exit_code) == ("not built", 2)
-    assert len(world.engine.builds) == 1
+    assert len(job.engine.builds) == 1

@@ -12,23 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import result_files
-from small_dist import (  # noqa: F401  # fixtures among them
-    DAY,
-    KEY,
-    image_of_a_few_kilobytes,
-    layout_with_that_image,
-    release,
-    verified,
-)
-from small_images import (  # noqa: F401  # a fixture
-    NOW,
-    STACK_ID,
-    certify,
-    make_image,
-    new_key,
-    no_disk_flushes,
-    quiet,
-)
+from small_dist import DAY, KEY, release, verified
+from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, policy, publish, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
 from stackcheck.errors import CertificateError, PublishError
@@ -40,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from small_images import SmallImage
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 
 def test_a_certified_image_is_accepted_by_digest(dist: Path, image: SmallImage) -> None:

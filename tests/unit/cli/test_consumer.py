@@ -10,13 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from small_checkout import call
-from small_dist import (  # noqa: F401  # fixtures among them
-    KEY,
-    image_of_a_few_kilobytes,
-    layout_with_that_image,
-    verified,
-)
-from small_images import STACK_ID, no_disk_flushes  # noqa: F401  # a fixture
+from small_dist import KEY, verified
+from small_images import STACK_ID
 from stackcheck.certificate import keys
 from stackcheck.cli import consumer, published
 from stackcheck.errors import ConfigurationError
@@ -24,7 +19,9 @@ from stackcheck.errors import ConfigurationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-from small_images import SmallImage
+    from small_images import SmallImage
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 
 @pytest.fixture

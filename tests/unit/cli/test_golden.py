@@ -21,23 +21,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import speed_results
-from small_checkout import (  # noqa: F401  # fixtures among them
-    AMD_STACK,
-    CPU_STACK,
-    FOREIGN,
-    FakeEngine,
-    answer,
-    call,
-    fake_engine,
-    own_home,
-    small_checkout,
-)
-from small_images import new_key, no_disk_flushes  # noqa: F401  # a fixture
+from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, FakeEngine, answer, call
+from small_images import new_key
 from stackcheck import cli
 from stackcheck.certificate import keys
 from stackcheck.cli import build
 from stackcheck.engine import doctor
-from stackcheck.engine.doctor import Finding
+from stackcheck.engine.doctor import HostFinding
 from stackcheck.proof import prove
 
 if TYPE_CHECKING:
@@ -45,6 +35,8 @@ if TYPE_CHECKING:
 
     from small_checkout import Done
     from stackcheck.matrix.stack import Stack
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITE = "STACKCHECK_WRITE_GOLDEN"
@@ -131,8 +123,10 @@ def file_in_place_of(name: str) -> Callable[[World], None]:
 
 def found_on_the_host(*, engine: bool) -> Callable[[World], None]:
     rows = (
-        Finding(name="engine", ok=engine, needed=True, found="29.1" if engine else "no daemon", mend="FIX"),
-        Finding(name="amd GPUs", ok=False, needed=False, found="no device"),
+        HostFinding(
+            name="engine", ok=engine, needed=True, found="29.1" if engine else "no daemon", fix="FIX"
+        ),
+        HostFinding(name="amd GPUs", ok=False, needed=False, found="no device"),
     )
     return lambda world: world.patch.setattr(doctor, "examine", lambda *_arguments: rows)
 
@@ -446,20 +440,20 @@ def test_every_verb_has_cases_and_a_golden_file_and_no_file_is_without_a_verb() 
 
 @pytest.mark.parametrize("verb", list(cli.VERBS))
 def test_a_verb_prints_what_its_golden_file_says(
-    verb: str, checkout: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+    verb: str, small_checkout: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("STACKCHECK_SUITE_PYTHON", sys.executable)
     monkeypatch.setattr("stackcheck.cli.outcomes._program", lambda: "stackcheck")
-    world = World(root=checkout, engine=engine, patch=monkeypatch, capsys=capsys)
-    runs = [shown(verb, ("--help",), world.run(verb, "--help"), checkout)]
+    world = World(root=small_checkout, engine=fake_engine, patch=monkeypatch, capsys=capsys)
+    runs = [shown(verb, ("--help",), world.run(verb, "--help"), small_checkout)]
     codes = []
     for case in CASES[verb]:
         if case.before:
             case.before(world)
         done = world.run(verb, *case.arguments)
         codes.append(done.code)
-        runs.append(shown(verb, case.arguments, done, checkout))
+        runs.append(shown(verb, case.arguments, done, small_checkout))
     assert 0 in codes, "one success"
     assert len([code for code in codes if code]) >= 3, "its likely errors"
     assert 1 not in codes, "a defect"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_checkout import ROOT, call
-from small_images import STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from small_images import STACK_ID, certify, make_image, new_key, quiet
 from stackcheck import cli
 from stackcheck.certificate import keys, publish
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     from small_checkout import Done
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 ASSETS = ROOT / "tests" / "unit" / "assets" / "yaml"
 NOW = dt.datetime.now(dt.UTC)

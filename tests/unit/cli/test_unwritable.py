@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import speed_results
-from small_checkout import (  # noqa: F401  # fixtures among them
-    CPU_STACK,
-    FakeEngine,
-    call,
-    fake_engine,
-    own_home,
-    small_checkout,
-)
+from small_checkout import CPU_STACK, FakeEngine, call
 from stackcheck.build.wheels.wheel_cache import WheelCache
 from stackcheck.errors import FileError
 from stackcheck.files.atomic import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 Capsys = pytest.CaptureFixture[str]
 DOCKERFILE = f"images/{CPU_STACK}/Dockerfile"
@@ -65,8 +60,8 @@ def measured(root: Path) -> tuple[str, ...]:
     ids=["render", "lock", "baseline", "build"],
 )
 def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     capsys: Capsys,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -75,18 +70,18 @@ def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
     number: int,
 ) -> None:
     monkeypatch.setattr("stackcheck.recipe.lock.ask", lambda *_arguments: LOCKED)
-    command = prepare(checkout)
-    before = files(checkout)
+    command = prepare(small_checkout)
+    before = files(small_checkout)
     monkeypatch.setattr("stackcheck.files.atomic.os.fsync", refuse(number))
     done = call(capsys, *command)
     assert done.code == 10, done.err
     assert path in done.err
     assert os.strerror(number) in done.err
     assert "next: free disk space or fix the permissions" in done.err
-    after = files(checkout)
+    after = files(small_checkout)
     assert {name: after[name] for name in before} == before
     assert not [name for name in after if name.name.startswith(TEMPORARY)]
-    assert all(name.is_relative_to(checkout / "build") for name in after.keys() - before.keys())
+    assert all(name.is_relative_to(small_checkout / "build") for name in after.keys() - before.keys())
 
 
 @pytest.mark.parametrize(
@@ -100,13 +95,13 @@ def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
     ids=["render", "build", "a stack's folder", "publish"],
 )
 def test_a_file_where_a_folder_has_to_be_is_exit_10_and_stays(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     capsys: Capsys,
     command: tuple[str, ...],
     in_the_way: str,
 ) -> None:
-    path = checkout / in_the_way
+    path = small_checkout / in_the_way
     if path.is_dir():
         path.rename(path.with_name("moved"))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,8 +114,8 @@ def test_a_file_where_a_folder_has_to_be_is_exit_10_and_stays(
     assert path.read_text() == "in the way"
 
 
-def test_a_folder_where_a_file_has_to_be_is_exit_10(checkout: Path, capsys: Capsys) -> None:
-    path = checkout / DOCKERFILE
+def test_a_folder_where_a_file_has_to_be_is_exit_10(small_checkout: Path, capsys: Capsys) -> None:
+    path = small_checkout / DOCKERFILE
     path.unlink()
     path.mkdir()
     done = call(capsys, "render", CPU_STACK)

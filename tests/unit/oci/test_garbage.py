@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_dist import DAY, KEY, release, verified
-from small_images import NOW, STACK_ID, make_image, no_disk_flushes, put, quiet  # noqa: F401  # a fixture
+from small_images import NOW, STACK_ID, make_image, put, quiet
 from stackcheck.certificate import attachments, revoke, verify
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import (
@@ -24,6 +24,8 @@ from stackcheck.oci.layout import REF_NAME, OciLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 REFERRER = "application/vnd.example.note"
 

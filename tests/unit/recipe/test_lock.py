@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from small_index import add_source, add_wheel, index_of_one_torch, use  # noqa: F401  # a fixture
+from small_index import add_source, add_wheel, use
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Base
 from stackcheck.recipe import extensions, indexes, lock
@@ -154,7 +155,10 @@ def test_a_wheel_that_only_amd_builds_is_never_taken_from_the_index(images: Path
 def test_an_index_that_hangs_is_one_that_does_not_answer(
     index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexes, "TIMEOUT_S", 0.001)
+    def hang(command: list[str], *, timeout: float, **_options: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(indexes.subprocess, "run", hang)
     with pytest.raises(
         indexes.UnresolvedError, match=r"no index of this machine answers for torch==2\.13\.0"
     ):

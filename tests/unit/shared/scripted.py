@@ -107,7 +107,7 @@ class Command:
     def end(self, number: signal.Signals | None = None) -> int:
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=150)
         self.lines += [err, out]
         assert "Traceback" not in self.text
         return self.process.returncode

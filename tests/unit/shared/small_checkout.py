@@ -118,20 +118,9 @@ class FakeEngine:
         return 0 if text else 137
 
 
-@pytest.fixture(name="engine")
-def fake_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The engine that every verb finds."""
-    from stackcheck.cli import build
-
-    fake = FakeEngine()
-    monkeypatch.setattr(build, "connected", lambda _report, **_options: fake)
-    return fake
-
-
-@pytest.fixture(name="checkout")
-def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout on a host without a GPU."""
-    root = tmp_path / "checkout"
+    root = folder / "checkout"
     (root / "tests" / "acceptance").mkdir(parents=True)
     (root / "trainers").mkdir()
     (root / "tests" / "acceptance" / "test_some.py").write_text("# checks\n")
@@ -144,7 +133,7 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "devices", tuple)
         monkeypatch.setattr(module, "driver", lambda: None)
         monkeypatch.setattr(module, "present", lambda: False)
-    tar = tmp_path / "rootfs.tar"
+    tar = folder / "rootfs.tar"
     tar.write_bytes(b"tar")
     base = bootstrap.RootFs(path=tar, digest=result_files.DIGEST, packages={}, reused=True)
     monkeypatch.setattr(bootstrap, "bootstrap", lambda *_a, **_k: base)
@@ -153,13 +142,6 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(wheel_cache.VARIABLE, wheel_cache.OFF)
     assert vendors.detect() == "cpu"
     return root
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
-    """Import this with the checkout: the test has its own signing key and current folder."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(checkout)
 
 
 @dataclasses.dataclass(frozen=True)

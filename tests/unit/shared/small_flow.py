@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from small_checkout import CPU_STACK, FakeEngine
 from stackcheck import flow
 from stackcheck.certificate import keys, signing, verify
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from stackcheck.certificate.statement import Statement
 
 
-class World:
+class Job:
     """One checkout, its engine, and where it publishes."""
 
     def __init__(self, root: Path, engine: FakeEngine) -> None:
@@ -77,8 +75,3 @@ class World:
             for envelope in signing.load_signed(self.settings.folder(name), self.settings.key)
         ]
         return {statement.predicate_type: statement for statement in statements}
-
-
-@pytest.fixture(name="world")
-def world_of_one_checkout(checkout: Path, engine: FakeEngine) -> World:
-    return World(checkout, engine)

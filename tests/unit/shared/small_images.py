@@ -7,7 +7,6 @@ import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import result_files
@@ -36,12 +35,6 @@ class SmallImage:
     manifest_digest: str
     config_digest: str
     stack_id: str | None = STACK_ID
-
-
-@pytest.fixture(autouse=True)
-def no_disk_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync, for tests that write hundreds of layouts: none of them simulates a power cut."""
-    monkeypatch.setattr("stackcheck.files.atomic.os.fsync", lambda _file: None)
 
 
 def quiet(_message: str) -> None:

@@ -1,4 +1,4 @@
-"""A registry that answers every request with one function, and a client with short timeouts."""
+"""A registry that answers every request with one function, and a client that soon asks again."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
 
 
 def repository(host: str, **changes: Any) -> Repository:
-    return Repository(host, "a/b", **({"timeout_s": (1.0, 0.3), "retry_delays_s": (0.01, 0.01)} | changes))
+    return Repository(host, "a/b", **({"timeout_s": (30.0, 30.0), "retry_delays_s": (0.01, 0.01)} | changes))

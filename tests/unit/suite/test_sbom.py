@@ -14,7 +14,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck.build.image import Image
 from stackcheck.certificate import attached_sbom, attachments, publish
 from stackcheck.certificate.statement import SBOM, VSA
@@ -25,6 +25,8 @@ from stackcheck.suite import components, inventory, sbom
 
 if TYPE_CHECKING:
     from stackcheck.engine.client import RunSpec
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 INVENTORY = (Path(__file__).parents[1] / "assets" / "sbom" / "inventory.jsonl").read_text().splitlines()
 RECORDS = [json.loads(line) for line in INVENTORY]
