@@ -115,7 +115,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal, unless under nohup
         signal.signal(signal.SIGHUP, _interrupt)
     try:
-        app()
+        app(prog_name="stackcheck")
     except StackcheckError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -169,7 +169,7 @@ def proven(state: str) -> Callable[[World], None]:
         "healthy": [fault | {"name": "nothing", "state": "passed"}],
         "failed": [],
     }
-    told = prove.Told.model_validate_json(json.dumps(line))
+    told = prove.FaultRun.model_validate_json(json.dumps(line))
 
     def put(world: World) -> None:
         world.patch.setattr(prove, "beside", lambda *_a, **_k: contextlib.nullcontext(lambda: told))
