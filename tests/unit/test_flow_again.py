@@ -100,6 +100,8 @@ def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(jo
     assert image is not None
     files = sorted((job.dist / "blobs" / "sha256").iterdir())
     for path in (*files, job.dist / "index.json"):
+        if not path.exists():
+            continue  # an earlier round published anew, which removes the statements that it replaces
         body = path.read_bytes()
         path.write_bytes(body[:-2] + b"~~")
         outcome = job.outcome()
@@ -108,7 +110,7 @@ def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(jo
         else:
             assert (outcome.state, outcome.error.exit_code) == ("not published", 8), path
             assert f"move {job.dist} away" in str(outcome.error)
-        path.write_bytes(body)
+            path.write_bytes(body)
 
 
 def test_another_key_signs_again_without_a_new_run(job: Job) -> None:
@@ -123,7 +125,7 @@ def test_a_target_that_refuses_leaves_the_run_for_the_next_try(job: Job) -> None
     job.dist.write_text("a file where a folder should be")
     outcome = job.outcome()
     assert outcome.error is not None
-    assert (outcome.state, outcome.error.exit_code) == ("not published", 8)
+    assert (outcome.state, outcome.error.exit_code) == ("not published", 10)
     job.dist.unlink()
     assert job.outcome().state == "certified"
     assert len(job.engine.runs) == 1

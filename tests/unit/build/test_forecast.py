@@ -199,6 +199,7 @@ def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
 def test_the_help_says_what_each_option_is_when_left_out(capsys: Capsys, verb: str) -> None:
     """Brackets would be markup, and vanish."""
     said = " ".join(call(capsys, verb, "--help").out.replace("│", " ").split())
-    assert "this host's own" in said
-    assert f"(default: ${wheel_cache.VARIABLE}, or the user's cache folder)" in said
-    assert ("(default: matrix.yaml's)" in said, "made on first use)" in said) == ((verb == "images"),) * 2
+    assert "[default: (this host's platform)]" in said
+    assert f"[default: (${wheel_cache.VARIABLE}, else the user's cache folder)]" in said
+    whole = verb == "images"
+    assert ("[default: (`publish` in matrix.yaml)]" in said, "made on first use)" in said) == (whole, whole)

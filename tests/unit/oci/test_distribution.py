@@ -187,7 +187,7 @@ def publish_into(memory: Memory, folder: Path) -> None:
     source = OciLayout(image.layout)
     with serving(memory) as (host, _seen):
         store = repository(host, retry_delays_s=())
-        publish.release(
+        publish.copy_and_tag(
             source,
             source.only_manifest(),
             certify(image, key),
