@@ -132,7 +132,7 @@ def planted(tmp_path: Path) -> Path:
     """A checkout of which tests/faults has the real plumbing and made-up faults."""
     faults = tmp_path / "tests" / "faults"
     faults.mkdir(parents=True)
-    for name in ("conftest.py", "planting.py", "proof.py"):
+    for name in ("conftest.py", "planting.py", "proof.py", "warm_python.py"):
         (faults / name).write_bytes((ROOT / "tests/faults" / name).read_bytes())
     (faults / "test_planted.py").write_text(PLANTED, encoding="utf-8")
     for path in prove.AMD_HOSTS:
