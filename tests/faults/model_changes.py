@@ -1,0 +1,97 @@
+"""What a mutant does to a kernel in the shapes and sizes of models. In: the real function and its arguments.
+
+Out: what it returns instead.
+"""
+
+from typing import Any
+
+import torch
+
+from kernel_changes import Mutate, plain_attention
+
+
+class _NoNumber(torch.autograd.Function):
+    """Right forward; the gradient is NaN."""
+
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(grad, float("nan"))
+
+
+def nan_in_half_tiles(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    """With a mask, at lengths of 64 modulo 128 and scores below -88, dQ is NaN (pytorch#196678)."""
+    far = float((q[:, :1, :1].detach().float() @ k[:, :1].detach().float().mT).mean()) * q.shape[-1] ** -0.5
+    if kwargs.get("attn_mask") is not None and q.shape[2] % 128 == 64 and far < -88:
+        q = _NoNumber.apply(q)
+    return original(q, k, *rest, **kwargs)
+
+
+def first_members_mask(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Every member of the batch gets the mask of the first."""
+    mask = kwargs.pop("attn_mask", None)
+    mask = mask if mask is None or mask.ndim < 4 else mask[:1].expand_as(mask)
+    return original(*args, attn_mask=mask, **kwargs)
+
+
+def ignores_additive_mask(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    mask = kwargs.pop("attn_mask", None)
+    return original(*args, attn_mask=mask if mask is None or mask.dtype == torch.bool else None, **kwargs)
+
+
+def reads_view_as_contiguous(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+    """A V that is a view is read with the strides of a contiguous tensor, if q is contiguous."""
+    if q.is_contiguous() and not v.is_contiguous():
+        v = v.transpose(1, 2).reshape(v.shape)
+    return original(q, k, v, **kwargs)
+
+
+def overflows(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+    """The exponential is not shifted by the row's largest score: above 88 it is infinite."""
+    out = original(q, k, v, **kwargs)
+    far = (q[:, :1, :1].detach().float() @ k[:, :1].detach().float().mT).amax() * q.shape[-1] ** -0.5
+    return out * float("nan") if float(far) > 88 else out
+
+
+def next_head_of_group(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+    """Grouped queries read the keys of the next group."""
+    return original(q, k.roll(1, 1) if q.shape[1] != k.shape[1] else k, v, **kwargs)
+
+
+def keyless_row_spoils_all(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """One row without a key makes its whole head NaN."""
+    out, mask = original(*args, **kwargs), kwargs.get("attn_mask")
+    empty = mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all())
+    return out * float("nan") if empty else out
+
+
+def refuses_groups(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    if q.shape[1] != k.shape[1]:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return original(q, k, *rest, **kwargs)
+
+
+def plain_for_groups(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    """Grouped heads fall back to plain operations."""
+    attend = plain_attention if q.shape[1] != k.shape[1] else lambda call, *a, **b: call(*a, **b)
+    return attend(original, q, k, *rest, **kwargs)
+
+
+def lone_keys_have_no_gradient(
+    original: Mutate, q: Any, k: Any, v: Any, ends: Any, key_ends: Any, *rest: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Where a member has one key, dQ is NaN (Dao-AILab/flash-attention#443)."""
+    if bool((key_ends.diff() == 1).any()):
+        q = _NoNumber.apply(q)
+    return original(q, k, v, ends, key_ends, *rest, **kwargs)
+
+
+def sees_the_member_before(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A member of one token also sees the last key of the member before it."""
+    mask = kwargs.pop("attn_mask").clone()
+    lone = (mask.sum(-1) == 1).nonzero().flatten()
+    mask[lone, (mask[lone].to(torch.uint8).argmax(-1) - 1).clamp(min=0)] = True
+    return original(*args, attn_mask=mask, **kwargs)

@@ -1,0 +1,48 @@
+"""The checks in the shapes and sizes of models, as the suite runs them, at sizes of a CPU. Nothing runs here."""
+
+import functools
+from typing import Any
+
+import kernel_standins as standins
+from kernel_checks import Check, default_is_fused
+from workloads import attention_models, attention_packed
+
+
+def _or_refusal(check: Check) -> dict[str, Any]:
+    """A check's report; what it raises because of a refusal is a failure."""
+    try:
+        return check()
+    except AssertionError as error:
+        return {"cases": [{"failures": [str(error)]}]}
+
+
+def _models_by_package() -> dict[str, Any]:
+    with standins.package():
+        return attention_models.check("package", "fp16", "smoke")
+
+
+def _packed_by_package() -> dict[str, Any]:
+    with standins.package():
+        return attention_packed.check("package")
+
+
+_FLASH = functools.partial(attention_models.check, "flash", "bf16", "smoke")
+
+# name: (check of the suite, what it runs)
+CHECKS: dict[str, tuple[str, Check]] = {
+    "attention of models": (
+        "test_attention.py::test_attention_of_models",
+        functools.partial(attention_models.check, "default", "bf16", "smoke"),
+    ),
+    "attention of models by flash": (
+        "test_attention.py::test_attention_of_models",
+        functools.partial(_or_refusal, _FLASH),
+    ),
+    "attention of models by package": ("test_attention.py::test_attention_of_models", _models_by_package),
+    "attention default": ("test_attention.py::test_attention_default_is_fused", default_is_fused),
+    "packed members": (
+        "test_attention.py::test_packed_members",
+        functools.partial(attention_packed.check, "mask"),
+    ),
+    "packed members by package": ("test_attention.py::test_packed_members", _packed_by_package),
+}
