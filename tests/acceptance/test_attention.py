@@ -80,9 +80,8 @@ def test_attention_default_is_fused(on_device: OnDevice) -> None:
     """Attention without a named backend runs a fused kernel, not the slow formula in plain operations."""
     fused = {"flash", "efficient", "cudnn"}
     for chosen in on_device(attention_backends.chosen, dtype="bf16"):
-        assert chosen["backend"] in fused, (
-            f"{chosen['backend'] or 'no backend'} ran for {chosen['shape']}, expected one of {fused}: {chosen}"
-        )
+        ran = chosen["backend"] or "no backend"
+        assert ran in fused, f"{ran} ran for {chosen['shape']}, expected one of {fused}: {chosen}"
 
 
 @pytest.mark.gpus(1)

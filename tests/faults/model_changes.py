@@ -80,13 +80,12 @@ def plain_for_groups(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: Any
     return attend(original, q, k, *rest, **kwargs)
 
 
-def lone_keys_have_no_gradient(
-    original: Mutate, q: Any, k: Any, v: Any, ends: Any, key_ends: Any, *rest: Any, **kwargs: Any
-) -> torch.Tensor:
+def lone_keys_have_no_gradient(original: Mutate, q: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
     """Where a member has one key, dQ is NaN (Dao-AILab/flash-attention#443)."""
+    key_ends = rest[3]
     if bool((key_ends.diff() == 1).any()):
         q = _NoNumber.apply(q)
-    return original(q, k, v, ends, key_ends, *rest, **kwargs)
+    return original(q, *rest, **kwargs)
 
 
 def sees_the_member_before(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The checks in the shapes and sizes of models, as the suite runs them, at sizes of a CPU. Nothing runs here."""
+"""The checks in the shapes of models, as the suite runs them, at sizes of a CPU. Nothing runs here."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""The mutants of checks in the shapes and sizes of models as a table, as in `kernel_table`. Nothing runs here."""
+"""The mutants of checks in the shapes of models as a table, as in `kernel_table`. Nothing runs here."""
 
 import kernel_changes
 import kernel_standins as standins

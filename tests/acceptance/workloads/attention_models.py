@@ -3,9 +3,9 @@
 In: a way to compute it, a dtype and a tier. Out: the report of `cases.run`. The ways are PyTorch's own choice
 (`default`), each of its backends, `flex` and the flash_attn package.
 
-Padded batches, masks as booleans and as numbers, lengths beside multiples of 64 and 128, grouped heads, only V
-a view, scores far from 0, outlier channels and long windows. Every judged row has a key: PyTorch's page of
-`scaled_dot_product_attention` does not say what a row without any key gives, so such rows are not judged.
+Padded batches, masks as booleans and as numbers, lengths beside multiples of 64 and 128, grouped heads, V
+alone a view, scores far from 0, outlier channels and long windows. Every judged row has a key: PyTorch's page
+of `scaled_dot_product_attention` does not say what a row without a key gives, so such rows are not judged.
 """
 
 import functools
@@ -16,7 +16,15 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from workloads import attention, attention_masks, attention_reference, attention_refusals, cases, device, operands
+from workloads import (
+    attention,
+    attention_masks,
+    attention_reference,
+    attention_refusals,
+    cases,
+    device,
+    operands,
+)
 from workloads.attention import Shape
 from workloads.gates import Reading, elementwise
 
@@ -156,7 +164,7 @@ def _tensors(problem: Problem, dtype: str) -> tuple[list[torch.Tensor], torch.Te
     if problem.outliers:
         q[..., 5], k[..., 5], v[..., 9] = q[..., 5] * 4, k[..., 5] * 16, v[..., 9] * 64
     if problem.shift:
-        # One channel that is constant: its product, over the root of D, is the shift. Whole numbers are exact.
+        # A constant channel: its product over the root of D is the shift. Whole numbers are exact.
         size = round((abs(problem.shift) * problem.shape.d**0.5) ** 0.5)
         q[..., 0], k[..., 0] = size, size if problem.shift > 0 else -size
     if problem.v_is_view:

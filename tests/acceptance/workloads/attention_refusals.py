@@ -18,7 +18,7 @@ NO_KERNEL = ("No available kernel", "No viable backend")
 Refuses = Callable[["Shape", bool], bool]
 
 
-def _on_gpu(_shape: "Shape", masked: bool) -> bool:  # noqa: FBT001  # the signature of the table's rules
+def _on_gpu(_shape: "Shape", masked: bool) -> bool:
     return masked and arch.name() != "cpu"
 
 
