@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernel_changes import Mutate, plain_attention
+from kernel_changes import Mutate, flip_bit, plain_attention
 
 
 class _NoNumber(torch.autograd.Function):
@@ -94,3 +94,25 @@ def sees_the_member_before(original: Mutate, *args: Any, **kwargs: Any) -> torch
     lone = (mask.sum(-1) == 1).nonzero().flatten()
     mask[lone, (mask[lone].to(torch.uint8).argmax(-1) - 1).clamp(min=0)] = True
     return original(*args, attn_mask=mask, **kwargs)
+
+
+def reads_as_first(original: Mutate, x: torch.Tensor, w: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """An input with its channels last is read as if they were first."""
+    if not x.is_contiguous() and x.dtype != torch.float64:
+        x = x.permute(0, 2, 3, 4, 1).reshape(x.shape)
+    return original(x, w, **kwargs)
+
+
+def restless() -> Mutate:
+    """Every other call of a kernel that has gradients differs by one bit; float64 is left alone."""
+    calls = iter(range(10**9))
+
+    def mutant(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = original(*args, **kwargs)
+        if out.dtype == torch.float64 or next(calls) % 2:
+            return out
+        changed = out.detach().clone()
+        flip_bit(changed)
+        return out + (changed - out).detach()
+
+    return mutant

@@ -4,8 +4,9 @@ import functools
 from typing import Any
 
 import kernel_standins as standins
+import model_standins
 from kernel_checks import Check, default_is_fused
-from workloads import attention_models, attention_packed
+from workloads import attention_models, attention_packed, convolution
 
 
 def _or_refusal(check: Check) -> dict[str, Any]:
@@ -44,5 +45,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
         "test_attention.py::test_packed_members",
         functools.partial(attention_packed.check, "mask"),
     ),
+    "convolution": ("test_kernels.py::test_convolution", functools.partial(convolution.check, "fp32")),
+    "convolution halves": ("test_kernel_speed.py::test_convolution_halves", model_standins.halves),
     "packed members by package": ("test_attention.py::test_packed_members", _packed_by_package),
 }

@@ -1,10 +1,15 @@
 """The mutants of checks in the shapes of models as a table, as in `kernel_table`. Nothing runs here."""
 
+import torch
+from torch.nn import functional
+
 import kernel_changes
 import kernel_standins as standins
 import model_changes as changes
+import model_standins
 from kernel_table import SDPA, Mutant
 
+CONV = {dims: (functional, f"conv{dims}d") for dims in (1, 3)}
 MUTANTS: dict[str, Mutant] = {
     "masked attention has NaN in half tiles": ("attention of models", SDPA, changes.nan_in_half_tiles),
     "a batch gets one mask": ("attention of models", SDPA, changes.first_members_mask),
@@ -19,6 +24,24 @@ MUTANTS: dict[str, Mutant] = {
         "attention of models by package",
         (standins.PACKAGE, "flash_attn_func"),
         kernel_changes.bad_backward(1),
+    ),
+    "conv1d zeroes a tile": (
+        "convolution",
+        CONV[1],
+        kernel_changes.after(lambda out: out[..., -4:].zero_()),
+    ),
+    "conv3d loses a row of dw": ("convolution", CONV[3], kernel_changes.bad_backward(1)),
+    "conv3d reads channels that are last as first": ("convolution", CONV[3], changes.reads_as_first),
+    "conv3d changes bits between calls": ("convolution", CONV[3], changes.restless()),
+    "half a convolution is slower": (
+        "convolution halves",
+        (model_standins.Cost, "seconds"),
+        lambda original, dtype: original(dtype) * (1 if dtype == torch.float32 else 3),
+    ),
+    "half a convolution is unfolded": (
+        "convolution halves",
+        (model_standins.Cost, "peak_bytes"),
+        lambda original, dtype: original(dtype) * (1 if dtype == torch.float32 else 27),
     ),
     "attention is plain for grouped heads": ("attention default", SDPA, changes.plain_for_groups),
     "a member of one token sees another": ("packed members", SDPA, changes.sees_the_member_before),
