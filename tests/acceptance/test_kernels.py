@@ -17,6 +17,7 @@ from workloads import (
     fp8,
     gemm,
     grouped_gemm,
+    large_models,
     large_tensors,
     linear_losses,
     losses,
@@ -191,11 +192,23 @@ def test_graph_replay(on_device: OnDevice) -> None:
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_beyond_32_bits(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_beyond_32_bits(on_device: OnDevice) -> None:
     """Tensors with more than 2^31 elements are indexed right."""
-    if acceptance.vendor == "cpu":
-        pytest.skip("needs a device with 40 GiB of memory")
+    if reason := on_device(large_tensors.lacks):
+        pytest.skip(reason)
     cases.require(on_device(large_tensors.check))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("limit", sorted(large_models.LIMITS))
+@pytest.mark.parametrize("operation", sorted(large_models.OPERATIONS))
+def test_sizes_of_models(operation: str, limit: str, on_device: OnDevice) -> None:
+    """Operations of a training step are right with more elements than 31 and 32 bits can count."""
+    size = {"operation": operation, "limit": large_models.LIMITS[limit]}
+    if reason := on_device(large_models.lacks, **size):
+        pytest.skip(reason)
+    cases.require(on_device(large_models.check, timeout_s=300, **size))
 
 
 @pytest.mark.tier("standard")

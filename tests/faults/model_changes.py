@@ -3,11 +3,13 @@
 Out: what it returns instead.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from kernel_changes import Mutate, flip_bit, plain_attention
+from model_standins import SMALL
 
 
 class _NoNumber(torch.autograd.Function):
@@ -116,3 +118,44 @@ def restless() -> Mutate:
         return out + (changed - out).detach()
 
     return mutant
+
+
+def wrong_for_tt(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """The last row is missing where both operands are stored by columns and the sum is long."""
+    out = original(a, b, **kwargs)
+    if a.shape[1] > 1 and a.stride(0) == 1 and b.stride(0) == 1 and out.dtype != torch.float64:
+        out[-1] = 0
+    return out
+
+
+def wraps_operand(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Rows of a large first operand from 2^16 elements on are read from its beginning."""
+    rows = SMALL // a.shape[1]
+    if a.numel() > SMALL:
+        a = torch.cat((a[:rows], a[: len(a) - rows]))
+    return original(a, b, **kwargs)
+
+
+class _Elsewhere(torch.autograd.Function):
+    """Right forward; in the backward the gradient is changed."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, change: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        context.change = change
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = grad.contiguous().clone()
+        context.change(grad)
+        return grad, None
+
+
+def gradient(change: Callable[[torch.Tensor], None]) -> Mutate:
+    """Change the gradient of the first argument."""
+    return lambda original, x, *rest, **kwargs: original(_Elsewhere.apply(x, change), *rest, **kwargs)
+
+
+def wraps_images(out: torch.Tensor) -> None:
+    """Of a batch with its channels last, the last image is written over the first."""
+    out[0], out[-1] = out[-1].clone(), 0

@@ -6,7 +6,7 @@ from typing import Any
 import kernel_standins as standins
 import model_standins
 from kernel_checks import Check, default_is_fused
-from workloads import attention_models, attention_packed, convolution
+from workloads import attention_models, attention_packed, convolution, gemm, large_models
 
 
 def _or_refusal(check: Check) -> dict[str, Any]:
@@ -47,5 +47,13 @@ CHECKS: dict[str, tuple[str, Check]] = {
     ),
     "convolution": ("test_kernels.py::test_convolution", functools.partial(convolution.check, "fp32")),
     "convolution halves": ("test_kernel_speed.py::test_convolution_halves", model_standins.halves),
+    **{
+        f"large {name}": (
+            "test_kernels.py::test_sizes_of_models",
+            functools.partial(model_standins.beyond, name),
+        )
+        for name in large_models.OPERATIONS
+    },
+    "gemm": ("test_kernels.py::test_gemm", functools.partial(gemm.check, "bf16", "smoke")),
     "packed members by package": ("test_attention.py::test_packed_members", _packed_by_package),
 }

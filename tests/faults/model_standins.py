@@ -1,11 +1,13 @@
-"""What the mutants of model shapes run where a CPU lacks something. In: a check's function. Out: its report."""
+"""What mutants of model shapes run where a CPU lacks something. In: a check's function. Out: a report."""
 
 from typing import Any
 from unittest import mock
 
 import torch
 
-from workloads import convolution_halves
+from workloads import convolution_halves, large_models
+
+SMALL = 1 << 16
 
 
 class Cost:
@@ -28,3 +30,9 @@ def halves() -> dict[str, Any]:
 
     with mock.patch.object(convolution_halves, "_cost", cost):
         return convolution_halves.check("bf16")
+
+
+def beyond(operation: str) -> dict[str, Any]:
+    """As test_sizes_of_models judges it, with a limit and pieces of a CPU."""
+    with mock.patch.object(large_models, "PIECE", SMALL // 4):
+        return large_models.check(operation, SMALL)

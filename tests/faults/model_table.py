@@ -9,7 +9,8 @@ import model_changes as changes
 import model_standins
 from kernel_table import SDPA, Mutant
 
-CONV = {dims: (functional, f"conv{dims}d") for dims in (1, 3)}
+CONV = {dims: (functional, f"conv{dims}d") for dims in (1, 2, 3)}
+_WRAPS = kernel_changes.wraps(model_standins.SMALL)
 MUTANTS: dict[str, Mutant] = {
     "masked attention has NaN in half tiles": ("attention of models", SDPA, changes.nan_in_half_tiles),
     "a batch gets one mask": ("attention of models", SDPA, changes.first_members_mask),
@@ -43,6 +44,21 @@ MUTANTS: dict[str, Mutant] = {
         (model_standins.Cost, "peak_bytes"),
         lambda original, dtype: original(dtype) * (1 if dtype == torch.float32 else 27),
     ),
+    "mm is wrong if both operands are transposed": ("gemm", (torch, "mm"), changes.wrong_for_tt),
+    "a product of a huge operand wraps": ("large product", (torch, "mm"), changes.wraps_operand),
+    "a huge softmax wraps": ("large softmax", (torch.Tensor, "softmax"), kernel_changes.after(_WRAPS)),
+    "a huge loss writes its gradient elsewhere": (
+        "large cross_entropy",
+        (functional, "cross_entropy"),
+        changes.gradient(_WRAPS),
+    ),
+    "a huge embedding wraps": ("large embedding", (functional, "embedding"), kernel_changes.after(_WRAPS)),
+    "a huge table loses its last gradient": (
+        "large embedding",
+        (functional, "embedding"),
+        kernel_changes.bad_backward(1),
+    ),
+    "a huge convolution wraps": ("large convolution", CONV[2], kernel_changes.after(changes.wraps_images)),
     "attention is plain for grouped heads": ("attention default", SDPA, changes.plain_for_groups),
     "a member of one token sees another": ("packed members", SDPA, changes.sees_the_member_before),
     "a pack with lone keys has NaN": (
