@@ -15,6 +15,7 @@ from workloads import (
     convolution,
     embedding,
     fp8,
+    fp8_recipes,
     gemm,
     grouped_gemm,
     large_models,
@@ -52,6 +53,16 @@ def test_gemm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) ->
 def test_fp8_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """8-bit casts keep every value, and scaled products in the architecture's own format are right."""
     cases.require(on_device(fp8.check, tier=acceptance.tier))
+
+
+@pytest.mark.gpus(1)
+def test_fp8_recipes(on_device: OnDevice) -> None:
+    """8-bit products with a scale for each tensor or each row are right for any number of rows, and read
+    nothing beside their operands and scales.
+    """
+    if reason := on_device(fp8_recipes.lacks):
+        pytest.skip(reason)
+    cases.require(on_device(fp8_recipes.check))
 
 
 @pytest.mark.gpus(1)

@@ -159,3 +159,31 @@ def gradient(change: Callable[[torch.Tensor], None]) -> Mutate:
 def wraps_images(out: torch.Tensor) -> None:
     """Of a batch with its channels last, the last image is written over the first."""
     out[0], out[-1] = out[-1].clone(), 0
+
+
+def next_scale(original: Mutate, a: Any, b: Any, *, scale_a: Any, **kwargs: Any) -> torch.Tensor:
+    """The scales of rows are read one place too far."""
+    if scale_a.ndim:
+        scale_a = scale_a.as_strided(scale_a.shape, scale_a.stride(), scale_a.storage_offset() + 1)
+    return original(a, b, scale_a=scale_a.contiguous(), **kwargs)
+
+
+def row_beyond(original: Mutate, a: Any, b: Any, **kwargs: Any) -> torch.Tensor:
+    """What lies behind the last row of the first operand is added to its result."""
+    out = original(a, b, **kwargs)
+    beyond = a.as_strided((1, a.shape[1]), a.stride(), a.storage_offset() + a.numel())
+    out[-1] += (beyond.float() @ b.float())[0].to(out.dtype)
+    return out
+
+
+def first_scale(original: Mutate, a: Any, b: Any, *, scale_a: Any, **kwargs: Any) -> torch.Tensor:
+    scale_a = scale_a[:1].expand_as(scale_a).contiguous() if scale_a.ndim else scale_a
+    return original(a, b, scale_a=scale_a, **kwargs)
+
+
+def drops_ragged_row(original: Mutate, a: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A number of rows that is no multiple of 16 loses the last one."""
+    out = original(a, *args, **kwargs)
+    if a.shape[0] % 16:
+        out[-1] = 0
+    return out

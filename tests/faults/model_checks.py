@@ -54,6 +54,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
         )
         for name in large_models.OPERATIONS
     },
+    "fp8 recipes": ("test_kernels.py::test_fp8_recipes", model_standins.fp8_of_recipes),
     "gemm": ("test_kernels.py::test_gemm", functools.partial(gemm.check, "bf16", "smoke")),
     "packed members by package": ("test_attention.py::test_packed_members", _packed_by_package),
 }

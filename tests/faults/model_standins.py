@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from workloads import convolution_halves, large_models
+from workloads import arch, convolution_halves, fp8_recipes, large_models
 
 SMALL = 1 << 16
 
@@ -36,3 +36,9 @@ def beyond(operation: str) -> dict[str, Any]:
     """As test_sizes_of_models judges it, with a limit and pieces of a CPU."""
     with mock.patch.object(large_models, "PIECE", SMALL // 4):
         return large_models.check(operation, SMALL)
+
+
+def fp8_of_recipes() -> dict[str, Any]:
+    """As test_fp8_recipes judges them on an architecture with 8-bit matrix units."""
+    with mock.patch.object(arch, "fp8", return_value=torch.float8_e4m3fn):
+        return fp8_recipes.check()

@@ -11,6 +11,7 @@ from kernel_table import SDPA, Mutant
 
 CONV = {dims: (functional, f"conv{dims}d") for dims in (1, 2, 3)}
 _WRAPS = kernel_changes.wraps(model_standins.SMALL)
+FP8 = (torch, "_scaled_mm")
 MUTANTS: dict[str, Mutant] = {
     "masked attention has NaN in half tiles": ("attention of models", SDPA, changes.nan_in_half_tiles),
     "a batch gets one mask": ("attention of models", SDPA, changes.first_members_mask),
@@ -59,6 +60,10 @@ MUTANTS: dict[str, Mutant] = {
         kernel_changes.bad_backward(1),
     ),
     "a huge convolution wraps": ("large convolution", CONV[2], kernel_changes.after(changes.wraps_images)),
+    "an 8-bit product reads past its scales": ("fp8 recipes", FP8, changes.next_scale),
+    "an 8-bit product reads past its last row": ("fp8 recipes", FP8, changes.row_beyond),
+    "an 8-bit product has one scale for all rows": ("fp8 recipes", FP8, changes.first_scale),
+    "a ragged 8-bit product zeroes its last row": ("fp8 recipes", FP8, changes.drops_ragged_row),
     "attention is plain for grouped heads": ("attention default", SDPA, changes.plain_for_groups),
     "a member of one token sees another": ("packed members", SDPA, changes.sees_the_member_before),
     "a pack with lone keys has NaN": (
