@@ -17,6 +17,7 @@ from workloads import (
     fp8,
     fp8_recipes,
     gemm,
+    graph_processes,
     grouped_gemm,
     large_models,
     large_tensors,
@@ -32,6 +33,7 @@ from workloads import (
 HALVES = ("bf16", "fp16")
 FAMILIES = ("fp32", *HALVES)
 CPU_RANKS = 2
+GRAPH_PROCESSES, GRAPH_REPLAYS = 8, 300
 SCREEN_S = {"smoke": 5, "standard": 10, "soak": 1800}
 
 
@@ -199,6 +201,20 @@ def test_determinism(dtype: str, on_device: OnDevice) -> None:
 def test_graph_replay(on_device: OnDevice) -> None:
     """A captured graph gives the same bits as eager mode, forward and backward."""
     cases.require(on_device(repeatability.graph_replay, dtype="bf16"))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_graph_in_new_processes(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Hundreds of replays of a captured block give the bits of eager mode, in each of several processes."""
+    if acceptance.vendor == "cpu":
+        pytest.skip("needs a GPU: a CPU has no graphs")
+    found = []
+    for number in range(GRAPH_PROCESSES):  # another environment makes the worker start anew
+        environment = {**graph_processes.ENVIRONMENT, "STACKCHECK_GRAPH_PROCESS": str(number)}
+        report = on_device(graph_processes.check, env=environment, dtype="bf16", replays=GRAPH_REPLAYS)
+        found += [{**case, "name": f"process {number}: {case['name']}"} for case in report["cases"]]
+    cases.require({"cases": found})
 
 
 @pytest.mark.tier("standard")

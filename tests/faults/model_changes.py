@@ -187,3 +187,29 @@ def drops_ragged_row(original: Mutate, a: Any, *args: Any, **kwargs: Any) -> tor
     if a.shape[0] % 16:
         out[-1] = 0
     return out
+
+
+def corrupts_replays(original: Callable[..., Any], step: Callable[..., Any]) -> Any:
+    """One element of the last output is wrong after every eleventh replay."""
+    outputs, replay = original(step)
+    calls = iter(range(10**9))
+
+    def again() -> None:
+        replay()
+        if next(calls) % 11 == 10:
+            outputs[-1][-1, -1] += 1
+
+    return outputs, again
+
+
+def late_replays(original: Callable[..., Any], step: Callable[..., Any]) -> Any:
+    """A replay shows what the one before it computed."""
+    outputs, replay = original(step)
+    shown = tuple(output.clone() for output in outputs)
+
+    def again() -> None:
+        for output, new in zip(shown, outputs, strict=True):
+            output.copy_(new)
+        replay()
+
+    return shown, again

@@ -6,7 +6,7 @@ from typing import Any
 import kernel_standins as standins
 import model_standins
 from kernel_checks import Check, default_is_fused
-from workloads import attention_models, attention_packed, convolution, gemm, large_models
+from workloads import attention_models, attention_packed, convolution, gemm, graph_processes, large_models
 
 
 def _or_refusal(check: Check) -> dict[str, Any]:
@@ -55,6 +55,10 @@ CHECKS: dict[str, tuple[str, Check]] = {
         for name in large_models.OPERATIONS
     },
     "fp8 recipes": ("test_kernels.py::test_fp8_recipes", model_standins.fp8_of_recipes),
+    "graph in new processes": (
+        "test_kernels.py::test_graph_in_new_processes",
+        functools.partial(graph_processes.check, "fp32", 24),
+    ),
     "gemm": ("test_kernels.py::test_gemm", functools.partial(gemm.check, "bf16", "smoke")),
     "packed members by package": ("test_attention.py::test_packed_members", _packed_by_package),
 }

@@ -8,6 +8,7 @@ import kernel_standins as standins
 import model_changes as changes
 import model_standins
 from kernel_table import SDPA, Mutant
+from workloads import repeatability
 
 CONV = {dims: (functional, f"conv{dims}d") for dims in (1, 2, 3)}
 _WRAPS = kernel_changes.wraps(model_standins.SMALL)
@@ -64,6 +65,16 @@ MUTANTS: dict[str, Mutant] = {
     "an 8-bit product reads past its last row": ("fp8 recipes", FP8, changes.row_beyond),
     "an 8-bit product has one scale for all rows": ("fp8 recipes", FP8, changes.first_scale),
     "a ragged 8-bit product zeroes its last row": ("fp8 recipes", FP8, changes.drops_ragged_row),
+    "a replay now and then is corrupted": (
+        "graph in new processes",
+        (repeatability, "capture"),
+        changes.corrupts_replays,
+    ),
+    "a replay has the inputs of the one before": (
+        "graph in new processes",
+        (repeatability, "capture"),
+        changes.late_replays,
+    ),
     "attention is plain for grouped heads": ("attention default", SDPA, changes.plain_for_groups),
     "a member of one token sees another": ("packed members", SDPA, changes.sees_the_member_before),
     "a pack with lone keys has NaN": (
