@@ -232,10 +232,10 @@ def test_beyond_32_bits(on_device: OnDevice) -> None:
 @pytest.mark.parametrize("operation", sorted(large_models.OPERATIONS))
 def test_sizes_of_models(operation: str, limit: str, on_device: OnDevice) -> None:
     """Operations of a training step are right with more elements than 31 and 32 bits can count."""
-    size = {"operation": operation, "limit": large_models.LIMITS[limit]}
-    if reason := on_device(large_models.lacks, **size):
+    count = large_models.LIMITS[limit]
+    if reason := on_device(large_models.lacks, operation=operation, limit=count):
         pytest.skip(reason)
-    cases.require(on_device(large_models.check, timeout_s=300, **size))
+    cases.require(on_device(large_models.check, operation=operation, limit=count, timeout_s=300))
 
 
 @pytest.mark.tier("standard")
