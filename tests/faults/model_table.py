@@ -75,6 +75,11 @@ MUTANTS: dict[str, Mutant] = {
         (repeatability, "capture"),
         changes.late_replays,
     ),
+    "the package's window of a model is not there": (
+        "attention of models by package",
+        (standins.PACKAGE, "flash_attn_func"),
+        lambda original, *args, **kwargs: original(*args, **{**kwargs, "window_size": (-1, -1)}),
+    ),
     "attention is plain for grouped heads": ("attention default", SDPA, changes.plain_for_groups),
     "a member of one token sees another": ("packed members", SDPA, changes.sees_the_member_before),
     "a pack with lone keys has NaN": (

@@ -79,6 +79,9 @@ MASKS: tuple[tuple[Mask, Form], ...] = (
 FAR = (-120, 120)
 # The trainers' attention: rotary embedding makes q and k contiguous, and V stays a view of its projection.
 TRAINERS = Shape(b=1, hq=32, hkv=8, sq=2048, sk=2048, d=128)
+# Window, length and query heads: windows of models, at lengths beyond them.
+WINDOWS = ((1024, 4096, 2), (4096, 4800, 1))
+SMALL_WINDOWS = ((24, 127, 2),)
 CPU_TRAINERS = replace(TRAINERS, sq=96, sk=96)
 
 
@@ -106,14 +109,12 @@ def problems(tier: str) -> tuple[Problem, ...]:
         Problem(shape=model, mask="causal", v_is_view=True),
         Problem(shape=model, mask="causal", v_is_view=True, shift=FAR[0]),
         Problem(shape=replace(model, sq=lengths[-2], sk=lengths[-2]), mask="left padded", v_is_view=True),
-        *(_windows() if cases.thorough(tier) else ()),
+        *(_window(*one) for one in (WINDOWS if cases.thorough(tier) else SMALL_WINDOWS)),
     )
 
 
-def _windows() -> Iterator[Problem]:
-    for window, length, hq in ((1024, 4096, 2), (4096, 4800, 1)):
-        shape = Shape(b=1, hq=hq, hkv=1, sq=length, sk=length, d=128)
-        yield Problem(shape=shape, mask="window", window=window)
+def _window(window: int, length: int, hq: int) -> Problem:
+    return Problem(shape=Shape(b=1, hq=hq, hkv=1, sq=length, sk=length, d=128), mask="window", window=window)
 
 
 def _flex_problems(tier: str, dtype: str) -> tuple[Problem, ...]:
@@ -121,8 +122,7 @@ def _flex_problems(tier: str, dtype: str) -> tuple[Problem, ...]:
     padded = tuple(Problem(shape=_square(704), mask="left padded", shift=shift) for shift in (0, *FAR))
     if dtype != "bf16" or not cases.thorough(tier):
         return padded
-    window = Shape(b=1, hq=1, hkv=1, sq=4800, sk=4800, d=128)
-    return (*padded, Problem(shape=window, mask="window", window=4096))
+    return (*padded, _window(*WINDOWS[-1]))
 
 
 def lacks(way: str) -> str:
@@ -230,7 +230,7 @@ def _by_package(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
 def _flex() -> Callable[..., torch.Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention)
+    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=False)
     return compiled
 
 
