@@ -14,12 +14,19 @@ import torch.nn.functional as F
 from workloads import cases, device, operands
 from workloads.gates import Reading, exact
 
+NEEDED_BYTES = 40 << 30
 LIMIT = 2**31  # the range of 32 bits with a sign
 BEYOND = 4099
 PIECE = 1 << 26
 TAIL = 1 << 16
 WIDTH = 64
 VOCABULARY = 128_256
+
+
+def lacks() -> str:
+    """Why this device cannot run the check; empty if it can."""
+    free = torch.cuda.mem_get_info()[0] if device().type == "cuda" else 0
+    return "" if free >= NEEDED_BYTES else f"needs {NEEDED_BYTES >> 30} GiB of free device memory"
 
 
 def check(limit: int = LIMIT) -> dict[str, Any]:

@@ -23,6 +23,8 @@ GUARDED = {"amdsmi", "pynvml", "psutil"}
 WHERE_PRESENT = {
     "tests/acceptance/workloads/machine_code.py": {"triton"},
     "tests/acceptance/workloads/attention_masks.py": {"flash_attn"},
+    "tests/acceptance/workloads/attention_models.py": {"flash_attn"},
+    "tests/acceptance/workloads/attention_packed.py": {"flash_attn"},
     "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
     "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
     "trainers/layouts/fsdp2.py": {"torchao"},
