@@ -11,6 +11,8 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from stackcheck.files.atomic import UNUSABLE, file_error
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import FileIO
@@ -25,11 +27,19 @@ def exclusive(root: Path, what: str, report: Callable[[str], None]) -> Iterator[
         root: The checkout.
         what: What the holder does; the process that waits shows it.
         report: Gets one line if another process holds the lock.
+
+    Raises:
+        FileError: The disk of `build/` is full or read-only, and the error itself names no file.
     """
     path = root / "build" / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+", buffering=0) as file, _held(file, path, what, report):
-        yield
+    try:
+        with path.open("ab+", buffering=0) as file, _held(file, path, what, report):
+            yield
+    except OSError as error:  # a write to an open file names no path
+        if error.filename or error.errno not in UNUSABLE:
+            raise
+        raise file_error(error, path.parent) from error
 
 
 @contextlib.contextmanager

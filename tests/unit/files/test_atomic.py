@@ -10,6 +10,7 @@ import pytest
 
 from small_images import quiet
 from stackcheck.errors import FileError
+from stackcheck.files import checkout_lock
 from stackcheck.files.atomic import UNUSABLE, file_error, write_atomically
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
@@ -103,3 +104,11 @@ def test_a_folder_that_is_a_file_is_exit_10(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileError, match="cannot read or write"):
         write_atomically(tmp_path / "file" / "below", (b"x",))
+
+
+def test_a_write_that_names_no_file_names_the_folder_of_builds(tmp_path: Path) -> None:
+    with pytest.raises(FileError) as caught, checkout_lock.exclusive(tmp_path, "a test", print):
+        raise OSError(errno.ENOSPC, "no room")
+    assert caught.value.where == str(tmp_path / "build")
+    with pytest.raises(OSError, match="/some/file"), checkout_lock.exclusive(tmp_path, "a test", print):
+        raise OSError(errno.ENOSPC, "no room", "/some/file")
