@@ -10,36 +10,50 @@ TESTS = Path(__file__).resolve().parent
 ACCEPTANCE = TESTS / "acceptance"
 OWN_TESTS = ("unit", "faults", "integration", "trainers")
 
-# Beyond four, workers only wait for devices; each compiles and loads on cores of its own.
+# More than four workers would only wait for devices. Each needs cores to compile and to load modules.
 MOST_WORKERS, CORES_PER_WORKER = 4, 8
 
-# The suites are mounted read-only, and a stale .pyc beside a changed check would be a lie: harness.bytecode
-# allows it in a folder of the run alone.
+# The suites may be mounted read-only, and a stale .pyc beside a changed check would hide the change.
+# harness.bytecode allows a cache in a folder of the run.
 sys.dont_write_bytecode = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("stackcheck", "acceptance suites")
-    group.addoption("--gpu-vendor", choices=("amd", "nvidia", "cpu"), help="run the acceptance suites on it")
-    group.addoption("--tier", choices=("smoke", "standard", "soak"), default="standard", help="how long")
+    group.addoption(
+        "--gpu-vendor",
+        choices=("amd", "nvidia", "cpu"),
+        help="run the acceptance suites on this vendor's devices",
+    )
+    group.addoption(
+        "--tier", choices=("smoke", "standard", "soak"), default="standard", help="how much to run"
+    )
     group.addoption("--gpus", type=int, metavar="N", help="use only the first N devices")
-    group.addoption("--run-file", type=Path, metavar="FILE", help="run.json: what the run is about")
-    group.addoption("--result-dir", type=Path, metavar="DIR", help="where result.json and evidence go")
-    group.addoption("--lease-dir", type=Path, metavar="DIR", help="device locks; share it between containers")
+    group.addoption(
+        "--run-file", type=Path, metavar="FILE", help="run.json: facts about the image and the run"
+    )
+    group.addoption("--result-dir", type=Path, metavar="DIR", help="where to write result.json and evidence")
+    group.addoption(
+        "--lease-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the device locks; share it between containers",
+    )
     group.addoption(
         "--skip-budget",
         type=float,
         default=0.6,
         metavar="SHARE",
-        help="largest share of checks that may skip",
+        help="largest share of checks that may be skipped",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the files of a whole run on GPUs side by side, where pytest-xdist is installed (-n 0: one by one).
+    """In a whole run on GPUs, run several files at once, if pytest-xdist is installed (-n 0 turns that off).
 
-    This comes before pytest-xdist reads its options. A file stays in one worker: its checks share launches.
+    This hook runs before pytest-xdist reads its options. A file stays in one worker: its checks share
+    launches.
     """
     if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
         return
@@ -55,22 +69,24 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if sys.flags.optimize:
-        raise pytest.UsageError("Python runs optimised, which strips asserts: unset PYTHONOPTIMIZE, drop -O")
+        raise pytest.UsageError("Python runs with -O, which removes asserts: unset PYTHONOPTIMIZE or drop -O")
     named = [_path(config, argument) for argument in config.args]
     if not config.getoption("gpu_vendor"):
         if any(path.is_relative_to(ACCEPTANCE) for path in named):
-            raise pytest.UsageError("tests/acceptance needs --gpu-vendor amd, nvidia or cpu")
+            raise pytest.UsageError(
+                "tests/acceptance needs --gpu-vendor amd, --gpu-vendor nvidia or --gpu-vendor cpu"
+            )
         return
     if any(path.is_relative_to(TESTS / half) for path in named for half in OWN_TESTS):
         raise pytest.UsageError(
-            "--gpu-vendor runs tests/acceptance; leave it out to run the tool's own tests"
+            "--gpu-vendor runs tests/acceptance only: drop it to run the tool's own tests"
         )
     from harness import bytecode
 
     bytecode.keep()
-    from harness.session import AcceptanceSession
+    from harness.session import PLUGIN, AcceptanceSession
 
-    config.pluginmanager.register(AcceptanceSession(config), "stackcheck-acceptance")
+    config.pluginmanager.register(AcceptanceSession(config), PLUGIN)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

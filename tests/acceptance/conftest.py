@@ -1,9 +1,8 @@
-"""The fixtures of the acceptance suites; what each one means is written in harness/fixtures.py.
+"""The fixtures of the acceptance suites. harness/fixtures.py says what each of them means.
 
-Checks are marked `gpus(n, perf=…)` and `tier(…)`, and ask for `on_device`, `launch` and `record_metric`.
+Checks carry the marks `gpus(n, perf=…)` and `tier(…)`, and use `on_device`, `launch` and `record_metric`.
 """
 
-from harness.check import invalid
 from harness.fixtures import (
     _leased_when_marked,
     acceptance,
@@ -12,6 +11,7 @@ from harness.fixtures import (
     device_row,
     devices,
     host,
+    in_child,
     launch,
     lease,
     on_device,
@@ -19,7 +19,6 @@ from harness.fixtures import (
     vendor,
     whole_run,
 )
-from harness.static import in_child
 
 __all__ = [
     "_leased_when_marked",
@@ -30,7 +29,6 @@ __all__ = [
     "devices",
     "host",
     "in_child",
-    "invalid",
     "launch",
     "lease",
     "on_device",

@@ -1,40 +1,41 @@
-"""The collectives: exact values on every rank, a rank that stays away. In: n devices, or two gloo ranks."""
+"""Collectives: exact values on every rank, and a rank that never joins. In: n devices, or two gloo ranks."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from harness.fixtures import Launch
+from harness.session import AcceptanceSession, every_device
 from workloads import cases
 
 CPU_RANKS = 2
 HANG_S = 3.0
-# A rank that waits has to notice within this much more: a process group looks at its clock every second.
+# A waiting rank must notice within this much more time: a process group checks its clock every second.
 NOTICED_S = 20.0
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run: a smaller world would leave links untried."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
-        metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
+    """`ranks` is every device of this run."""
+    every_device(metafunc, cpu=CPU_RANKS)
 
 
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Any]:
-    """What one launch found, for the checks that share it: importing torch on every rank costs seconds."""
+    """Results of the launch that all checks share: importing torch on every rank takes seconds."""
     return {}
 
 
 @pytest.fixture
-def values(kept: dict[str, Any], acceptance: Any, launch: Any, ranks: int) -> Callable[[str], None]:
-    """Judge one operation of the shared run over exact data."""
+def values(
+    kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int
+) -> Callable[[str], None]:
+    """Judge one operation of the shared launch, which uses exact data."""
 
     def judge(operation: str) -> None:
         if "report" not in kept:
             assert "report not made" not in kept, (
-                "the run that all these checks share has failed; see the first"
+                "the launch that these checks share failed; look at the first check that failed in this file"
             )
             kept["report not made"] = True
             arguments = ("collective_values.py", "--tier", acceptance.tier)
@@ -86,8 +87,8 @@ def test_gather_values(values: Callable[[str], None]) -> None:
     values("gather")
 
 
-def test_scaled_sums(acceptance: Any, values: Callable[[str], None]) -> None:
-    """The mean and the premultiplied sum, by which gradients are divided on the way, are exact."""
+def test_scaled_sums(acceptance: AcceptanceSession, values: Callable[[str], None]) -> None:
+    """The mean and the premultiplied sum, with which trainers average gradients, are exact."""
     if acceptance.vendor == "cpu":
         pytest.skip("gloo has neither a mean nor a premultiplied sum")
     values("all_reduce_scaled")
@@ -121,17 +122,19 @@ def test_coalesced_collectives(values: Callable[[str], None]) -> None:
 
 
 @pytest.mark.tier("standard")
-def test_absent_rank_is_named(ranks: int, launch: Any) -> None:
-    """A collective that one rank never enters ends with an error within seconds, and the rank is named."""
+def test_absent_rank_is_named(ranks: int, launch: Launch) -> None:
+    """A collective that one rank never joins ends with an error within seconds, and the rank is named."""
     if ranks == 1:
-        pytest.skip("one rank has nobody to wait for")
-    # NCCL's default is to end the process, which leaves nobody to tell; blocking, it raises like gloo.
+        pytest.skip("one rank has no other rank to wait for")
+    # By default NCCL ends the process, and nothing could report; in blocking mode it raises, as gloo does.
     blocking = {
         "TORCH_NCCL_BLOCKING_WAIT": "1",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
     }
     found = launch("collective_hang.py", HANG_S, NOTICED_S, nproc=ranks, timeout_s=120, env=blocking)
-    assert found["absent"] == [ranks - 1], f"ranks {found['absent']} were named, {ranks - 1} stayed away"
+    assert found["absent"] == [ranks - 1], (
+        f"ranks {found['absent']} were named, but rank {ranks - 1} did not join"
+    )
     silent = [rank for rank, error in found["errors"].items() if not error]
-    assert not silent, f"ranks {silent} waited {HANG_S + NOTICED_S:g} s for {ranks - 1} and were told nothing"
+    assert not silent, f"ranks {silent} waited {HANG_S + NOTICED_S:g} s for rank {ranks - 1} without an error"

@@ -1,4 +1,6 @@
-"""The devices after every other check of the run: no error was counted and no fault reported meanwhile."""
+"""The devices after every other check. In: readings before and after the run. Out: errors and faults in
+between.
+"""
 
 import pytest
 
@@ -10,14 +12,14 @@ from vendors import Device, Host
 
 @pytest.mark.last
 def test_no_link_error_since_the_start(host: Host, whole_run: Host) -> None:
-    """No link between devices had to be repaired while the suites ran."""
+    """The error counts of the links between devices did not grow while the suites ran."""
     only_with(host.links, "one device has no pair")
     early = {(link.a, link.b): link for link in host.links}
     findings = Findings()
     for late in whole_run.links:
         before = 0 if late.errors_cleared else early[late.a, late.b].errors
-        told = findings.knows(before, "link errors") and findings.knows(late.errors, "link errors")
-        if told and int(late.errors) > int(before):
+        counted = findings.knows(before, "link errors") and findings.knows(late.errors, "link errors")
+        if counted and int(late.errors) > int(before):
             findings.wrong.append(f"{late.a}-{late.b}: link errors grew from {before} to {late.errors}")
     findings.conclude()
 
@@ -27,13 +29,13 @@ def test_no_memory_error_since_the_start(
     vendor: vendors.Vendor, devices: tuple[Device, ...], whole_run: Host
 ) -> None:
     """No device counted an uncorrectable error, or gained a pending or failed repair, since the run began."""
-    only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
+    only_with(vendor.VISIBILITY, "ECC of a CPU is not read")
     findings = Findings()
     for device in devices:
         early, late = device.ecc, of(whole_run, device).ecc
         for name in ("uncorrectable", "pending", "failed"):
             before, after = getattr(early, name), getattr(late, name)
-            if name == "uncorrectable" or not is_unread(after):  # not every part repairs rows
+            if name == "uncorrectable" or not is_unread(after):  # not every device repairs rows
                 findings.knows(after, f"{name} memory errors")
             if isinstance(before, int) and isinstance(after, int) and after > before:
                 findings.wrong.append(f"device {device.index}: {name} grew from {before} to {after}")
@@ -52,4 +54,4 @@ def test_no_fault_was_reported(
     ours = {-1, *(device.index for device in devices)}
     faults = [fault for fault in heard.faults if fault["index"] in ours]
     assert not faults, "\n".join(f"device {f['index']} at {f['time']}: {f['what']}" for f in faults)
-    assert heard.listening, f"nobody listened to the end: {heard.error or 'the listener is gone'}"
+    assert heard.listening, f"fault reports were not read to the end: {heard.error or 'the listener ended'}"

@@ -1,4 +1,6 @@
-"""The links of the devices: full width, every pair, and both ways alike."""
+"""Links: full width, between every pair, equal both ways. In: readings, n devices. Out: problems and
+metrics.
+"""
 
 import itertools
 import statistics
@@ -8,25 +10,23 @@ from typing import Any
 import pytest
 
 import vendors
-from harness.protocols import OnDevice, RecordMetric
+from harness.fixtures import OnDevice, RecordMetric
 from harness.readings import Findings, known, of, only_with, while_busy
-from harness.session import AcceptanceSession
+from harness.session import AcceptanceSession, every_device
 from vendors import Device, Host, Link, Reading, is_known
-from workloads import curves
+from workloads import speed_outliers
 
 LOAD_S = 2.0
 PEER_TIMEOUT_S = 300
-LEAST_OF_NODE = 0.7  # of the median device's host copies: a far NUMA node costs less, half a link costs more
-SYMMETRY = 0.10  # more than silicon and switches differ, less than one lane of eighteen costs twice over
+LEAST_OF_NODE = (
+    0.7  # of the median device's host copies: a remote NUMA node costs less than this, half a link costs more
+)
+SYMMETRY = 0.10  # more than devices and switches vary, less than two of eighteen lanes cost
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is every device of this run, alone on the machine."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = max(1, len(session.devices))
-        mark = pytest.mark.gpus(count, perf=True)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    every_device(metafunc, perf=True)
 
 
 def test_pcie_link_is_full(
@@ -36,7 +36,7 @@ def test_pcie_link_is_full(
     device_row: Mapping[str, Any],
     on_device: OnDevice,
 ) -> None:
-    """Under load each PCIe link runs at the product's generation and width (links step down when idle)."""
+    """Under load each PCIe link runs at the device model's generation and width; idle links step down."""
     only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
     readings = while_busy(
         acceptance.monitor,
@@ -53,8 +53,8 @@ def test_pcie_link_is_full(
 
 
 def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Mapping[str, Any]) -> None:
-    """Each pair of devices talks over the vendor's link with every lane up; one PCIe pair costs 5 to 10
-    times. Cards are joined by bridges, in pairs or fours, all of them or none.
+    """Each pair of devices is joined by the vendor's link with every lane up; a pair on PCIe is 5 to 10 times
+    slower. PCIe cards are joined by bridges in pairs or fours: all of them, or none.
     """
     only_with(host.links, "one device has no pair")
     findings, least = Findings(), _least_links(vendor, device_row)
@@ -62,15 +62,16 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
     findings.wrong += _without_bridge(host, device_row)
     for link in _expected(host, device_row):
         active = link.active
-        told = findings.knows(link.kind, "link type")
-        # amdsmi before 6.4 tells the kind of a link and not its state
+        kind_is_known = findings.knows(link.kind, "link type")
+        # amdsmi before 6.4 reports the kind of a link but not its state
         enough = (
             not findings.knows(active, "active links")
             or active == "up"
             or (isinstance(active, int) and active >= least)
         )
-        if told and (link.kind != vendor.PEER_LINK or not enough):
-            findings.wrong.append(f"{link.a}-{link.b}: {link.kind}, {active} active")
+        if kind_is_known and (link.kind != vendor.PEER_LINK or not enough):
+            expected = f"expected {vendor.PEER_LINK}, at least {least} active"
+            findings.wrong.append(f"devices {link.a}-{link.b}: {link.kind}, {active} active, {expected}")
     findings.conclude()
 
 
@@ -81,9 +82,9 @@ def test_peer_access_is_granted(host: Host, device_row: Mapping[str, Any]) -> No
     findings = Findings()
     for link in _expected(host, device_row):
         refused = findings.knows(link.p2p, "peer status") and not link.p2p
-        # Cards that no bridge joins may be refused: of two bridged ones it is a fault.
+        # Without a bridge the driver may refuse access; between two bridged cards that is a fault.
         if refused and (not _is_bridged(device_row) or findings.knows(link.kind, "link type")):
-            findings.wrong.append(f"{link.a}-{link.b}")
+            findings.wrong.append(f"devices {link.a}-{link.b}: the driver refuses peer access")
     findings.conclude()
 
 
@@ -95,7 +96,7 @@ def test_peer_copies_arrive(
     device_row: Mapping[str, Any],
     on_device: OnDevice,
 ) -> None:
-    """A pattern copied over every ordered pair arrives bit by bit, and over a link not by way of the host."""
+    """A pattern copied between every ordered pair arrives bit for bit; linked pairs copy without the host."""
     only_with(len(devices) > 1, "one device has no pair")
     copies = on_device("workloads.devices:peer_copies", timeout_s=300, env=vendor.child_environment(devices))
     assert len(copies) == len(devices) * (len(devices) - 1)
@@ -110,15 +111,15 @@ def test_peer_copies_arrive(
         if copy["wrong_elements"]
         or (frozenset(devices[copy[end]].index for end in ("from", "to")) in linked and not copy["access"])
     ]
-    assert not wrong, wrong
+    assert not wrong, f"wrong data, or a copy through the host: {wrong}"
 
 
 def test_switch_fabric_is_up(devices: tuple[Device, ...]) -> None:
-    """Behind NVSwitch, every device has completed its registration with the fabric manager."""
+    """Behind NVSwitch, every device has registered with the fabric manager."""
     findings = Findings()
     for device in devices:
         if findings.knows(device.fabric, "switch fabric") and device.fabric != "completed":
-            findings.wrong.append(f"device {device.index}: {device.fabric}")
+            findings.wrong.append(f"device {device.index}: the fabric is {device.fabric}, expected completed")
     findings.conclude()
 
 
@@ -126,14 +127,16 @@ def test_switch_fabric_is_up(devices: tuple[Device, ...]) -> None:
 def test_peer_bandwidth(
     ranks: int, device_row: Mapping[str, Any], on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
-    """Every ordered pair of devices copies at the product's rate, both ways alike, and without an error."""
+    """Every ordered pair copies at the device model's rate, equally fast both ways, without an error."""
     only_with(device_row["link"] and ranks > 1, "one device has no pair")
     found = on_device("workloads.devices:peer_speeds", timeout_s=PEER_TIMEOUT_S)
     rates = {
         (pair["from"], pair["to"]): [found["bytes"] / seconds / 1e9 for seconds in pair["seconds"]]
         for pair in found["pairs"]
     }
-    assert set(rates) == set(itertools.permutations(range(ranks), 2)), f"measured {sorted(rates)}"
+    assert set(rates) == set(itertools.permutations(range(ranks), 2)), (
+        f"only these pairs were measured: {sorted(rates)}"
+    )
     matrix = {pair: statistics.median(repeats) for pair, repeats in rates.items()}
     slowest = min(matrix, key=matrix.__getitem__)
     record_metric(
@@ -145,7 +148,7 @@ def test_peer_bandwidth(
         gate=True,
     )
     wrong = [pair for pair in found["pairs"] if pair["wrong_elements"]]
-    assert not wrong, wrong
+    assert not wrong, f"wrong data arrived: {wrong}"
     uneven = list(_uneven(matrix, alike=not _is_bridged(device_row)))
     assert not uneven, "\n".join(uneven)
 
@@ -158,19 +161,21 @@ def test_host_bandwidth(
     on_device: OnDevice,
     record_metric: RecordMetric,
 ) -> None:
-    """Pinned memory is copied to and from each device at its link's rate, without an error and all alike."""
+    """Each device copies to and from pinned host memory at its link's rate, without an error, all
+    equally fast.
+    """
     only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
     found = on_device("workloads.devices:host_speeds", timeout_s=PEER_TIMEOUT_S)
     assert len(found["devices"]) == ranks, f"{len(found['devices'])} of {ranks} devices were measured"
-    told = {device.index: one for device, one in zip(devices, found["devices"], strict=True)}
+    measured = {device.index: one for device, one in zip(devices, found["devices"], strict=True)}
     slow = []
     for way in ("h2d", "d2h"):
-        repeats = {index: [found["bytes"] / s / 1e9 for s in one[way]] for index, one in told.items()}
+        repeats = {index: [found["bytes"] / s / 1e9 for s in one[way]] for index, one in measured.items()}
         rates = {index: statistics.median(figures) for index, figures in repeats.items()}
         _record_host_copies(way, found["bytes"], repeats, record_metric)
-        slow += [f"{way}: {line}" for line in curves.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
+        slow += [f"{way}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
     wrong = [
-        f"device {index}: {one['wrong_elements']}" for index, one in told.items() if one["wrong_elements"]
+        f"device {index}: {one['wrong_elements']}" for index, one in measured.items() if one["wrong_elements"]
     ]
     assert not wrong, f"wrong elements: {', '.join(wrong)}"
     assert not slow, "\n".join(slow)
@@ -179,7 +184,7 @@ def test_host_bandwidth(
 def _record_host_copies(
     way: str, size: int, repeats: Mapping[int, Sequence[float]], record_metric: RecordMetric
 ) -> None:
-    """Each device's figure for reading, and the slowest one by the bound: it speaks for all."""
+    """Record the rate of each device, and judge the slowest by the bound, for all of them."""
     rates = {index: statistics.median(figures) for index, figures in repeats.items()}
     for index, rate in rates.items():
         conditions = {"bytes": size, "device": index}
@@ -194,7 +199,7 @@ def _record_host_copies(
         repeats=repeats[slowest],
         conditions={"bytes": size},
         gate=True,
-        bound_needed=way == "h2d",  # nobody publishes the way back
+        bound_needed=way == "h2d",  # no vendor publishes a figure for the way back
     )
 
 
@@ -203,7 +208,7 @@ def _is_bridged(row: Mapping[str, Any]) -> bool:
 
 
 def _expected(host: Host, row: Mapping[str, Any]) -> list[Link]:
-    """Pairs that must be linked: all of them, or of bridged cards those that a bridge joins or may join."""
+    """Pairs that must be linked: all, or between bridged cards those that a bridge joins or may join."""
     return [
         link
         for link in host.links
@@ -212,7 +217,7 @@ def _expected(host: Host, row: Mapping[str, Any]) -> list[Link]:
 
 
 def _without_bridge(host: Host, row: Mapping[str, Any]) -> Iterator[str]:
-    """Bridged cards with fewer partners than others have."""
+    """Bridged cards that are joined with fewer cards than the others are."""
     ends = [index for link in _expected(host, row) for index in (link.a, link.b)]
     partners = {device.index: ends.count(device.index) for device in host.devices}
     most = max(partners.values())
@@ -225,22 +230,22 @@ def _without_bridge(host: Host, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _uneven(matrix: Mapping[tuple[int, int], float], *, alike: bool) -> Iterator[str]:
-    """Pairs that are slower than their other direction, or than most pairs are where all are alike."""
+    """Pairs that are slower than their way back, or, where all pairs are `alike`, slower than most pairs."""
     usual = statistics.median(matrix.values())
     for (a, b), rate in matrix.items():
         back = matrix[b, a]
         if not rate >= (1 - SYMMETRY) * back:  # so that NaN is uneven too
-            yield f"{a} to {b} copies {rate:.1f} GB/s and back {back:.1f} GB/s"
+            yield f"{a} to {b} copies {rate:.1f} GB/s, the way back {back:.1f} GB/s"
         elif alike and not rate >= (1 - SYMMETRY) * usual:
             yield f"{a} to {b} copies {rate:.1f} GB/s, the median of all pairs is {usual:.1f} GB/s"
 
 
 def _least_links(vendor: vendors.Vendor, row: Mapping[str, Any]) -> int:
-    """Every lane of a switch; a direct mesh has at least one link to each neighbour."""
+    """The fewest links that must be up: every one to a switch; one to each neighbour in a direct mesh."""
     return int(row["link"]["links"]) if row["link"]["kind"] == "nvlink" == vendor.PEER_LINK else 1
 
 
 def _most(last: Reading, readings: Sequence[Reading], what: str) -> int:
-    """The best of the readings: some of them were taken before the copy began."""
-    told = [reading for reading in readings if isinstance(reading, int)]
-    return max(told) if told else int(known(last, what))
+    """The highest reading, because some were taken before the copy began."""
+    numbers = [reading for reading in readings if isinstance(reading, int)]
+    return max(numbers) if numbers else int(known(last, what))

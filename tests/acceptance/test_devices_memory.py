@@ -1,32 +1,28 @@
-"""The memory of the devices: healthy before, and right under patterns."""
+"""Device memory: error counts before the run, and test patterns. In: readings, devices. Out: problems."""
 
 import pytest
 
 import vendors
-from harness.protocols import OnDevice
+from harness.fixtures import OnDevice
 from harness.readings import Findings, only_with
-from harness.session import AcceptanceSession
+from harness.session import AcceptanceSession, every_device
 from vendors import Absence, Device
 
-SHARE, LEAST_SHARE = 0.95, 0.85  # of the memory that is free: aimed at, and asked for
+SHARE, LEAST_SHARE = 0.95, 0.85  # of the free memory: how much to test, and how much must be tested
 SECONDS = {"standard": 10.0, "soak": 1800.0}  # after which no further pattern begins
 CPU_SECONDS = 0.5
 MARGIN_S = 120.0
-PASSES = {"own address", "own address, complement"}  # every word, and every bit of it, in both states
+PASSES = {"own address", "own address, complement"}  # they test every bit of every word in both states
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run; nobody else may hold their memory."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = max(1, len(session.devices))
-        mark = pytest.mark.gpus(count, exclusive=True)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    """`ranks` is every device of this run; no other process may hold memory on them."""
+    every_device(metafunc, exclusive=True)
 
 
 def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
-    """ECC is on, and no error was uncorrectable, no repair is pending and none failed."""
-    only_with(vendor.VISIBILITY, "a CPU's ECC is not read")
+    """ECC is on; there is no uncorrectable error, no pending repair and no failed one."""
+    only_with(vendor.VISIBILITY, "ECC of a CPU is not read")
     findings = Findings()
     for device in devices:
         if findings.knows(device.ecc.enabled, "ECC mode") and device.ecc.enabled is not True:
@@ -34,25 +30,29 @@ def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) 
         for name in ("uncorrectable", "pending", "failed"):
             count = getattr(device.ecc, name)
             if count in (Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED) and name != "uncorrectable":
-                continue  # not every part repairs rows
+                continue  # not every device repairs rows
             if findings.knows(count, f"{name} memory errors") and int(count) != 0:
-                findings.wrong.append(f"device {device.index}: {count} {name}")
+                findings.wrong.append(
+                    f"device {device.index}: {count} {name} memory errors or repairs, expected 0"
+                )
     findings.conclude()
 
 
 @pytest.mark.tier("standard")
 def test_memory_holds_patterns(ranks: int, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
-    """Most of every device's free memory keeps its own addresses, checkerboards and walking bits."""
+    """Most of every device's free memory keeps what is written: own addresses, checkerboards, walking
+    bits.
+    """
     seconds = CPU_SECONDS if acceptance.shares_devices else SECONDS[acceptance.tier]
     acceptance.ended.expect(seconds)
     found = on_device(
         "workloads.memory:patterns", share=SHARE, seconds=seconds, timeout_s=4 * seconds + MARGIN_S
     )
-    assert len(found) == ranks, f"{len(found)} devices were written to, expected {ranks}"
+    assert len(found) == ranks, f"{len(found)} devices were tested, expected {ranks}"
     for one in found:
         covered = f"device {one['device']}: {one['bytes'] / 2**30:.1f} GiB, {len(one['passes'])} patterns"
         assert not one["errors"], f"{covered}, {one['errors']} wrong words: {one['first']}"
         assert one["bytes"] >= LEAST_SHARE * one["free_bytes"], (
-            f"{covered}: {one['free_bytes']} bytes were free"
+            f"{covered}: {one['free_bytes']} bytes were free, at least {LEAST_SHARE:.0%} must be tested"
         )
-        assert set(one["passes"]) >= PASSES, f"{covered} in {one['seconds']:g} s: {one['passes']}"
+        assert set(one["passes"]) >= PASSES, f"{covered}, expected at least {sorted(PASSES)}"

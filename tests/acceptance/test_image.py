@@ -1,4 +1,7 @@
-"""The image: what it declares, what is installed and what loads are one and the same. No device is needed."""
+"""The image: does what it declares equal what is installed and what loads? In: the image. Out: differences.
+
+No device is needed.
+"""
 
 import importlib.metadata
 import os
@@ -12,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from harness import drift, installed
-from harness.fixtures import RecordMetric
+from harness import installed
+from harness.fixtures import InChild, RecordMetric
 from harness.session import AcceptanceSession
-from harness.static import InChild
 from vendors import Device, Vendor, software
 from workloads import image
 
@@ -25,11 +27,12 @@ PIP_TIMEOUT_S = 300
 
 @pytest.fixture
 def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
-    """What the image says of itself; a foreign image says nothing, and that is no fault of it."""
+    """The image's declaration. An image that stackcheck did not build has none, and that is not a fault."""
     content = installed.declaration()
-    if content is None and acceptance.told.get("stack_id"):
+    if content is None and acceptance.run_file.get("stack_id"):
         pytest.fail(
-            f"an image of stack {acceptance.told['stack_id']} has no {installed.DECLARATION}", pytrace=False
+            f"this image of stack {acceptance.run_file['stack_id']} has no {installed.DECLARATION}",
+            pytrace=False,
         )
     if content is None:
         pytest.skip(f"this image declares nothing: it has no {installed.DECLARATION}")
@@ -38,16 +41,17 @@ def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
 
 @pytest.fixture
 def torch_is_declared() -> None:
-    """Some checks are about torch: a stack that declares none has nothing to check, and is not certified."""
+    """Skip a check about torch in a stack that declares no torch; such a stack is never certified."""
     if not installed.has_torch():
         pytest.skip("this stack has no torch, so it can never be certified for training")
 
 
 @pytest.fixture
 def loaded(torch_is_declared: None, in_child: InChild) -> Mapping[str, Any]:
-    """Versions as the loaded libraries tell them."""
+    """Versions as the loaded libraries report them."""
     del torch_is_declared
-    return in_child(image.loaded)
+    versions: Mapping[str, Any] = in_child(image.loaded)
+    return versions
 
 
 def test_declared_versions_are_installed(declared: Mapping[str, Any]) -> None:
@@ -57,65 +61,74 @@ def test_declared_versions_are_installed(declared: Mapping[str, Any]) -> None:
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found = "not installed"
+            found = "none"
         if found != version:
-            wrong.append(f"{name}: declared {version}, {found}")
+            wrong.append(f"{name}: declared {version}, installed {found}")
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_image_is_the_stack_that_was_asked_for(
     declared: Mapping[str, Any], acceptance: AcceptanceSession
 ) -> None:
-    """The stack, the vendor, Python and the distribution are those that the declaration names."""
+    """Stack, vendor, Python and distribution are the declared ones."""
     release = platform.freedesktop_os_release()
     found = {
-        "stack_id": acceptance.told.get("stack_id") or declared["stack_id"],
+        "stack_id": acceptance.run_file.get("stack_id") or declared["stack_id"],
         "vendor": acceptance.vendor,
         "python": ".".join(platform.python_version_tuple()[: declared["python"].count(".") + 1]),
         "os": release["ID"] + release.get("VERSION_ID", ""),
     }
-    assert found == {key: declared[key] for key in found}
+    expected = {key: declared[key] for key in found}
+    assert found == expected, f"this image is {found}, but declares {expected}"
 
 
 def test_loaded_libraries_are_the_declared_ones(
     declared: Mapping[str, Any], loaded: Mapping[str, Any], vendor: Vendor
 ) -> None:
     """torch, its runtime, the collective library, Triton and FlashAttention load in the declared versions."""
-    # A wheel of the default index is 2.13.0 in its metadata, and calls itself 2.13.0+cu130.
+    # A wheel of the default index has version 2.13.0 in its metadata, and torch.__version__ is 2.13.0+cu130.
     assert declared["packages"]["torch"] in (loaded["torch"], loaded["torch"].partition("+")[0])
     for name in ("triton", "flash_attn"):
         if declared.get(name):
             assert loaded[name] == declared[name]["version"], name
     collective = declared.get("collective")
     if collective and collective["name"] in ("nccl", "rccl") and collective.get("version"):
-        assert drift.agree(loaded["collective"] or (), collective["version"]), (
+        assert installed.agree(loaded["collective"] or (), collective["version"]), (
             loaded["collective"],
             collective,
         )
     if declared.get("runtime_version"):
-        assert drift.same_release(vendor.torch_runtime() or "none", declared["runtime_version"])
+        assert installed.same_release(vendor.torch_runtime() or "none", declared["runtime_version"])
 
 
 def test_the_vendor_libraries_that_load_are_the_installed_ones(
     acceptance: AcceptanceSession, in_child: InChild, record_metric: RecordMetric
 ) -> None:
-    """Each library of the vendor, asked itself, has the version that is declared and that its wheel has."""
+    """Each library of the vendor reports the version that is declared and that its wheel has."""
     table = software.of(acceptance.vendor).LIBRARIES
     if not table:
         pytest.skip(f"vendor {acceptance.vendor} has no libraries of its own")
     found = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)["libraries"]
-    told = {name: drift.dotted(entry["version"]) for name, entry in found.items() if entry["version"]}
-    record_metric("vendor_libraries_asked", len(told), unit="libraries", conditions=told)
-    wrong = [problem for library in table for problem in drift.of(library, found.get(library.name))]
-    assert told, f"none of {acceptance.vendor}'s libraries is in this image"
+    versions = {name: installed.dotted(entry["version"]) for name, entry in found.items() if entry["version"]}
+    record_metric("vendor_libraries_asked", len(versions), unit="libraries", conditions=versions)
+    wrong = [
+        problem
+        for library in table
+        for problem in installed.problems_of_loaded(library, found.get(library.name))
+    ]
+    assert versions, f"this image has none of the libraries of vendor {acceptance.vendor}"
     assert not wrong, "\n".join(wrong)
 
 
 def test_torch_is_built_for_the_vendor(vendor: Vendor, loaded: Mapping[str, Any]) -> None:
-    """The installed torch is a build for this vendor: a dependency upgrade can silently bring another's."""
+    """The installed torch is a build for this vendor: an upgrade can silently install another vendor's
+    build.
+    """
     runtimes = {"nvidia": loaded["cuda"], "amd": loaded["hip"]}
     built_for = [name for name, version in runtimes.items() if version] or ["cpu"]
-    assert built_for == [vendor.NAME], f"torch {loaded['torch']} is built for {built_for[0]}"
+    assert built_for == [vendor.NAME], (
+        f"torch {loaded['torch']} is a build for {built_for[0]}, expected {vendor.NAME}"
+    )
 
 
 def test_every_architecture_is_compiled_in(
@@ -125,21 +138,21 @@ def test_every_architecture_is_compiled_in(
     covers = software.of(acceptance.vendor).covers
     wanted = installed.architectures(acceptance.vendor, devices)
     missing = [arch for arch in wanted if not covers(arch, loaded["archs"])]
-    assert not missing, f"no code for {missing}; compiled in: {loaded['archs']}"
+    assert not missing, f"torch has no code for {missing}; compiled in: {loaded['archs']}"
 
 
 def test_every_extension_loads(in_child: InChild, vendor: Vendor, record_metric: RecordMetric) -> None:
     """Each compiled extension of the image loads with every symbol resolved.
 
-    A wheel may carry extensions for another vendor's runtime (torchao's does). What cannot load for want of
-    that runtime alone is counted, not failed: nothing of this stack can call it. Of an image that declares
-    nothing only torch, what torch needs and what needs torch is judged: it is no stack of ours that such an
-    image ships CuPy's bridge to a cuTENSOR, or mpi4py's to an MPI, that it leaves to the user.
+    A wheel may contain extensions for another vendor's runtime (torchao does). If only that runtime is
+    missing, the file is counted and does not fail the check: nothing in this stack can call it. In an image
+    without a declaration, only torch, its requirements and the packages that require it are judged: such an
+    image may contain CuPy's bridge to cuTENSOR or mpi4py's to MPI and leave those libraries to the user.
     """
     extensions = installed.extensions()
     if installed.declaration() is None:
         extensions = installed.owned_by(installed.torch_and_kin(), extensions)
-    assert extensions, f"no compiled extension under {installed.SITE}: is this the Python of the image?"
+    assert extensions, f"no compiled extension under {installed.SITE}: is this the image's own Python?"
     errors = in_child(
         image.load_errors, paths=[str(path) for path in extensions], after_torch=installed.has_torch()
     )
@@ -151,8 +164,8 @@ def test_every_extension_loads(in_child: InChild, vendor: Vendor, record_metric:
 def test_libraries_are_there_once(
     acceptance: AcceptanceSession, in_child: InChild, record_metric: RecordMetric
 ) -> None:
-    """With torch, Triton and all of a training job imported, one file serves each of NCCL/RCCL, the runtimes,
-    BLAS, OpenMP and C++: two copies are undefined.
+    """With all imports of a training job, NCCL/RCCL, the runtimes, BLAS, OpenMP and C++ are each loaded from
+    one file: with two copies the behaviour is undefined.
     """
     report = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)
     record_metric("libraries_mapped", len(report["files"]), unit="files", conditions=_imported(report))
@@ -163,11 +176,11 @@ def test_libraries_are_there_once(
     }
     owners = importlib.metadata.packages_distributions()
     doubled |= {name: owners[name] for name in ("torch", "triton") if len(set(owners.get(name, ()))) > 1}
-    assert not doubled
+    assert not doubled, f"loaded or installed more than once: {doubled}"
 
 
 def test_pip_check_finds_no_conflict() -> None:
-    """The installed packages agree with each other's requirements."""
+    """The installed packages satisfy each other's requirements."""
     run = _pip("check")
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -175,17 +188,19 @@ def test_pip_check_finds_no_conflict() -> None:
 def test_torch_cannot_be_replaced(
     declared: Mapping[str, Any], torch_is_declared: None, tmp_path: Path
 ) -> None:
-    """Installing another torch into the image is refused by its constraints."""
+    """The image's constraints refuse the installation of another torch."""
     del torch_is_declared
     _wheel(tmp_path, "torch", "0.0.1")
     offered = ("--dry-run", "--no-index", "--no-cache-dir", "--find-links", str(tmp_path))
     run = _pip("install", *offered, "torch==0.0.1")
-    assert run.returncode != 0, f"{declared['stack_id']} would take torch 0.0.1:\n{run.stdout}"
+    assert run.returncode != 0, (
+        f"pip would install torch 0.0.1 into {declared['stack_id']}, expected a constraint:\n{run.stdout}"
+    )
     assert "constraint" in run.stdout + run.stderr, run.stdout + run.stderr
 
 
 def test_environment_is_as_declared(declared: Mapping[str, Any]) -> None:
-    """Each variable that the image declares is set to that value."""
+    """Each variable that the image declares has the declared value."""
     wrong = {
         name: os.environ.get(name) for name, value in declared["env"].items() if os.environ.get(name) != value
     }
@@ -193,7 +208,7 @@ def test_environment_is_as_declared(declared: Mapping[str, Any]) -> None:
 
 
 def _is_foreign(error: str, runtimes: Sequence[str]) -> bool:
-    """Whether the loader misses another vendor's runtime library: `FILE: libcudart.so.13: cannot open …`."""
+    """Whether the loader could not find another vendor's runtime: `FILE: libcudart.so.13: cannot open …`."""
     missing = error.partition(": ")[2].partition(": ")
     return missing[0].split(".so")[0] in runtimes and missing[2].startswith("cannot open shared object")
 

@@ -1,22 +1,24 @@
-"""The kernels of a training step against float64, and their bits over repeats. In: one device. Out: cases."""
-
-from typing import Any
+"""Kernels of a training step against float64, and their determinism. In: one device. Out: the cases that
+failed.
+"""
 
 import pytest
 
+from harness.fixtures import Launch, OnDevice
+from harness.session import AcceptanceSession, every_device
 from workloads import (
+    activations,
     arch,
     attention,
     cases,
-    compiled,
+    compiled_block,
     convolution,
-    elementwise,
+    embedding,
     fp8,
     gemm,
-    grouped,
-    large,
+    grouped_gemm,
+    large_tensors,
     linear_losses,
-    lookups,
     losses,
     norms,
     optimizers,
@@ -33,56 +35,55 @@ SCREEN_S = {"smoke": 5, "standard": 10, "soak": 1800}
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is every device of this run."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
-        metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
+    every_device(metafunc, cpu=CPU_RANKS)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_gemm(dtype: str, acceptance: Any, on_device: Any) -> None:
-    """Matrix products of every layout and edge size are as good as their precision allows, both ways."""
+def test_gemm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Matrix products of every layout and edge size are as exact as their precision allows, forward and
+    backward.
+    """
     cases.require(on_device(gemm.check, dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
-def test_fp8_gemm(acceptance: Any, on_device: Any) -> None:
-    """8-bit casts keep every code, and scaled products in the architecture's own format are right."""
+def test_fp8_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """8-bit casts keep every value, and scaled products in the architecture's own format are right."""
     cases.require(on_device(fp8.check, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_attention(dtype: str, acceptance: Any, on_device: Any) -> None:
-    """Attention as a trainer calls it, forward and backward, masked, grouped and peaked, loses no key."""
+def test_attention(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Attention as a trainer calls it is right forward and backward: masked, grouped, with peaked scores."""
     cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_rms_norm(dtype: str, acceptance: Any, on_device: Any) -> None:
-    """RMSNorm and its gradients hold over widths, scales, zero rows and a huge element."""
+def test_rms_norm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """RMSNorm and its gradients are right for many widths and scales, zero rows and a huge element."""
     cases.require(on_device(norms.check, norm="rms_norm", dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_layer_norm(dtype: str, acceptance: Any, on_device: Any) -> None:
-    """LayerNorm and its gradients hold over widths, scales, constant rows and a huge element."""
+def test_layer_norm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """LayerNorm and its gradients are right for many widths and scales, constant rows and a huge element."""
     cases.require(on_device(norms.check, norm="layer_norm", dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_cross_entropy(dtype: str, acceptance: Any, on_device: Any) -> None:
-    """Cross entropy and its gradient hold for large vocabularies, peaked logits and ignored rows."""
+def test_cross_entropy(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Cross entropy and its gradient are right for large vocabularies, peaked logits and ignored rows."""
     cases.require(on_device(losses.check, dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_project_triton_kernels(on_device: Any) -> None:
+def test_project_triton_kernels(on_device: OnDevice) -> None:
     """The trainers' own Triton kernels compile in this image and are right."""
     if not on_device(project_kernels.available):
         pytest.skip("Triton kernels need a GPU and the triton package")
@@ -92,119 +93,119 @@ def test_project_triton_kernels(on_device: Any) -> None:
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["plain", "chunked", "liger"])
-def test_linear_cross_entropy(way: str, on_device: Any) -> None:
-    """The output layer and its loss in one, plain, in chunks or fused, give the loss and both gradients."""
+def test_linear_cross_entropy(way: str, on_device: OnDevice) -> None:
+    """Output layer and loss together (plain, in chunks or fused) give the right loss and both gradients."""
     if reason := on_device(linear_losses.lacks, way=way):
         pytest.skip(reason)
     cases.require(on_device(linear_losses.check, way=way, dtype="bf16", timeout_s=300))
 
 
 @pytest.mark.gpus(1)
-def test_fp32_is_ieee_by_default(on_device: Any) -> None:
-    """A float32 product is one by default: TF32 would cost 3e-4, and nobody asked for it."""
+def test_fp32_is_ieee_by_default(on_device: OnDevice) -> None:
+    """A float32 product is computed in float32 by default; TF32, with errors of 3e-4, must be requested."""
     cases.require(on_device(gemm.default_precision))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_tf32_gemm(acceptance: Any, on_device: Any) -> None:
-    """Matrix products with TF32 asked for are as good as ten bits allow."""
+def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """With TF32 requested, matrix products are as exact as its ten bits allow."""
     if not on_device(arch.has_tf32):
-        pytest.skip("the architecture has no TF32 behind PyTorch's switch")
+        pytest.skip("this architecture has no TF32 that PyTorch's switch could turn on")
     cases.require(on_device(gemm.check, dtype="tf32", tier=acceptance.tier))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_activations_and_rope(dtype: str, on_device: Any) -> None:
-    """SwiGLU, GELU and rotary embedding hold at odd widths, extreme inputs and far positions."""
-    cases.require(on_device(elementwise.check, dtype=dtype))
+def test_activations_and_rope(dtype: str, on_device: OnDevice) -> None:
+    """SwiGLU, GELU and rotary embedding are right at odd widths, extreme inputs and far positions."""
+    cases.require(on_device(activations.check, dtype=dtype))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_softmax_and_reductions(dtype: str, acceptance: Any, on_device: Any) -> None:
-    """Softmax, sums, extremes and prefix sums hold for odd lengths, strides, masked rows and NaN."""
+def test_softmax_and_reductions(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Softmax, sums, extremes and prefix sums are right for odd lengths, strides, masked rows and NaN."""
     cases.require(on_device(reductions.check, dtype=dtype, tier=acceptance.tier))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_embedding(dtype: str, on_device: Any) -> None:
-    """Embedding copies rows bit for bit, and sums the gradients of repeated indices."""
-    cases.require(on_device(lookups.check, dtype=dtype))
+def test_embedding(dtype: str, on_device: OnDevice) -> None:
+    """Embedding copies rows bit for bit, and adds up the gradients of repeated indices."""
+    cases.require(on_device(embedding.check, dtype=dtype))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_convolution(dtype: str, on_device: Any) -> None:
-    """Convolution and its gradients hold for strides, groups and both memory layouts."""
+def test_convolution(dtype: str, on_device: OnDevice) -> None:
+    """Convolution and its gradients are right for strides, groups and both memory layouts."""
     cases.require(on_device(convolution.check, dtype=dtype))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_adamw(on_device: Any) -> None:
-    """AdamW, fused, foreach and plain, follows its formula for a hundred steps."""
+def test_adamw(on_device: OnDevice) -> None:
+    """Fused, foreach and plain AdamW follow the formula for a hundred steps."""
     cases.require(on_device(optimizers.check))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_grouped_gemm(on_device: Any) -> None:
-    """Grouped products give each expert its own result, also with no rows or one."""
-    if reason := on_device(grouped.lacks):
+def test_grouped_gemm(on_device: OnDevice) -> None:
+    """Grouped products give each expert its own result, also for experts with no row or one."""
+    if reason := on_device(grouped_gemm.lacks):
         pytest.skip(reason)
-    cases.require(on_device(grouped.check))
+    cases.require(on_device(grouped_gemm.check))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_compiled_block(dtype: str, on_device: Any) -> None:
-    """A compiled transformer block has no graph break, recompiles once, and is as good as eager."""
-    cases.require(on_device(compiled.check, dtype=dtype, timeout_s=300))
+def test_compiled_block(dtype: str, on_device: OnDevice) -> None:
+    """A compiled transformer block has no graph break, recompiles at most once, and is as exact as eager."""
+    cases.require(on_device(compiled_block.check, dtype=dtype, timeout_s=300))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
-def test_determinism(dtype: str, on_device: Any) -> None:
-    """Operations that promise it give the same bits every time."""
+def test_determinism(dtype: str, on_device: OnDevice) -> None:
+    """Operations that PyTorch documents as deterministic give the same bits every time."""
     cases.require(on_device(repeatability.deterministic, dtype=dtype, repeats=50))
 
 
 @pytest.mark.gpus(1)
-def test_graph_replay(on_device: Any) -> None:
-    """A captured graph, forward and backward, replays to the bits of eager mode."""
+def test_graph_replay(on_device: OnDevice) -> None:
+    """A captured graph gives the same bits as eager mode, forward and backward."""
     cases.require(on_device(repeatability.graph_replay, dtype="bf16"))
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_beyond_32_bits(acceptance: Any, on_device: Any) -> None:
-    """Tensors of more than 2^31 elements are indexed right."""
+def test_beyond_32_bits(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Tensors with more than 2^31 elements are indexed right."""
     if acceptance.vendor == "cpu":
         pytest.skip("needs a device with 40 GiB of memory")
-    cases.require(on_device(large.check))
+    cases.require(on_device(large_tensors.check))
 
 
 @pytest.mark.tier("standard")
-def test_no_silent_corruption(ranks: int, acceptance: Any, launch: Any) -> None:
-    """Products at full power give the same bits on every repeat and on every device."""
+def test_no_silent_corruption(ranks: int, acceptance: AcceptanceSession, launch: Launch) -> None:
+    """Matrix products at full power give the same bits at every repeat and on every device."""
     seconds = SCREEN_S[acceptance.tier] if acceptance.vendor != "cpu" else 0.5
     acceptance.ended.expect(seconds)
     found = launch("corruption_screen.py", seconds, nproc=ranks, timeout_s=seconds + 90)["devices"]
-    assert len(found) == ranks
+    assert len(found) == ranks, f"{len(found)} devices were tested, expected {ranks}"
     wrong = [f"rank {rank}: {text}" for rank, one in enumerate(found) for text in one["differences"]]
     assert not wrong, "bits changed between repeats\n" + "\n".join(wrong)
     odd = [
         f"rank {rank}: {one['golden']}" for rank, one in enumerate(found) if one["golden"] != one["expected"]
     ]
-    assert not odd, f"a product of integers has the checksum {found[0]['expected']}, but on {odd}"
+    assert not odd, f"wrong product of integers, expected checksum {found[0]['expected']}: {odd}"
     sums = {(one["inputs"], one["checksum"]) for one in found}
-    assert len(sums) == 1, f"devices disagree on the same product: {found}"
+    assert len(sums) == 1, f"devices gave different results for the same product: {found}"

@@ -1,4 +1,6 @@
-"""The speed of all devices at once: by their model's bounds, and one against the others."""
+"""The speed of all devices at once, by bounds and against each other. In: n devices. Out: metrics, slow
+devices.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,29 +10,25 @@ import pytest
 from harness import thresholds
 from harness.fixtures import Launch, RecordMetric
 from harness.leases import Lease
-from harness.session import AcceptanceSession
-from workloads import curves
+from harness.session import AcceptanceSession, every_device
+from workloads import speed_outliers
 
 CPU_RANKS = 2
 TIMEOUT_S = 120
 UNITS = {"gemm_tflops": "TFLOP/s", "copy_gb_per_s": "GB/s"}
-LEAST_OF_MEDIAN = 0.9  # healthy H200s of one node lie within 3 %, and 5 % is the luck of silicon and cooling
+LEAST_OF_MEDIAN = 0.9  # healthy H200s of one node differ by 3 %; chips and cooling can explain 5 %
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is every device of this run, alone on the machine."""
-    if "ranks" in metafunc.fixturenames:
-        session = metafunc.config.pluginmanager.get_plugin("stackcheck-acceptance")
-        count = CPU_RANKS if session.vendor == "cpu" else max(1, len(session.devices))
-        mark = pytest.mark.gpus(count, perf=True)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    every_device(metafunc, cpu=CPU_RANKS, perf=True)
 
 
 @pytest.mark.tier("standard")
 def test_every_device_at_once(
     ranks: int, lease: Lease, acceptance: AcceptanceSession, launch: Launch, record_metric: RecordMetric
 ) -> None:
-    """While all devices work, each multiplies and copies at its model's speed and as fast as the others."""
+    """While all devices work, each multiplies and copies at its model's speed, and as fast as the others."""
     found = launch("node_speed.py", nproc=ranks, timeout_s=TIMEOUT_S)["ranks"]
     assert len(found) == ranks, f"{len(found)} devices were measured, expected {ranks}"
     numbers = range(ranks) if acceptance.shares_devices else [device.index for device in lease.devices]
@@ -40,19 +38,28 @@ def test_every_device_at_once(
         figures = {number: one[metric] for number, one in zip(numbers, found, strict=True)}
         for number, figure in figures.items():
             conditions = {"device": number, **figure["conditions"]}
-            told = {"unit": unit, "repeats": figure["repeats"], "conditions": conditions}
-            record_metric(f"together_{metric}", figure["value"], **told)
+            record_metric(
+                f"together_{metric}",
+                figure["value"],
+                unit=unit,
+                repeats=figure["repeats"],
+                conditions=conditions,
+            )
         slow += under_bound(metric, figures, entries)
         if not acceptance.shares_devices:  # ranks on a CPU take each other's cores
             rates = {number: figure["value"] for number, figure in figures.items()}
-            slow += [f"{metric}: {line}" for line in curves.slow_devices(rates, LEAST_OF_MEDIAN, unit)]
+            slow += [
+                f"{metric}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_MEDIAN, unit)
+            ]
     assert not slow, "\n".join(slow)
 
 
 def under_bound(
     metric: str, figures: Mapping[int, dict[str, Any]], entries: tuple[thresholds.Threshold, ...]
 ) -> Iterator[str]:
-    """Each device that misses the bound of one alone; test_kernel_speed.py demands that there is one."""
+    """Each device that misses the bound of a single device; test_kernel_speed.py fails if there is no
+    such bound.
+    """
     for number, figure in figures.items():
         entry = thresholds.find(entries, metric, figure["conditions"])
         if entry is not None and not entry.accepts(figure["value"]):

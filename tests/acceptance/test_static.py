@@ -1,26 +1,28 @@
-"""Device code without a device: what the image holds and what its compilers make, for every GPU it names.
+"""Device code in the image and from its compilers, checked without a device. In: the image. Out: what is
+wrong.
 
-Triton's products have the right instructions, no spill and no silent upcast; libraries and FlashAttention
-have code for each architecture; the vendor's own compiler, where the image has one, makes some.
+Triton's matrix products use the right instructions, without spills and silent upcasts. Libraries and
+FlashAttention have code for each architecture, and the vendor's compiler, if the image has one, makes it.
 """
 
 import importlib.util
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import compilers, installed
-from harness.fixtures import RecordMetric
+from harness import installed
+from harness.fixtures import InChild, RecordMetric
 from harness.session import AcceptanceSession
-from harness.static import InChild
 from vendors import Device, software
+from vendors.software import Compiler, Software
 
 pytestmark = pytest.mark.static
 
-# (arch, dtype) -> the matrix instruction of a healthy compiler (ISA manuals of both vendors; seen with
-# Triton 3.6).
+# (arch, dtype) -> the right matrix instruction (ISA manuals of both vendors; as Triton 3.6 compiles it).
 EXPECTED: Mapping[tuple[str, str], str] = {
     ("gfx90a", "bf16"): "v_mfma_f32_32x32x8bf16_1k",
     ("gfx90a", "fp16"): "v_mfma_f32_32x32x8f16",
@@ -39,7 +41,7 @@ EXPECTED: Mapping[tuple[str, str], str] = {
     ("sm_100", "fp16"): "tcgen05.mma.cta_group::1.kind::f16",
     ("sm_100", "fp8e4nv"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
 }
-# The fp8 formats that an arch has no matrix instruction for: FNUZ is MI300's, OCP everybody else's.
+# The fp8 formats for which an arch has no matrix instruction: MI300 has FNUZ, all others have OCP.
 FOREIGN_FP8 = (
     *(("gfx90a", "fp8e4nv"), ("gfx90a", "fp8e4b8"), ("gfx942", "fp8e4nv"), ("gfx950", "fp8e4b8")),
     *(("sm_80", "fp8e4nv"), ("sm_90", "fp8e4b8"), ("sm_100", "fp8e4b8")),
@@ -53,15 +55,16 @@ SHARED_BYTES = {
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
 }
+COMPILE_TIMEOUT_S = 300
 FP8_INSTRUCTIONS = ("fp8", "bf8", "f8f6f4", "e4m3", "e5m2")
 Compile = Callable[..., Mapping[str, Any]]
 
 
 @pytest.fixture
 def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InChild) -> Compile:
-    """Compile in a child, with a cache of this run alone.
+    """Compile in a child, with a cache of this run only.
 
-    The Triton of an old stack does not know GPUs of later years: that is said of those that nobody declared.
+    An old Triton does not know newer GPUs: for architectures that the image does not declare, that is a skip.
     """
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not part of this stack")
@@ -71,9 +74,13 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
         backend = "amd" if arch.startswith("gfx") else "nvidia"
         if backend not in in_child("workloads.machine_code:backend_names", env=cache):
             pytest.skip(f"this Triton has no {backend} backend")
-        found = in_child("workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache)
+        found: Mapping[str, Any] = in_child(
+            "workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache
+        )
         if found["error"] and not may_refuse and archs and arch not in archs:
-            pytest.skip(f"not for this stack, and its Triton does not compile for {arch}: {found['error']}")
+            pytest.skip(
+                f"this stack does not declare {arch}, and its Triton cannot compile for it: {found['error']}"
+            )
         return found
 
     return compile_
@@ -83,41 +90,45 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
 def test_matrix_instruction_is_the_expected_one(compiled: Compile, arch: str, dtype: str) -> None:
     """A matrix product compiles to the arch's matrix instruction of that type, and to no other."""
     found = compiled("matmul", arch, dtype)
-    assert found["error"] is None
-    assert found["matrix"] == [EXPECTED[arch, dtype]]
+    assert found["error"] is None, found["error"]
+    expected = [EXPECTED[arch, dtype]]
+    assert found["matrix"] == expected, f"matrix instructions {found['matrix']}, expected {expected}"
 
 
 @pytest.mark.parametrize(
     ("arch", "dtype"), FOREIGN_FP8, ids=[f"{arch}-{dtype}" for arch, dtype in FOREIGN_FP8]
 )
 def test_foreign_fp8_is_refused_or_known_to_be_upcast(compiled: Compile, arch: str, dtype: str) -> None:
-    """An fp8 format that the arch lacks is refused or computed wider, never as another fp8 format."""
+    """An fp8 format that the arch lacks is refused or computed in a wider type, never in another fp8
+    format.
+    """
     found = compiled("matmul", arch, dtype, may_refuse=True)
     refused = found["error"] is not None and "not supported" in found["error"]
-    assert refused or not _fp8(found["matrix"]), found
+    assert refused or not _fp8(found["matrix"]), f"computed in another fp8 format: {found}"
 
 
 @pytest.mark.parametrize("kernel", ["matmul", "softmax"])
 @pytest.mark.parametrize("arch", SHARED_BYTES)
 def test_registers_and_shared_memory_suffice(compiled: Compile, arch: str, kernel: str) -> None:
-    """Nothing spills to memory, shared memory fits, and global loads are 16 bytes wide."""
+    """No register spills to memory, shared memory suffices, and global loads are 16 bytes wide."""
     found = compiled(kernel, arch, "bf16")
-    assert found["error"] is None
-    assert found["spills"] in (0, None), f"{found['spills']} spilled"
-    assert found["shared_bytes"] <= SHARED_BYTES[arch]
-    assert found["wide_loads"] > 0
+    assert found["error"] is None, found["error"]
+    assert found["spills"] in (0, None), f"{found['spills']} registers or bytes spilled, expected none"
+    limit = SHARED_BYTES[arch]
+    assert found["shared_bytes"] <= limit, f"{found['shared_bytes']} bytes of shared memory, at most {limit}"
+    assert found["wide_loads"] > 0, "no global load is 16 bytes wide"
 
 
 def test_the_vendor_compiler_makes_code_for_every_architecture(
     acceptance: AcceptanceSession, archs: Sequence[str], tmp_path: Path, record_metric: RecordMetric
 ) -> None:
-    """hipcc or nvcc, where the image has it, turns one line into machine code for each architecture."""
+    """hipcc or nvcc, if the image has it, compiles one line into machine code for each architecture."""
     stack = software.of(acceptance.vendor)
-    if stack.COMPILER is None or (program := compilers.find(stack.COMPILER)) is None:
+    if stack.COMPILER is None or (program := found_at(stack.COMPILER)) is None:
         wanted = stack.COMPILER.program if stack.COMPILER else "compiler for devices"
         pytest.skip(f"this image has no {wanted}: training images carry no toolchain")
     tried = sorted({*archs, *stack.COMPILER.archs})
-    problems = {arch: compilers.problem(stack, program, arch, tmp_path) for arch in tried}
+    problems = {arch: compile_problem(stack, program, arch, tmp_path) for arch in tried}
     made = [arch for arch, problem in problems.items() if problem is None]
     record_metric(
         "architectures_compiled", len(made), unit="architectures", conditions={"archs": " ".join(made)}
@@ -130,9 +141,9 @@ def test_the_vendor_compiler_makes_code_for_every_architecture(
 def test_kernel_libraries_hold_every_architecture(
     acceptance: AcceptanceSession, archs: Sequence[str], record_metric: RecordMetric
 ) -> None:
-    """BLAS, convolution, collectives and torch itself are whole and have kernels for each architecture.
+    """BLAS, convolution, collectives and torch are complete and have kernels for each architecture.
 
-    A library whose database lacks an architecture falls back to slow kernels or fails on the node.
+    Without them a library falls back to slow kernels or fails on the node.
     """
     stack = software.of(acceptance.vendor)
     held = [library for library in stack.LIBRARIES if library.device_code or library.kernels or library.parts]
@@ -148,7 +159,7 @@ def test_kernel_libraries_hold_every_architecture(
     record_metric(
         "kernel_libraries", len(present), unit="libraries", conditions={"names": ", ".join(present)}
     )
-    assert present, f"none of {', '.join(library.name for library in held)} is in this image"
+    assert present, f"this image has none of {', '.join(library.name for library in held)}"
     assert not problems, "\n".join(problems)
 
 
@@ -159,7 +170,9 @@ def test_flash_attention_holds_every_architecture(
     stack = software.of(acceptance.vendor)
     found = installed.distributions(("flash-attn", "flash-attn-*"))
     if not found:
-        assert not (installed.declaration() or {}).get("flash_attn"), "declared, and not installed"
+        assert not (installed.declaration() or {}).get("flash_attn"), (
+            "the image declares flash_attn, but it is not installed"
+        )
         pytest.skip("FlashAttention is not part of this stack")
     files = [path for item in found for path in installed.shared_objects_of(item)]
     if not files:
@@ -167,9 +180,7 @@ def test_flash_attention_holds_every_architecture(
     compiled = {file: stack.architectures(file) for file in files}
     held = frozenset[str]().union(*compiled.values())
     missing = [arch for arch in archs if not stack.covers(arch, held)]
-    assert not missing, (
-        f"no code for {missing} in {[file.name for file in files]}; compiled in: {sorted(held)}"
-    )
+    assert not missing, f"no code for {missing} in {[file.name for file in files]}, only for {sorted(held)}"
 
 
 @pytest.fixture
@@ -177,8 +188,32 @@ def archs(acceptance: AcceptanceSession, devices: tuple[Device, ...]) -> list[st
     """The architectures that the image declares, and those of this machine."""
     found = installed.architectures(acceptance.vendor, devices)
     if not found and acceptance.vendor != "cpu":
-        pytest.fail("the image declares no architecture and this machine shows none", pytrace=False)
+        pytest.fail(
+            "the image declares no architecture, and this machine has no device to take one from",
+            pytrace=False,
+        )
     return found
+
+
+def found_at(compiler: Compiler) -> str | None:
+    """The path of the vendor's compiler; None if the image has none."""
+    return shutil.which(compiler.program) or shutil.which(compiler.program, path=":".join(compiler.folders))
+
+
+def compile_problem(stack: Software, program: str, arch: str, folder: Path) -> str | None:
+    """Why the compiler does not turn one line of device code into code for `arch`; None if it does."""
+    compiler = stack.COMPILER
+    assert compiler is not None
+    source, output = folder / f"twice-{arch}{compiler.suffix}", folder / f"twice-{arch}.out"
+    source.write_text(compiler.source, encoding="utf-8")
+    words = [option.format(arch=arch, source=source, output=output) for option in compiler.options]
+    done = subprocess.run(
+        [program, *words], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False, cwd=folder
+    )
+    if done.returncode:
+        return f"{arch}: {program} exited with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}"
+    made = stack.architectures(output) if output.exists() else frozenset[str]()
+    return None if arch in made else f"{arch}: {program} reported success, but made code for {sorted(made)}"
 
 
 def _fp8(instructions: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """Every mutant of a collective in one torchrun. In: nothing. Out: one JSON line {"mutant": {"failing": cases,
 "check": the check that has to catch it}}.
 
-The mutant runs on rank 1 or on all ranks, around the real operation, so that no rank waits for ever.
+A mutant wraps the real operation on rank 1 or on all ranks, so that no rank waits forever.
 """
 
 import functools
@@ -16,7 +16,6 @@ import torch.distributed as dist
 import collective_runs as runs
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
-from workloads import collective_rooted as rooted
 from workloads.collective_data import Payload
 from workloads.ranks import Book, Ranks, joined
 
@@ -25,7 +24,7 @@ Run = Callable[..., Any]
 
 
 def skips(original: Run, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Takes part, and keeps its own values."""
+    """Takes part in the operation, but keeps its own values."""
     mine = tensor.clone()
     work = original(tensor, *args, **kwargs)
     tensor.copy_(mine)
@@ -74,13 +73,13 @@ def swap_halves(out: torch.Tensor) -> None:
 def spoils_what_it_sends(
     original: Run, out: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """The data change on their way; the buffer that they came from does not."""
+    """The data change on the way; the buffer they came from does not."""
     return original(out, torch.cat((sent[:1] + 1, sent[1:])), *args, **kwargs)
 
 
 def cuts_message(original: Run, operations: list[Any]) -> list[Any]:
     for work in original(operations):
-        work.wait()  # gloo would wait for ever when asked twice
+        work.wait()  # gloo would wait forever the second time
     for operation in operations:
         if operation.op is dist.irecv:
             operation.tensor[-1] = 0
@@ -95,7 +94,7 @@ def cuts_first_part(original: Run, tensor: torch.Tensor, parts: Any, *args: Any)
 
 
 def ends_early(original: Run, out: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """An operation under way still writes after it was waited for."""
+    """An operation still writes after the wait for it returned."""
     work = original(out, *args, **kwargs)
     work.wait()
     out[0] += 1
@@ -125,12 +124,16 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     "an uneven exchange is truncated": ("all_to_all_single", collectives.all_to_all_uneven, keeps_last),
     "a broadcast misses its last element": (
         "broadcast",
-        functools.partial(rooted.broadcast, root=0),
+        functools.partial(collectives.broadcast, root=0),
         keeps_last,
     ),
-    "the sum at the root is wrong": ("reduce", functools.partial(rooted.reduce, root=1), add_one),
-    "a scattered share is truncated": ("scatter", functools.partial(rooted.scatter, root=0), keeps_last),
-    "a gathered share is truncated": ("gather", functools.partial(rooted.gather, root=1), cuts_first_part),
+    "the sum at the root is wrong": ("reduce", functools.partial(collectives.reduce, root=1), add_one),
+    "a scattered share is truncated": ("scatter", functools.partial(collectives.scatter, root=0), keeps_last),
+    "a gathered share is truncated": (
+        "gather",
+        functools.partial(collectives.gather, root=1),
+        cuts_first_part,
+    ),
     "a message loses its end": (
         "batch_isend_irecv",
         functools.partial(patterns.send_receive, distance=1),
@@ -181,7 +184,7 @@ ROUNDS = iter(range(1000))
 
 
 def judge(ranks: Ranks, run: Callable[..., Iterable[Any]] | None) -> int | None:
-    """Failing cases over all ranks, on rank 0; without `run` those of normal data, bit by bit."""
+    """The number of failing cases over all ranks, on rank 0; without `run`, those of normal data, bitwise."""
     store = dist.PrefixStore(str(next(ROUNDS)), ranks.store)
     book = Book(Ranks(ranks.rank, ranks.size, ranks.device, store))
     for payload in PAYLOADS:

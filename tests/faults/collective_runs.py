@@ -1,7 +1,8 @@
-"""What the collective mutants run where a CPU lacks something. In: ranks and a payload. Out: readings.
+"""Stand-ins for cases that a CPU cannot run. In: ranks and a payload. Out: readings, for the collective
+mutants.
 
-The library itself is played by `fake_nccl`, gloo's missing mean and premultiplied sum by its plain sum, and
-arrays beyond 32 bits are small ones compared in even smaller pieces.
+`fake_nccl` replaces the library, gloo's plain sum replaces its missing mean and premultiplied sum, and small
+arrays, compared in even smaller pieces, replace arrays beyond 32 bits.
 """
 
 import functools
@@ -25,7 +26,7 @@ Run = Callable[[Ranks, Payload], Iterable[Any]]
 
 
 def called_directly(op: str) -> Run:
-    """The call that bandwidth is measured with, on exact data."""
+    """The call that the bandwidth check times, on exact data."""
 
     def run(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
         with fake_nccl.planted():
@@ -51,7 +52,9 @@ def _with_gloo(original: Callable[..., Any], tensor: torch.Tensor, op: Any = dis
 
 
 def scaled(run: Run) -> Run:
-    """A case whose operation gloo lacks, upon its sum; a mutant of `all_reduce` lies below."""
+    """A case whose operation gloo lacks, computed with its sum, so that a mutant of `all_reduce` changes
+    it.
+    """
 
     def emulated(ranks: Ranks, payload: Payload) -> Iterable[Any]:
         with mock.patch.object(dist, "all_reduce", functools.partial(_with_gloo, dist.all_reduce)):
@@ -62,7 +65,7 @@ def scaled(run: Run) -> Run:
 
 
 def in_pieces(run: Run) -> Run:
-    """A case beyond 32 bits, on arrays that fit anywhere."""
+    """A case beyond 32 bits, on small arrays."""
 
     def small(ranks: Ranks, payload: Payload) -> Iterable[Any]:
         with mock.patch.object(collectives, "PIECE", 8):
@@ -78,11 +81,11 @@ def _groups(members: tuple[tuple[int, ...], ...]) -> list[Any]:
 
 
 def sub_groups(ranks: Ranks, payload: Payload) -> Iterable[Any]:
-    """Groups that share no rank."""
+    """Groups without common ranks."""
     return patterns.sub_groups(ranks, payload, _groups(((0,), (1,))))
 
 
 def overlapping_groups(ranks: Ranks, payload: Payload) -> Iterable[Any]:
-    """Groups that do."""
+    """Groups with common ranks."""
     groups = _groups(tuple(tuple(members) for members in patterns.overlapping(ranks)))
     return patterns.overlapping_groups(ranks, payload, groups)

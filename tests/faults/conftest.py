@@ -1,4 +1,6 @@
-"""The `plant` fixture of the fault tests; `planting` tells how to add a fault, `proof` what a run says."""
+"""The `plant` fixture of the fault tests. planting.py says how to add a fault, proof.py what a run
+reports.
+"""
 
 import subprocess
 from collections.abc import Callable
@@ -56,7 +58,7 @@ def plant(
     assert suite_python
 
     def planted(fault: planting.Fault) -> dict[str, Any]:
-        planting.tell(request.node, planting.telling(fault))
+        planting.tell(request.node, planting.declaration(fault))
         result = planting.run(fault, tmp_path)
         planting.judge(fault, result)
         return result

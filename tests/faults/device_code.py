@@ -1,7 +1,7 @@
-"""Files as compilers write them, for planting: ELF libraries with device code of chosen architectures.
+"""Files as compilers write them: ELF libraries with device code of chosen architectures. In: architectures.
+Out: bytes.
 
-In: architectures. Out: bytes. The parsers under test read real libraries in the images; these hold the faults
-that no real library has.
+The parsers under test read real libraries in the images. These files have faults that no real library has.
 """
 
 import struct
@@ -12,7 +12,7 @@ BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
 def bundle(archs: Sequence[str]) -> bytes:
-    """What `hipcc --genco` writes: an empty entry of the host, and a code object an architecture."""
+    """What `hipcc --genco` writes: an empty entry for the host, and a code object per architecture."""
     ids = [
         (b"host-x86_64-unknown-linux-gnu-", 0),
         *((f"hipv4-amdgcn-amd-amdhsa--{a}:xnack-".encode(), 8) for a in archs),
@@ -34,7 +34,7 @@ def compressed(archs: Sequence[str], *, version: int = 2) -> bytes:
 
 
 def fatbin(archs: Sequence[str], *, ptx: Sequence[str] = ()) -> bytes:
-    """What `nvcc -fatbin` writes: an entry of machine code an architecture, and of PTX."""
+    """What `nvcc -fatbin` writes: an entry of machine code per architecture, and entries of PTX."""
     kinds = [*((1, arch) for arch in ptx), *((2, arch) for arch in archs)]
     entries = b"".join(
         struct.pack("<HHIQIIHHI", kind, 0x101, 64, 8, 0, 0, 0, 1, int(arch[3:])) + bytes(64 - 32 + 8)

@@ -1,25 +1,25 @@
-"""A host of four H200s as the stub of NVML and planted workloads show it, and faults of it. Out: `Fault`s."""
+"""A host with four H200s, shown by a stub of NVML and planted workloads. In: what differs. Out: `Fault`s."""
 
-# ruff: noqa: E501 - what a planted call answers stays on a line
+# ruff: noqa: E501 - the answer of a planted call stays on one line
 from typing import Any
 
 from planting import Fault, device_check
 
 
 def speeds(seconds: str, where: str = "a != b", *, wrong: int = 0) -> str:
-    """What the copies over four devices would say."""
+    """The result of copies between four devices."""
     pair = f"{{'from': a, 'to': b, 'seconds': [{seconds}] * 5, 'wrong_elements': {wrong}}}"
     pairs = f"[{pair} for a in range(4) for b in range(4) if {where}]"
     return f"lambda: {{'bytes': 400_000_000, 'pairs': {pairs}}}"
 
 
 def host_speeds(h2d: str = "5e-3", d2h: str = "5e-3", *, devices: int = 4, wrong: str = "0") -> str:
-    """What copies of 256 MB between the host and four devices would say."""
+    """The result of copies of 256 MB between the host and four devices."""
     one = f"{{'h2d': [{h2d}] * 5, 'd2h': [{d2h}] * 5, 'wrong_elements': {wrong}}}"
     return f"lambda: {{'bytes': 256_000_000, 'devices': [{one} for i in range({devices})]}}"
 
 
-# torch as a healthy host of the stub would show it.
+# What torch shows on a healthy host of the stub.
 SEEN = {
     "workloads.devices:seen": (
         "lambda: [{'index': i, 'arch': 'sm_90', 'compute_units': 132, 'memory_bytes': 143771 << 20,"
@@ -42,7 +42,7 @@ SEEN = {
 
 
 def by_uuid(first: int) -> dict[str, str]:
-    """torch as it tells no address of a device and only its UUID."""
+    """torch that gives no PCI address of a device, only its UUID."""
     named = (
         "lambda: [{**device, 'bdf': None, 'uuid': f'00000000-0000-0000-0000-{number:012d}'}"
         f" for number, device in enumerate(({SEEN['workloads.devices:seen']})(), {first})]"

@@ -1,7 +1,7 @@
 """A stand-in for NCCL's library on a CPU. In: calls through ctypes. Out: the same results, by gloo.
 
-Its functions are real C functions made of Python ones, so that numbers, pointers and the 128 bytes that
-travel by value pass through the binding as they do on a GPU. `ctypes.CDLL` becomes `opened` meanwhile.
+Its functions are C functions made from Python ones, so that numbers, pointers and the 128 bytes that are
+passed by value go through the binding as on a GPU. `ctypes.CDLL` is replaced meanwhile.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ HANDLE = 4711
 
 
 def opened(_path: str) -> Any:
-    """A library with every function of the binding but the newest, as NCCL before 2.28 and RCCL have them."""
+    """A library with every function of the binding except the newest, like NCCL before 2.28 and RCCL."""
     functions = Functions()
     return mock.Mock(
         spec=list(library.SIGNATURES),
@@ -32,7 +32,7 @@ def opened(_path: str) -> Any:
 
 @contextlib.contextmanager
 def planted() -> Iterator[None]:
-    """Every library that is opened meanwhile is this one."""
+    """Every library that is opened in this context is the stand-in."""
     with mock.patch.object(ctypes, "CDLL", opened):
         yield
 
@@ -43,7 +43,7 @@ def _tensor(address: int, count: int) -> torch.Tensor:
 
 
 class Functions:
-    """One rank's side of the library; each answers 0, which is ncclSuccess."""
+    """One rank's side of the library; each function returns 0, which is ncclSuccess."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[Any, torch.Tensor, int]] = []

@@ -1,6 +1,7 @@
-"""What a mutant does to a kernel. In: the real function and its arguments. Out: what it returns instead.
+"""The faults that kernel mutants plant. In: the real function and its arguments. Out: what it returns
+instead.
 
-float64 is left alone, as a reference would be computed by other code.
+float64 is not changed, because the references use it.
 """
 
 from collections.abc import Callable

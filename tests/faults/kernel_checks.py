@@ -1,4 +1,4 @@
-"""The checks that kernel mutants must fail, as the suite runs them, at sizes of a CPU. Nothing runs here."""
+"""The checks that kernel mutants must fail, as the suite runs them, at sizes for a CPU. Nothing runs here."""
 
 import functools
 from collections.abc import Callable
@@ -6,18 +6,18 @@ from typing import Any
 
 import kernel_standins as standins
 from workloads import (
+    activations,
     attention,
     attention_backends,
     attention_dropout,
     attention_masks,
-    compiled,
+    compiled_block,
     convolution,
-    elementwise,
+    embedding,
     fp8,
     gemm,
-    grouped,
+    grouped_gemm,
     linear_losses,
-    lookups,
     losses,
     norms,
     optimizers,
@@ -58,17 +58,17 @@ CHECKS: dict[str, tuple[str, Check]] = {
     ),
     "activations": (
         "test_kernels.py::test_activations_and_rope",
-        functools.partial(elementwise.check, "bf16"),
+        functools.partial(activations.check, "bf16"),
     ),
     "activations fp32": (
         "test_kernels.py::test_activations_and_rope",
-        functools.partial(elementwise.check, "fp32"),
+        functools.partial(activations.check, "fp32"),
     ),
     "reductions": (
         "test_kernels.py::test_softmax_and_reductions",
         functools.partial(reductions.check, "fp32", "smoke"),
     ),
-    "embedding": ("test_kernels.py::test_embedding", functools.partial(lookups.check, "fp32")),
+    "embedding": ("test_kernels.py::test_embedding", functools.partial(embedding.check, "fp32")),
     "convolution": ("test_kernels.py::test_convolution", functools.partial(convolution.check, "fp32")),
     "adamw": ("test_kernels.py::test_adamw", optimizers.check),
     "fp8": ("test_kernels.py::test_fp8_gemm", functools.partial(fp8.check, "smoke")),
@@ -78,8 +78,8 @@ CHECKS: dict[str, tuple[str, Check]] = {
     ),
     "screen": ("test_kernels.py::test_no_silent_corruption", standins.screened),
     "attention default": ("test_attention.py::test_attention_default_is_fused", default_is_fused),
-    "grouped": ("test_kernels.py::test_grouped_gemm", grouped.check),
-    "compiled": ("test_kernels.py::test_compiled_block", functools.partial(compiled.check, "fp32")),
+    "grouped": ("test_kernels.py::test_grouped_gemm", grouped_gemm.check),
+    "compiled": ("test_kernels.py::test_compiled_block", functools.partial(compiled_block.check, "fp32")),
     "graph": ("test_kernels.py::test_graph_replay", functools.partial(repeatability.graph_replay, "bf16")),
     "gemm tf32": ("test_kernels.py::test_tf32_gemm", functools.partial(gemm.check, "tf32", "smoke")),
     "fp8 product": ("test_kernels.py::test_fp8_gemm", standins.fp8_product),

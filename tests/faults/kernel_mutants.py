@@ -1,7 +1,7 @@
 """Every kernel mutant in one process with torch. In: nothing. Out: a JSON line {"mutant": {"failing": cases,
-"check": the check that has to catch it}}.
+"check": the check that must catch it}}.
 
-`healthy` entries run unpatched. Run with tests/acceptance on the import path.
+Entries named `healthy …` run without a mutant. tests/acceptance must be on the import path.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def told(name: str) -> dict[str, Any]:
-    """How many cases of a check fail now, and what the check is called in the suite."""
+    """How many cases of a check fail now, and the id of the check in the suite."""
     check, function = CHECKS[name]
     return {"failing": sum(bool(case["failures"]) for case in function()["cases"]), "check": check}
 

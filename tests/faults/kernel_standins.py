@@ -1,7 +1,7 @@
-"""What the kernel mutants run where a CPU lacks something. In: a check's function. Out: its report.
+"""Stand-ins for what a CPU cannot run. In: a check's function. Out: its report, for the kernel mutants.
 
-The flash_attn package is played by PyTorch's attention, the trainers' Triton kernels by the plain functions
-that they are tested against, and 2^31 elements by 2^16; the 8-bit product is PyTorch's own for CPUs.
+PyTorch's attention replaces the flash_attn package, the plain functions that test the trainers' Triton
+kernels replace these kernels, and 2^16 elements replace 2^31; the 8-bit product is PyTorch's own for CPUs.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from workloads import arch, attention_masks, flash_package, fp8, large, project_kernels, repeatability
+from workloads import arch, attention_masks, flash_package, fp8, large_tensors, project_kernels, repeatability
 
 SMALL = 1 << 16
 
@@ -96,7 +96,7 @@ def fp8_product() -> dict[str, Any]:
 
 def beyond_the_limit() -> dict[str, Any]:
     """As test_beyond_32_bits judges it."""
-    return large.check(SMALL)
+    return large_tensors.check(SMALL)
 
 
 def screened() -> dict[str, Any]:

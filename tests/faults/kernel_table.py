@@ -1,6 +1,6 @@
-"""The kernel mutants as a table: what is changed, and which check has to catch it. Nothing runs here.
+"""The kernel mutants as a table: what each changes, and which check must catch it. Nothing runs here.
 
-A mutant patches a function of torch, or of what stands in for a package, from outside.
+A mutant patches a function of torch, or of the stand-in for a package, from outside.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A suite of planted checks over the real harness. In: a check, and what differs. Out: its result.json."""
+"""A small suite that runs with the real harness. In: a check, and what differs. Out: its result.json."""
 
 import json
 import os
@@ -76,7 +76,7 @@ if sys.argv[1] == "sum" and rank == 0: print(json.dumps({"sum": 3}))
 def run_suite(
     folder: Path, check: str, *arguments: str, value: str = "1.0", vendor: str = "cpu", env=None
 ) -> dict:
-    """Run the planted suite in a copy of tests/acceptance, so that it meets the real conftest and harness."""
+    """Run the suite in a copy of tests/acceptance, with the real conftest and harness."""
     copy = folder / "tests"
     if not copy.exists():
         copy.mkdir()

@@ -1,4 +1,4 @@
-"""Plant a fault from outside, run the real suite in a process of its own, and see which check catches it.
+"""Plant a fault from outside, run the real suite in its own process, and see which check catches it.
 
 A fault is data. To add one, put a `Fault` into a table and hand the table to `pytest.mark.parametrize`:
 
@@ -39,10 +39,10 @@ TIMEOUT_S = 300
 CACHES = ("torchinductor_", "pytest-of-")  # what torch and pytest keep in a temporary folder
 PLANTED = "stackcheck_planted"  # the name of a report's property
 
-# The suites need torch, which the tool does not: its own tests may run beside a Python that has both.
+# The suites need torch, stackcheck does not: its tests may run with another Python than the suites.
 SUITE_PYTHON = os.environ.get("STACKCHECK_SUITE_PYTHON", sys.executable)
 
-# Executed by every Python process that starts with the planted folder first on its path.
+# Every Python process that starts with the planted folder first on its path runs this.
 HOOK = """
 import importlib.abc, importlib.util, json, os, sys
 PATCHES = json.loads(os.environ["STACKCHECK_PATCHES"])
@@ -100,7 +100,7 @@ class Fault:
 
 
 def device_check(function: str) -> str:
-    """The id of a check of the device suites, whichever of their files holds it."""
+    """The id of a check of the device suites, found in whichever of their files has it."""
     for path in sorted((TESTS / "acceptance").glob("test_devices*.py")):
         if f"def {function}(" in path.read_text(encoding="utf-8"):
             return f"{path.name}::{function}"
@@ -108,18 +108,18 @@ def device_check(function: str) -> str:
 
 
 def is_fault(value: object) -> bool:
-    """Whether a test's parameter says what the test plants."""
+    """Whether a parameter of a test declares what the test plants."""
     return all(hasattr(value, name) for name in ("name", "check", "outcome"))
 
 
-def telling(fault: Any) -> dict[str, Any]:
-    """What a report says of a fault."""
+def declaration(fault: Any) -> dict[str, Any]:
+    """What the proof lists about a fault."""
     expected, vendor = fault.outcome, getattr(fault, "vendor", "cpu")
     return {"name": fault.name, "check": fault.check, "vendor": vendor, "expected": expected}
 
 
 def tell(item: Any, planted: Mapping[str, Any]) -> None:
-    """Say what a test plants (`proof` reads it); `caught` may say it of one fault among many."""
+    """Declare for `proof` what a test plants; a key `caught` gives the result of one fault among many."""
     entry = (PLANTED, json.dumps(dict(planted)))
     if entry not in item.user_properties:
         item.user_properties.append(entry)
@@ -142,7 +142,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
         "STACKCHECK_FAKE_NVML": json.dumps(dict(fault.nvml or {})),
         "STACKCHECK_FAKE_FOLDER": str(planted),
         "TMPDIR": str(scratch),
-        "OMP_NUM_THREADS": "1",  # suites run side by side here: waiting threads would take each other's time
+        "OMP_NUM_THREADS": "1",  # suites run side by side, where waiting threads cost time
         **fault.env,
     }
     out = folder / "out"
@@ -175,7 +175,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
 
 
 def judge(fault: Fault, result: Mapping[str, Any]) -> None:
-    """Assert that the check ended as the fault demands."""
+    """Assert that the check ended with the fault's outcome and text."""
     checks = [
         check for check in result["checks"] if check["id"].split("[")[0].startswith(fault.check.split("[")[0])
     ]

@@ -1,13 +1,13 @@
 """Which planted faults were caught, as one JSON line at the end of a run of tests/faults with --proof.
 
-In: what each test says that it plants, and how it ended. Out: {"checks": [...] or null, "faults": [{"test",
+In: what each test declares to plant, and how it ended. Out: {"checks": [...] or null, "faults": [{"test",
 "name", "check", "vendor", "expected", "state", "reason"}], "healthy": [{"test", "name", "check", "vendor",
 "state", "reason"}], "failed": [tests that plant nothing and failed]}. `stackcheck prove` reads it.
 
-A test says what it plants by a parameter with `name`, `check` and `outcome` (`planting.Fault`), by
+A test declares what it plants by a parameter with `name`, `check` and `outcome` (`planting.Fault`), by
 `@pytest.mark.catches("test_x.py::test_y")`, by `@pytest.mark.healthy`, by the `plant` fixture, or by
-`planting.tell` where one test plants many. "state" is "caught", "missed" or "not run"; of a healthy run
-"passed", "false alarm" or "not run".
+`planting.tell` if one test plants many faults. "state" is "caught", "missed" or "not run"; of a healthy
+run "passed", "false alarm" or "not run".
 """
 
 import json
@@ -24,13 +24,13 @@ REASON_LENGTH = 2000
 
 
 class Proof:
-    """Gathers the reports of one run; under pytest-xdist in the controller."""
+    """Collects the reports of one run; under pytest-xdist in the controller."""
 
     def __init__(self) -> None:
         self.ended: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst phase of each test, and everything that it planted until its end."""
+        """Keep the worst phase of each test, and everything that it planted."""
         test = self.ended.setdefault(report.nodeid, {"outcome": "passed", "reason": None, "planted": []})
         test["planted"] = [
             json.loads(text) for name, text in report.user_properties if name == planting.PLANTED
@@ -40,18 +40,18 @@ class Proof:
             test["reason"] = _reason(report)
 
     def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
-        """The line, after everything that people read."""
-        told = list(self._told())
+        """Print the line, after all output for people."""
+        runs = list(self._runs())
         answer = {
             "checks": checks(),
-            "faults": [fault for fault in told if fault["expected"] != "passed"],
-            "healthy": [_healthy(run) for run in told if run["expected"] == "passed"],
+            "faults": [run for run in runs if run["expected"] != "passed"],
+            "healthy": [_healthy(run) for run in runs if run["expected"] == "passed"],
             "failed": [name for name, test in self.ended.items() if _is_bare(test)],
         }
         terminalreporter.ensure_newline()
         terminalreporter.write_line(json.dumps(answer))
 
-    def _told(self) -> Iterator[dict[str, Any]]:
+    def _runs(self) -> Iterator[dict[str, Any]]:
         for name, test in self.ended.items():
             for planted in test["planted"]:
                 caught = planted.pop("caught", None)
@@ -62,9 +62,9 @@ class Proof:
 
 
 def statically(item: pytest.Item) -> list[dict[str, Any]]:
-    """What a test plants by its parameters and marks."""
+    """What a test plants, by its parameters and marks."""
     params = getattr(getattr(item, "callspec", None), "params", {})
-    found = [planting.telling(value) for value in params.values() if planting.is_fault(value)]
+    found = [planting.declaration(value) for value in params.values() if planting.is_fault(value)]
     name = item.name.removeprefix("test_").replace("_", " ")
     if found:
         return found
@@ -79,7 +79,7 @@ def statically(item: pytest.Item) -> list[dict[str, Any]]:
 
 
 def checks() -> list[str] | None:
-    """Every check of tests/acceptance by function, as pytest collects them; None without torch."""
+    """Every check of tests/acceptance by function, as pytest collects them; None if there is no torch."""
     ended = subprocess.run(
         [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor", "cpu",
          "--tier", "soak", "--collect-only", "-q", "-p", "no:cacheprovider"],

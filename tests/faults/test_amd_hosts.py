@@ -1,4 +1,4 @@
-"""AMD's real SMI library over fabricated hosts: a healthy host passes, each fault is named by its check.
+"""AMD's real SMI library on fabricated hosts: a healthy host passes, and each fault is named by its check.
 
 Every test enters a Debian root file system with one generation of libamd_smi (docs/amd.md) and runs the
 device suite there as a user would. `STACKCHECK_AMD_HOSTS=quick` keeps one healthy host for each library, and
@@ -33,7 +33,7 @@ ABSENT = "no AMD device is visible"
 
 @dataclass(frozen=True)
 class Named:
-    """A state, the check that must fail on it, and words that its reason must hold."""
+    """A state, the check that must fail on it, and a text that its reason must contain."""
 
     state: str
     function: str
@@ -70,22 +70,28 @@ NAMED = (
     Named("page-fault", "test_no_fault_was_reported", "device 3"),
     Named("reset", "test_no_fault_was_reported", "device 5"),
     Named("pcie-pair", "test_every_pair_is_linked", "2-5: pcie"),
-    Named("power-cap-lowered", "test_power_cap_is_the_default", "device 3: 550.0 W, default 750.0 W"),
-    Named("throttling", "test_nothing_throttles", "device 3: prochot", (NEW,)),
-    Named("throttling-mi250", "test_nothing_throttles", "device 3: hotspot temperature"),
+    Named(
+        "power-cap-lowered",
+        "test_power_cap_is_the_default",
+        "device 3: power cap 550.0 W, expected the default 750.0 W",
+    ),
+    Named("throttling", "test_nothing_throttles", "device 3 throttles: prochot", (NEW,)),
+    Named("throttling-mi250", "test_nothing_throttles", "device 3 throttles: hotspot temperature"),
     Named("nps4", "test_partition_is_the_reference", "device 3: memory NPS4"),
     Named("cpx", "test_partition_is_the_reference", "device 3: compute CPX"),
     Named("memory-short", "test_device_identity", "device 3"),
     Named("firmware-differs", "test_firmware_is_equal", "CP_MEC1"),
-    Named("numa-elsewhere", "test_numa_nodes_of_devices_are_ours", "device 3 is on node 1"),
+    Named("numa-elsewhere", "test_numa_nodes_of_devices_are_ours", "device 3 is on NUMA node 1"),
     Named(
-        "driver-too-old", "test_driver_serves_the_runtime", "driver 6.1 (amdgpu 6.7.0) serves ROCm 5.7 to 6.4"
+        "driver-too-old",
+        "test_driver_serves_the_runtime",
+        "driver 6.1 (amdgpu 6.7.0) supports ROCm 5.7 to 6.4",
     ),
     Named("permission-denied", "test_device_identity", "no permission on it: owned by 0:105"),
     Named("driver-not-loaded", "test_device_identity", "DRIVER_NOT_LOADED"),
     Named("init-hangs", "test_device_identity", "did not answer in 3 s"),
 )
-# What a release cannot show is a skip that says so: neither a pass nor a false alarm.
+# What a release cannot show must be a skip with that reason: neither a pass nor a false alarm.
 UNSEEN = (
     Named("xgmi-link-down", "test_every_pair_is_linked", "active links: not supported", (OLD,), "skipped"),
     Named("throttling", "test_nothing_throttles", "throttle reasons: not supported", (OLD,), "skipped"),
@@ -96,7 +102,7 @@ def run(
     state: str, used: Library, out: Path, environment: Mapping[str, str] | None = None
 ) -> Mapping[str, Any]:
     """The device suite inside a fabricated host: its result.json, with the output beside it."""
-    out.chmod(0o777)  # a state may run the suite as somebody else
+    out.chmod(0o777)  # a state may run the suite as another user
     command = (
         "python3 -m pytest /stackcheck/tests --gpu-vendor amd -k devices -p torchless -p no:cacheprovider"
     )

@@ -1,4 +1,4 @@
-"""What AMD's library leaves unsaid, told apart; and the host's side over the same fabricated kernel files."""
+"""Absent readings of AMD's library, and stackcheck's own view of the same fabricated kernel files."""
 
 import pickle
 import sys
@@ -114,7 +114,7 @@ FOUR = tuple(gpu(index) for index in range(4))
 def test_devices_are_chosen_by_the_kfds_numbers(
     environment: dict[str, str], left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here the KFD counts against the library's order."""
+    """Here the KFD numbers the devices in the reverse of the library's order."""
     monkeypatch.setattr(amd_kernel, "topology", lambda: {device.bdf: {} for device in reversed(FOUR)})
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -135,9 +135,9 @@ def test_architectures_are_spelled_as_compilers_do(number: int, name: str) -> No
     [
         ("6.16.13", "7.2.53211-e1a6bc5663", None),
         ("6.12.12", "6.3", None),
-        ("6.12.12", "5.7", "serves ROCm 6.3 to 7.2"),
-        ("6.7.0", "7.0", "serves ROCm 5.7 to 6.4"),
-        ("6.99.1", "7.2", "is in no table"),
+        ("6.12.12", "5.7", "supports ROCm 6.3 to 7.2"),
+        ("6.7.0", "7.0", "supports ROCm 5.7 to 6.4"),
+        ("6.99.1", "7.2", "is not in vendors/amd.py"),
     ],
 )
 def test_driver_windows(driver: str, rocm: str, words: str | None) -> None:

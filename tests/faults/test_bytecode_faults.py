@@ -1,4 +1,4 @@
-"""Byte code that an environment lacks: what a run keeps of its own, and what it leaves alone."""
+"""The bytecode cache of a run: it is made only where torch has none, and deleted with the run."""
 
 import json
 import os

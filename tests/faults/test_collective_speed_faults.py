@@ -1,4 +1,4 @@
-"""The timing of collectives: the protocol is nccl-tests', and what it measures is checked as well."""
+"""Faults of timed collectives: the protocol equals nccl-tests', and the timed data are checked too."""
 
 import ctypes
 import sys
@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch", reason="the suites need torch")
 
 from workloads import collective_library as library  # noqa: E402
 from workloads import collective_timing as timing  # noqa: E402
-from workloads import curves, nccl_log  # noqa: E402
+from workloads import nccl_log, speed_outliers  # noqa: E402
 
 MIB = 1 << 20
 
 
 def said(**facts: object) -> dict[str, str]:
-    """The library's log, its files and the kernel, as they would speak of another host."""
+    """The library's log, its files and the kernel's settings of another host."""
     return {"workloads.nccl_log:facts": f"lambda: {{**original(), **{facts!r}}}"}
 
 
@@ -123,7 +123,7 @@ def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
 
 
 class Store(dict):
-    """The part of a rendezvous store that is used here."""
+    """The part of a rendezvous store that the timing uses."""
 
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
@@ -238,5 +238,5 @@ def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
     ids=["healthy", "one direction", "one pair", "not a number", "unequal links"],
 )
 def test_an_odd_pair_is_found(rates: dict[tuple[int, int], float], odd: list[str]) -> None:
-    found = curves.odd_pairs(rates)
+    found = speed_outliers.odd_pairs(rates)
     assert [text.split(" 4")[0].split(" 2")[0].split(" nan")[0].split(" 3")[0] for text in found] == odd

@@ -1,4 +1,4 @@
-"""A collective that hangs ends within seconds, names the rank, and a library that waits for ever fails."""
+"""A collective that hangs ends within seconds and names the rank; a library that waits forever fails."""
 
 import time
 
@@ -13,7 +13,7 @@ FAULTS = (
     planting.Fault(
         "rank 1 never enters the sum",
         "test_collectives.py::test_all_reduce_values",
-        says="ranks [1] did not wait with it",
+        says="but not on ranks [1]",
         tier="smoke",
         patches={
             "workloads.ranks:joined": "lambda timeout_s=0: original(timeout_s=12)",
@@ -32,7 +32,7 @@ FAULTS = (
     planting.Fault(
         "the library ignores its timeout",
         "test_collectives.py::test_absent_rank_is_named",
-        says="were told nothing",
+        says="s for rank 1 without an error",
         patches={
             "torch.distributed:new_group": "lambda *a, timeout=None, **k: original(*a, **k)",
             "test_collectives:NOTICED_S": "4.0",

@@ -1,4 +1,6 @@
-"""Faults of figures and outcomes: what must never look like a pass. The suite is planted (planted_suite)."""
+"""Faults of metrics and outcomes: none of them may look like a pass. In: planted_suite. Out: its
+result.json.
+"""
 
 import json
 import os
@@ -34,7 +36,7 @@ def test_gated_figure_on_cpu_is_recorded_and_says_that_it_has_no_bound(tmp_path)
     check = only(run_suite(tmp_path, "test_figure"))
     assert check["outcome"] == "passed"
     assert check["metrics"][0]["verdict"] == "recorded"
-    assert check["metrics"][0]["source"].startswith("none: the cpu vendor proves")
+    assert check["metrics"][0]["source"].startswith("none: a cpu run proves")
 
 
 def test_half_of_the_bound_fails_and_says_all_five_things(tmp_path) -> None:
@@ -169,7 +171,7 @@ def test_instances_taken_out_by_the_environment_are_counted_apart_from_later_tie
 
 @pytest.mark.healthy
 def test_reading_beside_a_sampler_whose_library_stumbles_is_a_reading() -> None:
-    """Whoever stops the child does so while nobody else talks to it."""
+    """The child is stopped only while no other thread talks to it."""
     from harness.monitor import Monitor, MonitorError
 
     monitor, over, stumbled = Monitor("cpu"), threading.Event(), []

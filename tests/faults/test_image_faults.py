@@ -1,4 +1,4 @@
-"""Faults of an image: what it declares, what is installed and what loads drift apart."""
+"""Faults of an image: its declaration, its packages and its loaded libraries differ from each other."""
 
 import functools
 import json
@@ -64,7 +64,9 @@ def mapped_by_torch() -> list[Path]:
 
 
 def asked(folder: Path, changes: dict[str, object]) -> dict[str, object]:
-    """What the libraries tell, cuDNN's from a wheel that is planted too; None in `changes` takes one away."""
+    """The versions that the libraries report, with a planted wheel for cuDNN; None in `changes` removes
+    one.
+    """
     own = folder / "site" / "libcudnn.so.9"
     info = folder / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info"
     info.mkdir(parents=True)
@@ -92,7 +94,7 @@ def stack(tmp_path, request) -> dict[str, str]:
     """The environment of an image that declares what the test asks for."""
     path = tmp_path / "stack.json"
     path.write_text(declaration(**getattr(request, "param", {})), encoding="utf-8")
-    # The constraints of the image that these tests run in would hold, whatever the planted declaration says.
+    # Without this, the constraints of the image in which these tests run would apply.
     return {"STACKCHECK_STACK_FILE": str(path), "PIP_CONSTRAINT": ""}
 
 
@@ -100,7 +102,11 @@ def stack(tmp_path, request) -> dict[str, str]:
     ("stack", "check", "says"),
     [
         ({"packages": {"pytest": "1.0.0"}}, "test_declared_versions_are_installed", "pytest: declared 1.0.0"),
-        ({"packages": {"no-such-thing": "1"}}, "test_declared_versions_are_installed", "not installed"),
+        (
+            {"packages": {"no-such-thing": "1"}},
+            "test_declared_versions_are_installed",
+            "declared 1, installed none",
+        ),
         ({"python": "3.2"}, "test_the_image_is_the_stack_that_was_asked_for", "3.2"),
         ({"vendor": "amd"}, "test_the_image_is_the_stack_that_was_asked_for", "amd"),
         ({"packages": {"torch": "2.0.0"}}, "test_loaded_libraries_are_the_declared_ones", "2.0.0"),
@@ -110,7 +116,7 @@ def stack(tmp_path, request) -> dict[str, str]:
             "test_environment_is_as_declared",
             "HSA_NO_SCRATCH_RECLAIM",
         ),
-        ({}, "test_torch_cannot_be_replaced", "would take torch 0.0.1"),
+        ({}, "test_torch_cannot_be_replaced", "would install torch 0.0.1"),
     ],
     indirect=["stack"],
 )
@@ -166,7 +172,10 @@ def test_two_openmp_runtimes_are_caught(plant) -> None:
         ({"NCCL": [2, 27, 3]}, "NCCL: /opt/nccl/libnccl.so.2 is 2.27.3, declared 2.30.7"),
         ({"the CUDA runtime": [12, 8]}, "is 12.8, declared 13.0"),
         ({"cuDNN": [9, 19, 0]}, "is 9.19.0, installed nvidia-cudnn-cu13 9.20.0.48"),
-        ({"cuBLAS": "cuBLAS does not tell its version: no cublasGetProperty"}, "does not tell its version"),
+        (
+            {"cuBLAS": "cuBLAS does not report its version: no cublasGetProperty"},
+            "does not report its version",
+        ),
         ({"NVRTC": None}, "NVRTC: torch did not load libnvrtc.so"),
     ],
 )
@@ -179,7 +188,7 @@ def test_vendor_library_that_is_not_the_stated_one_is_caught(plant, tmp_path, st
 def test_library_of_the_system_before_the_wheels_is_caught(plant, tmp_path, stack) -> None:
     planted = asked(tmp_path, {})
     (tmp_path / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info" / "RECORD").write_text("")
-    fault = Fault("another cuDNN", LIBRARIES, says="and not a file of nvidia-cudnn-cu13", vendor="nvidia")
+    fault = Fault("another cuDNN", LIBRARIES, says="does not belong to nvidia-cudnn-cu13", vendor="nvidia")
     plant(Fault(**{**vars(fault), **planted, "env": stack}))
 
 

@@ -1,4 +1,4 @@
-"""Leases: two processes never hold one device, performance is alone, and a killed holder leaves nothing
+"""Leases: no device is held twice, performance checks are alone, and a killed holder leaves no lock
 behind.
 """
 

@@ -1,4 +1,4 @@
-"""Speeds of a whole node on stand-ins of four H200s: one slow device is named, a healthy node passes."""
+"""The speed of a node with four planted H200s: one slow device is named, a healthy node passes."""
 
 import json
 
@@ -8,7 +8,7 @@ from planting import Fault
 
 pytest.importorskip("torch", reason="the suites need torch")
 
-from workloads import curves
+from workloads import speed_outliers
 
 TOGETHER = "test_node_speed.py::test_every_device_at_once"
 GEMM = {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "layout": "NT"}
@@ -16,7 +16,7 @@ COPY = {"bytes": 4 << 30, "kind": "device"}
 
 
 def together(name: str, says: str = "", outcome: str = "failed", **speeds: list[float]) -> Fault:
-    """What four ranks would say; H200.json asks 750.5 TFLOP/s and 4,050 GB/s of each."""
+    """The result of four ranks; H200.json demands 750.5 TFLOP/s and 4,050 GB/s of each."""
     rates = {"gemm": [790.0] * 4, "copy": [4260.0] * 4} | speeds
     ranks = [
         {
@@ -76,5 +76,5 @@ def test_ranks_of_a_cpu_are_measured_together(plant) -> None:
     "rates", [{0: 1.0, 1: 0.8}, {0: float("nan"), 1: 1.0}, {0: 1.0, 1: 1.0, 2: 0.89}], ids=str
 )
 def test_a_device_behind_the_others_is_named(rates: dict[int, float]) -> None:
-    assert curves.slow_devices(rates, 0.9, "GB/s")
-    assert not curves.slow_devices(dict.fromkeys(rates, 1.0), 0.9, "GB/s")
+    assert speed_outliers.slow_devices(rates, 0.9, "GB/s")
+    assert not speed_outliers.slow_devices(dict.fromkeys(rates, 1.0), 0.9, "GB/s")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import planting
+from workloads import speed_outliers
 
 FOLDER = Path(__file__).resolve().parent
 ACCEPTANCE = FOLDER.parent / "acceptance"
@@ -19,13 +20,13 @@ RUNS = {
         str(FOLDER / "collective_mutants.py"),
     ),
 }
-# A count that falls says that somebody dropped a mutant.
+# A smaller count means that a mutant was lost.
 LEAST = {"kernel": 76, "collective": 31}
 
 
 @pytest.fixture(scope="module", params=sorted(RUNS))
 def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[str, dict]]:
-    """By mutant; all of them in one process, as importing torch for each would take minutes."""
+    """The results by mutant, from one process: importing torch for each mutant would take minutes."""
     run = subprocess.run(
         (suite_python, *RUNS[request.param]),
         env=planting_environment(),
@@ -40,7 +41,7 @@ def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[
 
 
 def planting_environment() -> dict[str, str]:
-    """The suites on the path, nothing left behind, one thread."""
+    """Environment with the suites on the import path, without bytecode files, with one thread."""
     ours = {"PYTHONPATH": str(ACCEPTANCE), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **ours}
 
@@ -114,17 +115,11 @@ def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
     ],
     ids=["healthy", "one slow size", "not a number", "three per cent"],
 )
-def test_a_slow_size_in_a_curve_is_found(curve: dict[int, float], dips: int, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ACCEPTANCE / "workloads"))
-    import curves
-
-    assert len(curves.dips(curve)) == dips
+def test_a_slow_size_in_a_curve_is_found(curve: dict[int, float], dips: int) -> None:
+    assert len(speed_outliers.dips(curve)) == dips
 
 
-def test_bus_bandwidth_is_nccl_tests_definition(monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ACCEPTANCE / "workloads"))
-    import curves
-
+def test_bus_bandwidth_is_nccl_tests_definition() -> None:
     # nccl-tests on 4 H200: all_reduce of 64 KiB in 21.5 us reads 4.57 GB/s
-    assert curves.busbw_gb_per_s("all_reduce", 65_536, 21.5e-6, 4) == pytest.approx(4.57, rel=0.01)
-    assert curves.busbw_gb_per_s("all_gather", 1000, 1e-6, 4) == pytest.approx(0.75)
+    assert speed_outliers.busbw_gb_per_s("all_reduce", 65_536, 21.5e-6, 4) == pytest.approx(4.57, rel=0.01)
+    assert speed_outliers.busbw_gb_per_s("all_gather", 1000, 1e-6, 4) == pytest.approx(0.75)

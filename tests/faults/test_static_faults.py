@@ -1,6 +1,4 @@
-"""Faults of device code: an fp8 product silently computed in fp16, spills, narrow loads, too much shared
-memory, a compiler that makes code for another GPU, libraries without code or kernels for one.
-"""
+"""Faults of device code: silent fp16, spills, narrow loads, too much shared memory, code for another GPU only."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
 import base64
@@ -21,7 +19,7 @@ REPORT = "{'error': None, 'matrix': [%r], 'spills': %d, 'shared_bytes': %d, 'wid
 def fault(
     name: str, check: str, says: str, *, matrix: str = "x", spills: int = 0, shared: int = 8, loads: int = 4
 ) -> Fault:
-    """The compiler's report is replaced in the worker; a stub stands for Triton where it is not installed."""
+    """Replace the compiler's report in the worker; a stub replaces Triton if it is not installed."""
     report = REPORT % (matrix, spills, shared, loads)
     stub = (
         f"def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype): return {report}\n"
@@ -80,7 +78,7 @@ def declared(folder: Path, vendor: str, *archs: str, **changes: object) -> dict[
 
 
 def compiler(folder: Path, name: str, output: bytes, *, code: int = 0) -> dict[str, str]:
-    """A compiler that writes the same whatever it is asked for."""
+    """A compiler that always writes the same output."""
     folder.mkdir()
     text = (
         f"#!{sys.executable}\nimport base64, sys\n"
@@ -130,7 +128,7 @@ def write(folder: Path, files: dict[str, bytes | None]) -> Path:
 
 
 def rocm(folder: Path, **changes: object) -> Path:
-    """The libraries of a ROCm image for gfx90a and gfx942; a change to None takes a file away."""
+    """The libraries of a ROCm image for gfx90a and gfx942; a change to None removes a file."""
     both = device_code.amd_library(["gfx90a", "gfx942"])
     files = {
         "librccl.so.1": both,
@@ -168,12 +166,12 @@ AMD, NVIDIA = ("gfx90a", "gfx942"), ("sm_80", "sm_90")
         (rocm, {"rocblas/library/Kernels.so-000-gfx942.hsaco": None}, "librocblas.so.4: no kernel files for gfx942"),
         (rocm, {"hipblaslt/library/TensileLibrary_gfx90a.co": None}, "libhipblaslt.so.0: no kernel files for gfx90a"),
         (rocm, {"../share/miopen/db/gfx942130.db.txt": None}, "libMIOpen.so.1: no kernel files for gfx942"),
-        (rocm, {"libhipblaslt.so.0": None}, "hipBLASLt: there is no libhipblaslt.so"),
+        (rocm, {"libhipblaslt.so.0": None}, "hipBLASLt: libhipblaslt.so is not in this image"),
         (rocm, {"libtorch_hip.so": device_code.elf({})}, "libtorch_hip.so: it holds no device code"),
         (cuda, {"libcudnn_heuristic.so.9": None}, "libcudnn_heuristic.so is not beside it"),
         (cuda, {"libcudnn_ops.so.9": device_code.nvidia_library(["sm_75", "sm_90"])}, "libcudnn_ops.so.9: no code for sm_80"),
         (cuda, {"libcublasLt.so.9": device_code.nvidia_library(["sm_80"])}, "libcublasLt.so.9: no code for sm_90"),
-        (cuda, {"libnccl.so.9": None}, "NCCL: there is no libnccl.so"),
+        (cuda, {"libnccl.so.9": None}, "NCCL: libnccl.so is not in this image"),
         (cuda, {}, None),
         (rocm, {}, None),
     ],
@@ -204,7 +202,15 @@ def test_flash_attention_without_an_architecture_is_caught(plant, tmp_path, held
 
 def test_declared_flash_attention_that_is_not_there_is_caught(plant, tmp_path) -> None:
     env = declared(tmp_path, "nvidia", "sm_80", flash_attn={"version": "2.8.3"})
-    plant(Fault("no FlashAttention", FLASH, says="declared, and not installed", vendor="nvidia", env=env))
+    plant(
+        Fault(
+            "no FlashAttention",
+            FLASH,
+            says="declares flash_attn, but it is not installed",
+            vendor="nvidia",
+            env=env,
+        )
+    )
 
 
 def test_image_that_names_no_architecture_is_caught(plant, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Thresholds: the lint refuses what would let a bad figure pass, and each committed bound fails half of its
+"""Thresholds: the lint refuses entries that would let a bad figure pass; each bound fails half of its
 reference.
 """
 
@@ -8,7 +8,7 @@ import math
 import pytest
 
 from harness import models, thresholds
-from workloads import measured
+from workloads import speed_conditions
 
 GOOD = {
     "metric": "copy_gb_per_s",
@@ -93,14 +93,14 @@ def test_committed_file_is_clean_and_of_a_known_device(path) -> None:
     ids=str,
 )
 def test_entry_that_no_check_measures_is_unreachable(metric, conditions, reached) -> None:
-    assert measured.reaches(metric, conditions) is reached
+    assert speed_conditions.reaches(metric, conditions) is reached
 
 
 @pytest.mark.healthy
 def test_every_metric_of_the_rules_says_what_is_measured() -> None:
-    assert set(measured.CONDITIONS) == set(thresholds.METRICS)
+    assert set(speed_conditions.CONDITIONS) == set(thresholds.METRICS)
     for metric, (_, _, keys) in thresholds.METRICS.items():
-        assert all(set(known) <= keys for known in measured.CONDITIONS[metric])
+        assert all(set(known) <= keys for known in speed_conditions.CONDITIONS[metric])
 
 
 @pytest.mark.healthy

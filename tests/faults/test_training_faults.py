@@ -1,4 +1,4 @@
-"""Training with planted faults: a job that learns nothing, resumes wrongly or runs slow code never passes."""
+"""Faults of training: a job that does not learn, resumes wrongly or runs slow code never passes."""
 
 from collections.abc import Callable
 from typing import Any

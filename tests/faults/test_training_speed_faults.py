@@ -1,4 +1,4 @@
-"""The 8B job on stand-ins of H200s: a slow job fails its bound, one that nobody timed never passes."""
+"""The 8B job on planted H200s: a slow job fails its bound, and a job without timed steps never passes."""
 
 import json
 
@@ -12,7 +12,7 @@ H100 = {"pci_device_id": 0x233010DE, "memory": 81559 << 20}
 
 
 def record(**performance: object) -> dict[str, object]:
-    """What the job would say on rank 0."""
+    """The record of the job on rank 0."""
     speed = {
         "tokens_per_s_per_gpu": HEALTHY_RATE,
         "tokens_per_s_per_gpu_wall": HEALTHY_RATE,
@@ -39,7 +39,7 @@ def job(
     nvml: dict[str, object] | None = None,
     **performance: object,
 ) -> Fault:
-    """The record above comes only of the right number of ranks and samples."""
+    """Return the record only for the right number of ranks and samples."""
     product = {"tflops": gemm, "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192}
     copy = {"bytes": 1 << 32, "gb_per_s": 4200.0}
     preflight = {"problems": [], "gemm": [product], "copy": copy, "collectives": []}

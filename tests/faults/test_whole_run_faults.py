@@ -1,4 +1,4 @@
-"""Faults of a whole run: who judges it comes last, and who listens is known to listen."""
+"""Faults of a whole run: its judge runs last, and a listener that is gone is noticed."""
 
 import importlib.util
 import os
@@ -81,7 +81,7 @@ def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> No
 
 
 def item(file: str, count: int = 0, *, last: bool = False, perf: bool = False) -> SimpleNamespace:
-    """As much of a collected check as its place in the run depends on."""
+    """The parts of a collected check that decide its place in the run."""
     marks = {"last": last, "gpus": count and SimpleNamespace(args=(count,), kwargs={"perf": perf})}
     return SimpleNamespace(path=Path(file), get_closest_marker=lambda name: marks.get(name) or None)
 
@@ -113,7 +113,7 @@ def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it
 
 
 def parallel(monkeypatch, *, cores: int, plugins=("xdist",), worker: bool = False, **given) -> tuple:
-    """How many workers a run gets, and how files are handed out, by what it was asked for."""
+    """How many workers a run gets, and how files are distributed, by its options."""
     spec = importlib.util.spec_from_file_location("conftest_of_tests", planting.TESTS / "conftest.py")
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)

@@ -1,9 +1,11 @@
-"""The rules of thresholds as a program, for the tool, which never imports the suites. In and out: JSON.
+"""The rules of thresholds as a program, because stackcheck never imports the suites. In and out: JSON.
 
-stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...]}; stdout: {"metrics": {name:
-{"unit", "direction", "conditions"}}, "ceilings": [what devices.json says of each figure, or null],
-"reached": [whether some check judges each figure by a bound],
-"lowest_share": of a ceiling, for a bound to mean something, "problems": [what the lint says of the entries]}.
+stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...]}
+stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
+"ceilings": [the hardware limit of each figure by devices.json, or null],
+"reached": [whether a check judges each figure by a bound],
+"lowest_share": the smallest share of its ceiling that a bound may be,
+"problems": [what the lint finds wrong with the entries]}.
 """
 
 import json
@@ -12,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import models, thresholds
-from workloads import measured
+from workloads import speed_conditions
 
-# One way, by generation: PCI Express base specification.
+# One way, by generation; PCI Express base specification.
 PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
 
 
@@ -27,7 +29,9 @@ def main() -> None:
             for name, (unit, direction, conditions) in thresholds.METRICS.items()
         },
         "ceilings": [ceiling(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
-        "reached": [measured.reaches(figure["metric"], figure["conditions"]) for figure in asked["figures"]],
+        "reached": [
+            speed_conditions.reaches(figure["metric"], figure["conditions"]) for figure in asked["figures"]
+        ],
         "lowest_share": thresholds.LOWEST_SHARE,
         "problems": list(thresholds.lint(asked["entries"])),
     }
@@ -35,20 +39,22 @@ def main() -> None:
 
 
 def ceiling(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> float | None:
-    """What the hardware cannot exceed, in the metric's unit; None where its datasheet says nothing of it."""
+    """What the hardware cannot exceed, in the metric's unit; None if its datasheet has no such figure."""
     if metric.endswith("_tflops"):
-        return row["peak_tflops"].get(conditions.get("dtype", "bf16"))
+        peak: float | None = row["peak_tflops"].get(conditions.get("dtype", "bf16"))
+        return peak
     if metric == "copy_gb_per_s":
-        return row["memory_gb_per_s"]
+        memory: float | None = row["memory_gb_per_s"]
+        return memory
     if metric.endswith("_busbw") and conditions.get("nvls") != "on":  # multicast can exceed the wire
         return _wire(row)
     if metric in {"h2d_gb_per_s", "d2h_gb_per_s"} and row["pcie"]:
-        return PCIE_GB_PER_S_A_LANE[row["pcie"]["generation"]] * row["pcie"]["width"]
+        return PCIE_GB_PER_S_A_LANE[row["pcie"]["generation"]] * int(row["pcie"]["width"])
     return _wire(row) if metric == "p2p_gb_per_s" else None
 
 
 def _wire(row: Mapping[str, Any]) -> float | None:
-    """GB/s one way out of one device: NVLink's is told as a whole, a mesh of xGMI by link."""
+    """GB/s one way out of one device. devices.json has NVLink's total, and xGMI's rate per link."""
     link = row["link"]
     if link is None:
         return None

@@ -1,8 +1,8 @@
-"""Byte code of an environment that has none: a run keeps its own. In: nothing. Out: a folder for a run.
+"""A bytecode cache for images that were built without one. In: nothing. Out: a cache folder for this run.
 
-Many images are built with PYTHONDONTWRITEBYTECODE. There each of a run's many processes would compile torch's
-modules anew: 2 s at every start, 8 s where torch.compile is loaded. The folder is of this run alone, so that
-nothing in it is older than a source, and it goes with the run.
+Many images are built with PYTHONDONTWRITEBYTECODE. In them each of a run's many processes would compile
+torch's modules again: 2 s at every start, 8 s where torch.compile is loaded. The folder belongs to this run
+only, so nothing in it can be older than its source, and it is deleted when the run ends.
 """
 
 import atexit
@@ -18,12 +18,12 @@ VARIABLE = "PYTHONPYCACHEPREFIX"
 
 
 def is_kept() -> bool:
-    """Whether this run keeps byte code of its own; its children know it by their environment."""
+    """Whether this run has its own cache; its children see that in their environment."""
     return Path(sys.pycache_prefix or "").name.startswith(NAME)
 
 
 def keep() -> None:
-    """Keep byte code from now on, where torch was installed without any."""
+    """Cache bytecode from now on, if torch was installed without any."""
     if not (is_kept() or sys.pycache_prefix or _has_byte_code("torch")):
         folder = tempfile.mkdtemp(prefix=NAME)
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

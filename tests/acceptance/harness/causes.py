@@ -1,6 +1,7 @@
-"""What a failed figure most likely means. In: a metric's name. Out: causes in words, and the next command.
+"""The likely causes of a bad measurement. In: a metric's name, or a host's warnings. Out: causes, the next
+command.
 
-The pictures of faults are those of nccl-tests' issues and of both vendors' acceptance guides.
+The causes come from the issues of nccl-tests and from both vendors' acceptance guides.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# What a library's log or the kernel's files say of a host, by its words: RCCL's src/init.cc, ROCm/rccl#1562.
+# A text in the library's log -> the cause. The texts are from RCCL's src/init.cc and ROCm/rccl#1562.
 NUMA_BALANCING = "NUMA balancing moves pages while they are copied: sysctl kernel.numa_balancing=0"
 OF_WARNINGS: Mapping[str, str] = {
     "NUMA auto balancing": NUMA_BALANCING,
@@ -45,16 +46,16 @@ OF_WARNINGS: Mapping[str, str] = {
 
 
 def of_host(warnings: Iterable[str], kernel: Mapping[str, Any]) -> tuple[str, ...]:
-    """The named causes among what the collective library and the kernel said."""
-    told = "\n".join(warnings)
-    found = [cause for words, cause in OF_WARNINGS.items() if words in told]
+    """The causes that the warnings of the collective library and the kernel's settings name."""
+    log = "\n".join(warnings)
+    found = [cause for words, cause in OF_WARNINGS.items() if words in log]
     if kernel.get("numa_balancing") not in (None, "0"):
         found.append(NUMA_BALANCING)
     return tuple(dict.fromkeys(found))
 
 
 def likely(metric: str) -> tuple[str, ...]:
-    """Causes to look at first."""
+    """The causes to check first; empty for an unknown metric."""
     for prefix, causes in CAUSES.items():
         if metric.startswith(prefix):
             return causes
@@ -62,5 +63,5 @@ def likely(metric: str) -> tuple[str, ...]:
 
 
 def next_command(check: str, vendor: str) -> str:
-    """How to repeat one check with everything shown."""
+    """The command that repeats one check with full output."""
     return f"pytest 'tests/acceptance/{check}' --gpu-vendor {vendor} -x -vv"

@@ -1,4 +1,6 @@
-"""What one check measured and saw. In: calls of the fixtures. Out: metrics with verdicts, and evidence."""
+"""The state of one check. In: calls of the fixtures. Out: metrics with verdicts, evidence, and how it
+ends.
+"""
 
 import math
 import statistics
@@ -11,12 +13,13 @@ import pytest
 from harness import thresholds
 from vendors import Sample, VendorName, is_known
 
-NO_BOUND_ON_CPU = "none: the cpu vendor proves the flow and the numerics, never the speed of a GPU"
+NO_BOUND_ON_CPU = "none: a cpu run proves the flow and the numerics, never the speed of a GPU"
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 
 
-class InvalidRun(pytest.fail.Exception):
-    """The machine was throttled, shared or unfit: the check says nothing of the image."""
+# pytest documents this exception as an attribute of a function, which is no class to a type checker.
+class InvalidRun(pytest.fail.Exception):  # type: ignore[name-defined,misc]
+    """The machine was throttled, shared or unfit, so the check says nothing about the image."""
 
 
 def invalid(reason: str) -> None:
@@ -26,7 +29,7 @@ def invalid(reason: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One figure and what its bound said of it."""
+    """One measurement and its verdict by the bound."""
 
     name: str
     value: float | None
@@ -54,8 +57,8 @@ class Check:
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    told: dict[str, Any] = field(default_factory=dict)  # evidence of other kinds, by name
-    hints: tuple[str, ...] = ()  # of the host, to be read where the check fails
+    more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
+    hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
 
     def record(
         self,
@@ -68,9 +71,14 @@ class Check:
         gate: bool = False,
         bound_needed: bool = True,
     ) -> None:
-        """Keep a figure; with `gate` a missing, unfinished or violated bound fails the check at its end.
+        """Record a metric. With `gate`, a missing or violated bound fails the check at its end.
 
-        Where no `bound_needed`, a missing one is only said: in the figure's source, with how to add it.
+        Args:
+            name: One of `thresholds.METRICS` if the metric is gated. value: The measurement, usually the
+            median of `repeats`. unit: The unit of value and repeats; it must equal the bound's. repeats: The
+            single measurements. conditions: What selects the bound; the number of devices is added. gate:
+            Whether the bound judges the check. bound_needed: Whether a missing bound is a failure. If not,
+            the metric's source says how to add one.
         """
         given = {"devices": self.count, **(conditions or {})}
         entry = self._threshold(name, unit, given)
@@ -96,19 +104,19 @@ class Check:
         )
 
     def conclude(self) -> None:
-        """Raise what the check's own assertions did not: an unfit machine first, then violated bounds."""
+        """Raise what the check's own assertions did not see: first an unfit machine, then violated bounds."""
         if self.unfit:
             invalid("; ".join(dict.fromkeys(self.unfit)))
         if self.violations:
             pytest.fail("\n".join(self.violations), pytrace=False)
 
     def lacks_only_bounds(self) -> bool:
-        """Whether figures wait for a bound and none misses its own: nothing is known to be slow."""
+        """Whether bounds are missing but none is violated, so that nothing is known to be slow."""
         verdicts = {metric.verdict for metric in self.metrics}
         return "no_threshold" in verdicts and "fail" not in verdicts
 
     def telemetry(self) -> dict[str, Any]:
-        """The samples taken beside a performance check, in figures."""
+        """Statistics of the samples that were taken while a performance check ran."""
         clocks = [float(sample.clock_mhz) for sample in self.samples if is_known(sample.clock_mhz)]
         watts = [float(sample.power_w) for sample in self.samples if is_known(sample.power_w)]
         held = [sample.throttle for sample in self.samples]
@@ -139,10 +147,10 @@ class Check:
         *,
         gate: bool,
     ) -> tuple[MetricVerdict, str | None]:
-        """What the bound says, and in words what is wrong with that."""
+        """The verdict by the bound, and in words what is wrong."""
         where = f"{self.model} x{self.count}"
         if not math.isfinite(value):
-            return "fail", f"{name} is {value} {unit} on {where}: not a number, never a pass"
+            return "fail", f"{name} is {value} {unit} on {where}: not a number, which never passes"
         if not gate:
             return "recorded", None
         if entry is not None:

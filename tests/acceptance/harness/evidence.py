@@ -1,4 +1,6 @@
-"""What says whether a device was fit. In: readings before and after a check. Out: facts, words on changes."""
+"""Whether a device was fit for a check. In: readings before and after it. Out: facts, and problems in
+words.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -7,7 +9,7 @@ from typing import Any
 from harness import resultfile
 from vendors import Absence, Device, Host, is_known
 
-SLACK_BYTES = 2 << 30  # Primus draws the same line
+SLACK_BYTES = 2 << 30  # as in Primus
 
 
 def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
@@ -16,26 +18,26 @@ def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
 
 
 def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
-    """Throttling, memory errors and processes, by device index: what says whether a device is fit."""
+    """Throttling, memory errors and processes of each device, by device index."""
     leased = {device.index for device in devices}
     return {str(device.index): _state(device) for device in host.devices if device.index in leased}
 
 
 def link_counts(host: Host) -> dict[str, Any]:
-    """What the links of a host counted, by pair; replays cost time and no data, so nobody judges them."""
+    """Error and replay counts of the links, by pair. No check judges replays: they cost time, but no data."""
     return {f"{link.a}-{link.b}": {"errors": link.errors, "replays": link.replays} for link in host.links}
 
 
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What got worse between two readings of the same devices, or was not told any more, in words."""
+    """What got worse between two readings of the same devices, or can no longer be read, in words."""
     found = []
     for index, late in after.items():
         early = before.get(index, late)
-        told = {
+        readings = {
             "throttle reasons": late["throttle_reading"],
             "uncorrectable memory errors": late["uncorrectable"],
         }
-        found += [f"device {index}: {words}" for words in unanswered(told | dict(late["accumulators"]))]
+        found += [f"device {index}: {words}" for words in unanswered(readings | dict(late["accumulators"]))]
         found += [f"device {index} throttled: {reason}" for reason in late["unfit"]]
         found += [
             f"device {index} throttled during the check: {name} grew to {value}"
@@ -48,17 +50,18 @@ def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def unanswered(readings: Mapping[str, Any]) -> list[str]:
-    """What the device or the library should have told and did not, in words."""
+    """The readings that the device or the library should have answered and did not, in words."""
     return [
-        f"{what}: {reading}, so nothing is known of it"
+        f"{what}: {reading}, so its state is unknown"
         for what, reading in readings.items()
         if isinstance(reading, Absence) and reading.is_failure
     ]
 
 
 def occupants(device: Device) -> dict[int, str]:
-    """Processes that hold memory of a device: pid -> words. One with none of it is on another device: amdsmi
-    before 10.0 lists every process on every GPU.
+    """Processes that hold memory of a device: pid -> its pid and name.
+
+    A process without memory on it uses another device: amdsmi before 10.0 lists every process on every GPU.
     """
     if isinstance(device.processes, Absence):
         return {}
@@ -70,7 +73,9 @@ def occupants(device: Device) -> dict[int, str]:
 
 
 def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]:
-    """Who came to some devices since the run began, in words; asked while no process of ours is on them."""
+    """New users of some devices since the run began, in words. Call it while none of our processes is on
+    them.
+    """
     before = {device.index: device for device in start.devices}
     leased = {device.index for device in devices}
     found = []
@@ -79,8 +84,8 @@ def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]
         new = [words for pid, words in occupants(device).items() if pid not in occupants(early)]
         if new:
             found.append(f"device {device.index} is shared with {', '.join(new)}")
-        told = {"processes": device.processes, "memory in use": device.memory_used_bytes}
-        found += [f"device {device.index}: {words}" for words in unanswered(told)]
+        readings = {"processes": device.processes, "memory in use": device.memory_used_bytes}
+        found += [f"device {device.index}: {words}" for words in unanswered(readings)]
     return found + [
         f"device {index} has {more / 2**30:.1f} GiB more in use than at the start of the run"
         for index, more in newly_used(start, now, devices).items()
@@ -88,7 +93,9 @@ def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]
 
 
 def newly_used(start: Host, now: Host, devices: Sequence[Device]) -> dict[int, int]:
-    """Index -> bytes that a device has in use beyond those of the start and a driver's own."""
+    """Device index -> bytes in use beyond those at the start of the run and what a driver needs for
+    itself.
+    """
     before = {device.index: device.memory_used_bytes for device in start.devices}
     late = {device.index: device.memory_used_bytes for device in now.devices}
     grown = {
@@ -118,5 +125,4 @@ def _state(device: Device) -> dict[str, Any]:
 
 
 def _grew(early: object, late: object) -> bool:
-    numbers = isinstance(early, int | float) and isinstance(late, int | float)
-    return numbers and late > early  # type: ignore[operator]
+    return isinstance(early, int | float) and isinstance(late, int | float) and late > early

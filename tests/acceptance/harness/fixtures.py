@@ -1,10 +1,10 @@
-"""The fixtures that checks use. In: the session. Out: leased devices, calls into children, kept figures."""
+"""The fixtures of the checks, and their types. In: the session. Out: devices, calls to children, metrics."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -22,22 +22,77 @@ from harness.evidence import (
     unanswered,
 )
 from harness.monitor import Sampler
-from harness.protocols import Launch, OnDevice, RecordMetric
 from harness.readings import machine
-from harness.session import CHECK, AcceptanceSession
-from harness.worker import WorkloadError
+from harness.session import CHECK, AcceptanceSession, session_of
+from harness.worker import Worker, WorkloadError
 from vendors import Device, Host, Sample
 
 CLEAN_WAIT_S = 30.0
-GONE_WAIT_S = 10.0  # a process that ended is in the readings for a moment longer
+GONE_WAIT_S = 10.0  # the readings still show a process for a moment after it ended
+
+
+class RecordMetric(Protocol):
+    """Record a metric of the check."""
+
+    def __call__(
+        self,
+        name: str,
+        value: float,
+        *,
+        unit: str,
+        repeats: Sequence[float] = (),
+        conditions: Mapping[str, Any] | None = None,
+        gate: bool = False,
+        bound_needed: bool = True,
+    ) -> None: ...
+
+
+class OnDevice(Protocol):
+    """Run a function of tests/acceptance/workloads in the process that owns the leased devices."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        timeout_s: float = 120,
+        env: Mapping[str, str] | None = None,
+        **kwargs: object,
+    ) -> Any: ...  # what the workload returns, read from JSON
+
+
+class InChild(Protocol):
+    """Run a function of tests/acceptance/workloads in a child process that sees no device."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        timeout_s: float = 300,
+        env: Mapping[str, str] | None = None,
+        fresh: bool = False,
+        **kwargs: object,
+    ) -> Any: ...  # what the workload returns, read from JSON
+
+
+class Launch(Protocol):
+    """Run a program under torchrun and return the JSON line of rank 0."""
+
+    def __call__(
+        self,
+        program: str | Path,
+        *args: object,
+        nproc: int,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]: ...
 
 
 @pytest.fixture(scope="session")
 def acceptance(pytestconfig: pytest.Config) -> AcceptanceSession:
     """The run: its options, its monitor and its worker."""
-    plugin = pytestconfig.pluginmanager.get_plugin("stackcheck-acceptance")
-    assert isinstance(plugin, AcceptanceSession)
-    return plugin
+    return session_of(pytestconfig)
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +103,8 @@ def vendor(acceptance: AcceptanceSession) -> vendors.Vendor:
 
 @pytest.fixture(scope="session")
 def host(acceptance: AcceptanceSession) -> Host:
-    """The machine as it was before the first check."""
-    assert acceptance.host is not None
-    return acceptance.host
+    """The machine before the first check."""
+    return acceptance.machine_at_start()
 
 
 @pytest.fixture(scope="session")
@@ -61,13 +115,13 @@ def devices(acceptance: AcceptanceSession) -> tuple[Device, ...]:
 
 @pytest.fixture(scope="session")
 def device_model(acceptance: AcceptanceSession) -> str:
-    """The product: "H200", "MI300X", "CPU"."""
+    """The device model: "H200", "MI300X", "CPU"."""
     return acceptance.model
 
 
 @pytest.fixture(scope="session")
 def device_row(acceptance: AcceptanceSession) -> Mapping[str, Any]:
-    """The product's row of devices.json: peaks, memory, links."""
+    """The device model's row of devices.json: peaks, memory, links."""
     try:
         return models.identify(acceptance.vendor, acceptance.devices[0])
     except models.UnknownDeviceError as error:
@@ -77,7 +131,8 @@ def device_row(acceptance: AcceptanceSession) -> Mapping[str, Any]:
 @pytest.fixture
 def check(request: pytest.FixtureRequest) -> Check:
     """The state of the running check."""
-    return request.node.stash[CHECK]
+    running: Check = request.node.stash[CHECK]
+    return running
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +145,7 @@ def _leased_when_marked(request: pytest.FixtureRequest) -> None:
 def lease(
     request: pytest.FixtureRequest, acceptance: AcceptanceSession, check: Check
 ) -> Iterator[leases.Lease]:
-    """The devices of this check, with the machine's state read before and after."""
+    """The devices of this check. The machine's state is read before and after."""
     wish = order.wish(request.node)
     if wish.count > len(acceptance.devices) and not acceptance.shares_devices:
         pytest.skip(f"needs {wish.count} devices, {len(acceptance.devices)} visible")
@@ -110,30 +165,30 @@ def lease(
 
 @pytest.fixture
 def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
-    """The machine after every other check, with its state before the first one as evidence beside it."""
+    """The machine after every other check; its states before and after the run become evidence."""
     if not acceptance.ended.wait_for(acceptance.before_last):
         pytest.fail(
-            "other checks of this run have not ended, so nothing can be said of the whole", pytrace=False
+            "other checks of this run did not end, so this check cannot judge the whole run", pytrace=False
         )
-    assert acceptance.host is not None
-    # A second reading would find what the first one set to zero.
-    cleared = any(link.errors_cleared for link in acceptance.host.links)
+    early = acceptance.machine_at_start()
+    # Where a reading resets the error counts, a second reading would miss what the first one found.
+    cleared = any(link.errors_cleared for link in early.links)
     late = machine(acceptance.monitor.read, attempts=1 if cleared else 2)
     check.devices = device_names(acceptance.devices)
-    for kept, seen in ((check.before, acceptance.host), (check.after, late)):
+    for kept, seen in ((check.before, early), (check.after, late)):
         kept.update(evidence(seen, acceptance.devices) | {"links": link_counts(seen)})
     return late
 
 
 @pytest.fixture
 def record_metric(check: Check) -> RecordMetric:
-    """Put a figure into result.json; with `gate=True` its bound judges the check."""
+    """Put a metric into result.json; with `gate=True` the metric's bound judges the check."""
     return check.record
 
 
 @pytest.fixture
 def on_device(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.Lease) -> OnDevice:
-    """Run `workloads` functions on the leased devices."""
+    """Run functions of `workloads` on the leased devices."""
 
     def call(
         function: Callable[..., Any] | str,
@@ -143,12 +198,44 @@ def on_device(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leas
         env: Mapping[str, str] | None = None,
         **kwargs: object,
     ) -> Any:
-        name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
         environment = {**vendor.child_environment(lease.devices), **(env or {})}
         with _failing(acceptance, lease):
-            return acceptance.worker.call(name, kwargs, environment=environment, timeout_s=timeout_s)
+            return acceptance.worker.call(
+                _name_of(function), kwargs, environment=environment, timeout_s=timeout_s
+            )
 
     return call
+
+
+@pytest.fixture(scope="module")
+def in_child(acceptance: AcceptanceSession, vendor: vendors.Vendor) -> Iterator[InChild]:
+    """Run functions of `workloads` without a device; with `fresh=True` in a process that has loaded nothing.
+
+    These checks also run on a machine without devices, and give the same result there. A vendor that was
+    named and has no device still fails the run, but what the image contains can be judged all the same.
+    """
+    worker = Worker(acceptance.result_dir / "children")
+
+    def call(
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        timeout_s: float = 300,
+        env: Mapping[str, str] | None = None,
+        fresh: bool = False,
+        **kwargs: object,
+    ) -> Any:
+        if fresh:
+            worker.stop()
+        try:
+            environment = {**vendor.child_environment(()), **(env or {})}
+            return worker.call(_name_of(function), kwargs, environment=environment, timeout_s=timeout_s)
+        except WorkloadError as error:
+            problem = str(error)
+        return pytest.fail(problem, pytrace=False)  # outside the handler, so that no exception is chained
+
+    yield call
+    worker.stop()
 
 
 @pytest.fixture
@@ -175,16 +262,24 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
     return run
 
 
+def _name_of(function: Callable[..., Any] | str) -> str:
+    return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+
+
 def _state(acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool) -> Host:
-    """The machine around a check. A figure needs devices of its own: ours are stopped, others are unfit."""
+    """Read the machine before or after a check.
+
+    A performance check needs its devices alone: our own worker is stopped, and any other process that stays
+    makes the check unfit.
+    """
     if not perf or acceptance.shares_devices:
         return machine(acceptance.monitor.read_devices)
     acceptance.worker.stop()
-    assert acceptance.host is not None
+    early = acceptance.machine_at_start()
     deadline = time.monotonic() + GONE_WAIT_S
     while True:
         seen = machine(acceptance.monitor.read_devices)
-        others = newly_shared(acceptance.host, seen, held.devices)
+        others = newly_shared(early, seen, held.devices)
         if not others or time.monotonic() > deadline:
             check.unfit += others
             return seen
@@ -203,20 +298,22 @@ def _sampled(
         yield
     finally:
         check.samples = list(sampler.finish())
-        check.unfit += _untold(check.samples, held.devices, sampler.problem)
+        check.unfit += _without_reading(check.samples, held.devices, sampler.problem)
         check.unfit += sorted(
             {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.throttle.unfit}
         )
 
 
-def _untold(samples: Sequence[Sample], devices: Sequence[Device], problem: str | None) -> Iterator[str]:
-    """Devices of which no sample at all says whether they were throttled, in words."""
+def _without_reading(
+    samples: Sequence[Sample], devices: Sequence[Device], problem: str | None
+) -> Iterator[str]:
+    """Each device for which no sample shows whether it was throttled, in words."""
     for device in devices:
         readings = [sample.throttle.reading for sample in samples if sample.index == device.index]
         failed = [words for reading in readings for words in unanswered({"throttle reasons": reading})]
         if len(failed) == len(readings):
             last = failed[-1] if failed else problem
-            yield f"device {device.index} told nothing while the check ran: {last}"
+            yield f"device {device.index} gave no reading while the check ran: {last}"
 
 
 @contextlib.contextmanager
@@ -225,19 +322,19 @@ def _failing(acceptance: AcceptanceSession, lease: leases.Lease) -> Iterator[Non
     try:
         yield
     except WorkloadError as error:
-        problem = "\n".join(filter(None, (str(error), _left_behind(acceptance, lease))))
-    if problem:  # raised outside the handler, so that the report shows one failure and not a chain
+        problem = "\n".join(filter(None, (str(error), _not_clean(acceptance, lease))))
+    if problem:  # outside the handler, so that no exception is chained
         pytest.fail(problem, pytrace=False)
 
 
-def _left_behind(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
-    """Words for memory that a killed child left on a leased device; empty when it is clean."""
+def _not_clean(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
+    """Which leased devices still hold memory of a killed child, in words; empty if they are clean."""
     if acceptance.shares_devices:
         return ""
-    assert acceptance.host is not None
+    early = acceptance.machine_at_start()
     deadline = time.monotonic() + CLEAN_WAIT_S
     try:
-        while dirty := newly_used(acceptance.host, machine(acceptance.monitor.read_devices), lease.devices):
+        while dirty := newly_used(early, machine(acceptance.monitor.read_devices), lease.devices):
             if time.monotonic() > deadline:
                 return f"devices {list(dirty)} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
             time.sleep(1)

@@ -1,7 +1,7 @@
-"""What an image declares and what is installed in it, told by files alone. In: nothing. Out: names, versions,
-paths.
+"""What an image declares, what is installed in it, and whether the libraries that loaded are the same.
 
-Nothing is imported or loaded: this runs in the pytest parent.
+In: files, and the versions that loaded libraries report. Out: names, versions, paths, problems in words.
+Nothing is imported or loaded here, because this runs in the pytest process.
 """
 
 import fnmatch
@@ -23,7 +23,7 @@ SITE = Path(sysconfig.get_path("purelib"))
 
 
 def declaration() -> Mapping[str, Any] | None:
-    """What the image says of itself; None for an image that says nothing."""
+    """The stack that the image declares; None for an image without a declaration."""
     if not DECLARATION.exists():
         return None
     content: dict[str, Any] = json.loads(DECLARATION.read_text(encoding="utf-8"))
@@ -31,13 +31,13 @@ def declaration() -> Mapping[str, Any] | None:
 
 
 def has_torch() -> bool:
-    """Whether the image is to have a torch: one that declares none has none, any other has to."""
+    """Whether the image must have torch: always, unless its declaration lists no torch."""
     declared = declaration()
     return declared is None or "torch" in declared["packages"]
 
 
 def architectures(vendor: str, devices: Iterable[Device]) -> list[str]:
-    """Those that the image declares, and those of this machine."""
+    """The architectures that the image declares, and those of this machine's devices."""
     machine = [] if vendor == "cpu" else [device.arch for device in devices]
     return sorted({*(declaration() or {}).get("archs", ()), *machine})
 
@@ -52,7 +52,7 @@ def distributions(patterns: Sequence[str]) -> list[importlib.metadata.Distributi
 
 
 def holds(distribution: importlib.metadata.Distribution, path: str) -> bool:
-    """Whether a file is one of a distribution's."""
+    """Whether a file belongs to a distribution."""
     name = Path(path).name
     wanted = Path(path).resolve()
     return any(
@@ -63,7 +63,7 @@ def holds(distribution: importlib.metadata.Distribution, path: str) -> bool:
 
 
 def files_of(stem: str, folders: Iterable[str]) -> list[Path]:
-    """Files of a library under the site's packages and in the system's folders, links followed, each once."""
+    """The files of a library in site-packages and in the system's folders; links followed, each file once."""
     found = [path for path in _shared_objects() if software.stem(path.name) == stem]
     for folder in folders:
         found += [path for path in Path(folder).glob(f"{stem}*.so*") if software.stem(path.name) == stem]
@@ -79,10 +79,10 @@ def shared_objects_of(distribution: importlib.metadata.Distribution) -> list[Pat
 def lacking(
     library: software.Library, files: Sequence[Path], archs: Sequence[str], stack: software.Software
 ) -> list[str]:
-    """What a library on disk lacks: itself, a part of it, code or kernel files for an architecture."""
+    """What a library on disk lacks: its file, one of its parts, or code or kernels for an architecture."""
     if not files:
         absent = library.needed and has_torch()
-        return [f"{library.name}: there is no {library.stem}.so in this image"] if absent else []
+        return [f"{library.name}: {library.stem}.so is not in this image"] if absent else []
     return [problem for file in files for problem in _lacking_at(library, file, archs, stack)]
 
 
@@ -117,15 +117,76 @@ def _matches(folder: Path, pattern: str) -> bool:
     return any(True for _ in folder.glob(pattern))
 
 
+def problems_of_loaded(library: software.Library, entry: Mapping[str, Any] | None) -> list[str]:
+    """How the library that loaded differs from what is declared or installed.
+
+    Args:
+        library: The library.
+        entry: Its "file" and the "version" that it reports; None if it did not load.
+    """
+    if entry is None:
+        absent = library.needed and has_torch()
+        return [f"{library.name}: torch did not load {library.stem}.so"] if absent else []
+    if library.version is None:
+        return []
+    if not isinstance(entry["version"], list):
+        return [f"{entry['version']} ({entry['file']})"]
+    loaded = f"{library.name}: {entry['file']} is {dotted(entry['version'])}"
+    differences = [f"declared {text}" for text in _declared(library) if not agree(entry["version"], text)]
+    return [f"{loaded}, {problem}" for problem in (*differences, *_of_wheels(library, entry))]
+
+
+def agree(reported: Sequence[int], stated: str) -> bool:
+    """Whether a version that a library reports equals the beginning of a stated one: 9.20.0 and 9.20.0.48."""
+    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[-+]", stated)[0])]
+    shared = min(len(reported), len(numbers))
+    return shared > 0 and list(reported)[:shared] == numbers[:shared]
+
+
+def same_release(found: str, declared: str) -> bool:
+    """Whether major and minor agree. The patch may differ, because a wheel chooses its own: cu130 is 13.0."""
+    return _short(found) == _short(declared)
+
+
+def dotted(version: Sequence[int]) -> str:
+    """The version as text, such as "2.29.7"."""
+    return ".".join(map(str, version))
+
+
+def _declared(library: software.Library) -> list[str]:
+    content = declaration() or {}
+    collective, release = content.get("collective") or {}, content.get("runtime_version")
+    wanted = {"collective": collective.get("version"), "runtime": _short(release) if release else None}
+    version = wanted.get(library.declared or "")
+    return [version] if version else []
+
+
+def _of_wheels(library: software.Library, entry: Mapping[str, Any]) -> list[str]:
+    found = distributions(library.wheels)
+    named = [f"{item.metadata['Name']} {item.version}" for item in found]
+    owners = [holds(item, entry["file"]) for item in found]
+    if found and not any(owners):
+        return [f"and this file does not belong to {', '.join(named)}"]
+    return [
+        f"installed {name}"
+        for item, name, owns in zip(found, named, owners, strict=True)
+        if owns and not agree(entry["version"], item.version)
+    ]
+
+
+def _short(release: str) -> str:
+    return ".".join(release.split(".")[:2])
+
+
 def extensions() -> list[Path]:
-    """Importable modules of compiled code, and torch's own libraries; not the plug-ins that others load."""
+    """Compiled modules that Python can import, and torch's own libraries; not plug-ins of other programs."""
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     modules = [path for path in SITE.rglob("*.so") if path.name.endswith(suffixes)]
     return sorted(path for path in modules if not path.name.startswith("lib") or _is_core(path))
 
 
 def torch_and_kin() -> set[str]:
-    """torch, all that it requires, and what requires torch: normalised names of installed distributions."""
+    """Normalised names of torch, of all that torch requires, and of the distributions that require torch."""
     needs = {name: _requirements(distribution) for name, distribution in _distributions().items()}
     found, waiting = set[str](), ["torch"]
     while waiting:
@@ -137,7 +198,7 @@ def torch_and_kin() -> set[str]:
 
 
 def owned_by(names: set[str], paths: Sequence[Path]) -> list[Path]:
-    """Those of some files that belong to the named distributions."""
+    """The files among `paths` that belong to the named distributions."""
     owned = {
         Path(str(distribution.locate_file(file))).resolve()
         for name, distribution in _distributions().items()
@@ -156,11 +217,9 @@ def _plain(name: str) -> str:
 
 
 def _requirements(distribution: importlib.metadata.Distribution) -> set[str]:
-    """Names that a distribution requires in any case; an extra is somebody else's wish."""
+    """Normalised names that a distribution always requires; requirements of extras are optional."""
     lines = [line for line in distribution.requires or () if "extra ==" not in line]
-    return {
-        re.sub(r"[-_.]+", "-", match[0]).lower() for line in lines if (match := re.match(r"[\w.-]+", line))
-    }
+    return {_plain(match[0]) for line in lines if (match := re.match(r"[\w.-]+", line))}
 
 
 @functools.lru_cache(maxsize=1)

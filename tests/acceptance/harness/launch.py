@@ -1,6 +1,4 @@
-"""Multi-process workloads. In: a program for torchrun. Out: the JSON line of rank 0, or a failure with its
-causes.
-"""
+"""Multi-process workloads. In: a program for torchrun. Out: the JSON line of rank 0, or why there is none."""
 
 import json
 import re
@@ -15,7 +13,8 @@ from harness.worker import WorkloadError
 
 WORKLOADS = processes.ACCEPTANCE / "workloads"
 TRAINERS = processes.ACCEPTANCE.parent.parent / "trainers"
-# How torchrun begins to report a rank that died: "E1121 12:06:08.562000 11831 torch/distributed/elastic/…".
+# The first line of torchrun's report about a rank that died: "E1121 12:06:08.562000 11831
+# torch/distributed/elastic/…".
 TORCHRUN = re.compile(r"[EW]\d{4} .* torch/distributed/elastic/multiprocessing/api\.py")
 RANK = Path(__file__).with_name("rank.py")
 
@@ -34,7 +33,7 @@ def launch(
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc))
-    logs = ("--log-dir", str(home))  # torchrun would leave a folder of its own in /tmp
+    logs = ("--log-dir", str(home))  # otherwise torchrun leaves a folder in /tmp
     process = processes.start(
         processes.python(*run, *logs, str(RANK), str(find(program)), *arguments),
         env=processes.environment({**_recorder(home), **environment}, token, home),
@@ -45,25 +44,25 @@ def launch(
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         stacks = processes.keep_stacks(home)
-        said = processes.tail(home / "stdout.txt", 1) or "nothing was said: still importing?"
+        last = processes.tail(home / "stdout.txt", 1) or "no output: still importing?"
         raise WorkloadError(
-            f"{program} on {nproc} ranks did not end in {timeout_s:g} s, last: {said}; "
+            f"{program} on {nproc} ranks did not end in {timeout_s:g} s, last: {last}; "
             f"stacks in {home}\n{stacks}"
         ) from None
     finally:
         processes.kill(token, process)
     if code:
-        last = ranks_said(home / "stderr.txt")
+        last = last_words(home / "stderr.txt")
         raise WorkloadError(f"{program} {processes.end_of(code)}; output in {home}\n{last}")
     return last_record(home / "stdout.txt", program)
 
 
 def find(program: str | Path) -> Path:
-    """The file of a program: absolute, of workloads/, or of trainers/."""
+    """The file of a program: an absolute path, or a name in workloads/ or trainers/."""
     for path in (Path(program), WORKLOADS / program, TRAINERS / program):
         if path.is_absolute() and path.is_file():
             return path
-    raise WorkloadError(f"no program {program}: looked in {WORKLOADS} and {TRAINERS}")
+    raise WorkloadError(f"no such program: {program}; looked in {WORKLOADS} and {TRAINERS}")
 
 
 def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
@@ -77,13 +76,13 @@ def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
     )
 
 
-def ranks_said(stderr: Path, lines: int = 25) -> str:
-    """What the ranks themselves said last, and where they did not sign it also how torchrun ends."""
-    said = stderr.read_text(errors="replace").splitlines()
-    if prefixed := [line for line in said if line.startswith("[rank")]:
+def last_words(stderr: Path, lines: int = 25) -> str:
+    """The last output of the ranks. If no line has a rank's prefix, also the end of torchrun's own output."""
+    output = stderr.read_text(errors="replace").splitlines()
+    if prefixed := [line for line in output if line.startswith("[rank")]:
         return "\n".join(prefixed[-lines:])
-    end = next((number for number, line in enumerate(said) if TORCHRUN.match(line)), len(said))
-    return "\n".join([*said[max(0, end - lines) : end], *said[end:][-lines:]])
+    end = next((number for number, line in enumerate(output) if TORCHRUN.match(line)), len(output))
+    return "\n".join([*output[max(0, end - lines) : end], *output[end:][-lines:]])
 
 
 def _recorder(home: Path) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Who may use which device: file locks, one per physical device. In: a wish. Out: a held `Lease`.
+"""Device leases: one file lock per physical device. In: a `Wish`. Out: a held `Lease`.
 
-The directory may be shared between containers: locks are flocks, so a killed holder leaves nothing behind.
-A turnstile makes waiting fair: whoever waits holds it, so that eight devices are not starved by checks that
-want one; a `Keeper` holds on to a lease that the next check wants too. Correctness holds the machine's lock
-shared and performance holds it alone.
+Containers may share the lock folder: the locks are flocks, so a killed holder leaves no lock behind. A
+turnstile keeps the waiting fair: the process that waits holds it, so a check that needs eight devices is not
+starved by checks that need one. A `Keeper` keeps a lease that the next check needs too. Correctness checks
+share the machine's lock; a performance check holds it exclusively.
 """
 
 import contextlib
@@ -27,19 +27,21 @@ class LeaseError(Exception):
 
 @dataclass(frozen=True)
 class Lease:
-    """Devices that are ours until the context ends, in index order."""
+    """Devices that this process holds until the context ends, in index order."""
 
     devices: tuple[Device, ...]
     alone: bool
 
 
 def default_folder() -> Path:
-    """Where locks live when nobody says: one place per machine, for all users and containers."""
+    """The lock folder without --lease-dir: one per machine, for all users and containers."""
     return Path("/tmp/stackcheck-leases")
 
 
 def device_key(device: Device) -> str:
-    """The lock's name: UUID and bus address, which survive renumbering and both kinds of visibility."""
+    """The lock's name, from UUID and bus address: both are the same however the devices are numbered or
+    hidden.
+    """
     return hashlib.sha256(f"{device.uuid} {device.bdf}".encode()).hexdigest()[:16]
 
 
@@ -53,7 +55,7 @@ def hold(
     shared: bool = False,
     wait_s: float = WAIT_S,
 ) -> Iterator[Lease]:
-    """Hold `count` of the devices; nobody locks `shared` ones (a CPU). Raises `LeaseError` after `wait_s`."""
+    """Hold `count` of the devices; `shared` ones (a CPU) need no lock. Raises `LeaseError` after `wait_s`."""
     _make(folder)
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as held:
@@ -66,7 +68,7 @@ def hold(
 
 @dataclass(frozen=True)
 class Wish:
-    """What a check asks for; `group` keeps checks apart that are not to share a lease."""
+    """What a check asks for. Checks of different groups never share a lease."""
 
     group: str
     count: int
@@ -76,8 +78,8 @@ class Wish:
 class Keeper:
     """The one lease of this process, kept while the next check has the same wish.
 
-    Checks of a file share launches and a worker; between two of them nobody else may slip in, or each would
-    wait for all devices anew.
+    Checks of a file share launches and a worker. If another process took the devices between two of them,
+    each check would wait for all devices again.
     """
 
     def __init__(self, folder: Path, devices: Sequence[Device], *, shared: bool) -> None:
@@ -87,7 +89,7 @@ class Keeper:
         self._lease: Lease | None = None
 
     def take(self, wish: Wish) -> Lease:
-        """The devices of this wish; waits for them. Raises `LeaseError`."""
+        """Wait for the devices of this wish, and hold them. Raises `LeaseError`."""
         if self._lease is None or self._wish != wish:
             self.give_back()
             asked = hold(self._folder, self._devices, wish.count, alone=wish.alone, shared=self._shared)
@@ -143,24 +145,25 @@ def _try_lock(path: Path, how: int) -> int | None:
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
-        folder.chmod(0o1777)  # for every uid; mkdir's mode is narrowed by the umask
+        folder.chmod(0o1777)  # for every uid; the umask would narrow the mode of mkdir
     except FileExistsError:
         if folder.is_symlink() or not folder.is_dir():
-            raise LeaseError(f"{folder}: not a folder of locks; name another with --lease-dir") from None
+            raise LeaseError(f"{folder}: not a folder; name another one with --lease-dir") from None
     except OSError as error:
         raise LeaseError(f"{folder}: {error.strerror}; name a writable folder with --lease-dir") from error
 
 
 def _opened(path: Path) -> int:
-    """Open a lock file for all: uids in a container and on its host differ, and a umask narrows the mode.
+    """Open a lock file that every uid may use: uids in a container and on its host differ.
 
-    One that is there is opened without O_CREAT, which Linux refuses in a sticky folder for another's file.
+    An existing file is opened without O_CREAT, which Linux refuses in a sticky folder if the file belongs to
+    another user.
     """
     with contextlib.suppress(FileNotFoundError):
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # made by another process since
+    except FileExistsError:  # another process created it in the meantime
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     os.fchmod(descriptor, 0o666)
     return descriptor
@@ -168,5 +171,7 @@ def _opened(path: Path) -> int:
 
 def _wait(deadline: float, what: str) -> None:
     if time.monotonic() > deadline:
-        raise LeaseError(f"{what} was not free in time: another run holds it (see `fuser` on the lock file)")
+        raise LeaseError(
+            f"{what} was not free in time: another run holds it; `fuser LOCKFILE` names the process"
+        )
     time.sleep(POLL_S)

@@ -1,6 +1,7 @@
-"""Who listens to the driver for a whole run. In: a vendor. Out: what it reported, in a file.
+"""Listen to the driver's fault reports during a whole run. In: a vendor. Out: the reports, in a file.
 
-The controller starts one child before the first check (`vendors.listener`); whoever judges reads its file.
+The controller starts one child process (`vendors.listener`) before the first check. The check that judges the
+run reads the child's file.
 """
 
 import contextlib
@@ -23,16 +24,16 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What is known of the run so far; `listening` is false when somebody ought to be and is not."""
+    """The reports so far. `listening` is false if the child has ended, or never began to listen."""
 
     listening: bool
-    absence: str | None  # why this vendor, part or release cannot tell
+    absence: str | None  # why this vendor, device or library release cannot report faults
     error: str | None
     faults: tuple[Mapping[str, Any], ...]
 
 
 class Listener:
-    """One child of the run; its file outlives it as evidence."""
+    """The child of this run; its file stays as evidence."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +42,7 @@ class Listener:
         self._token = uuid.uuid4().hex
 
     def start(self, vendor: str) -> None:
-        """Begin, and wait until the library listens: what happens from now on is heard."""
+        """Start the child, and wait until the library listens, so that no fault of the run is missed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         held, self._parent = os.pipe()
         self._process = processes.start(
@@ -57,18 +58,18 @@ class Listener:
             time.sleep(POLL_S)
 
     def heard(self) -> Heard:
-        """What has been reported since the start; callable in every process of the run."""
+        """What was reported since the start. Any process of the run may call it."""
         lines = self._lines()
-        said = {key: value for line in lines for key, value in line.items()}
+        facts = {key: value for line in lines for key, value in line.items()}
         return Heard(
-            listening="listening" in said and _lives(int(said["listening"])),
-            absence=said.get("absence"),
-            error=said.get("error"),
+            listening="listening" in facts and _lives(int(facts["listening"])),
+            absence=facts.get("absence"),
+            error=facts.get("error"),
             faults=tuple(line for line in lines if "what" in line),
         )
 
     def stop(self) -> None:
-        """End the child: its pipe closes, and it is killed if that is not enough."""
+        """End the child by closing its pipe; kill it if it does not end."""
         if self._process is None:
             return
         os.close(self._parent)

@@ -1,9 +1,8 @@
-"""Which product a device is. In: a `Device` and devices.json. Out: its row, or the row that somebody has to
-add.
+"""The device model of a device. In: a `Device` and devices.json. Out: its row, or the row to add.
 
-By PCI id: products of one chip differ in power, links and clocks, and no other figure tells them apart. Where
-AMD's library tells no PCI id, by architecture, compute units and memory; never by the marketing name, which
-on ROCm depends on a file of ids that containers often lack.
+The PCI id decides: products with the same chip differ in power, links and clocks, and only the PCI id tells
+them apart. Where AMD's library gives no PCI id, architecture, compute units and memory decide. The marketing
+name never does: on ROCm it comes from a file of ids that containers often lack.
 """
 
 import functools
@@ -15,7 +14,7 @@ from typing import Any
 from vendors import Device, VendorName, is_known
 
 TABLE = Path(__file__).resolve().parent.parent / "devices.json"
-MEMORY_TOLERANCE = 0.08  # drivers and ECC keep a few per cent; 192 and 256 GB stay apart
+MEMORY_TOLERANCE = 0.08  # drivers and ECC reserve a few per cent; 192 and 256 GB remain distinct
 
 
 class UnknownDeviceError(Exception):
@@ -47,8 +46,8 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
         return fitting[0]
     found = ", ".join(candidate["model"] for candidate in fitting) or "no row"
     raise UnknownDeviceError(
-        f"device {device.index} ({device.name!r}) fits {found} of devices.json; add a row with its sources:\n"
-        + json.dumps(_observed(vendor, device))
+        f"device {device.index} ({device.name!r}) fits {found} of devices.json, expected one row; "
+        "add a row with its sources:\n" + json.dumps(_observed(vendor, device))
     )
 
 

@@ -1,8 +1,8 @@
-"""The machine as the vendor's library sees it, read in a child with a timeout. In: a vendor. Out:
-`vendors.Host`.
+"""Read the machine through the vendor's library, with a timeout. In: a vendor. Out: a `vendors.Host`,
+samples.
 
-A wedged driver hangs inside the library, so the library never runs in this process. The child lives on
-between readings; after a timeout it is killed and the next reading starts another.
+A wedged driver hangs inside the library, so the library runs in a child process. The child stays alive
+between readings. After a timeout it is killed, and the next reading starts a new one.
 """
 
 import os
@@ -27,11 +27,11 @@ TIMEOUT_S = 60.0  # as AMD's own command line waits for its library
 
 
 class MonitorError(Exception):
-    """The library did not answer, or failed in a way that is not about absence."""
+    """The library did not answer, or failed although the vendor is present."""
 
 
 class Monitor:
-    """One child; calls are serialised, as libraries of both vendors promise nothing about threads."""
+    """One child. Calls are serialised, because neither vendor's library is documented as thread-safe."""
 
     def __init__(self, vendor: VendorName, *, timeout_s: float | None = None) -> None:
         self.vendor = vendor
@@ -48,12 +48,12 @@ class Monitor:
         return host
 
     def read_devices(self) -> Host:
-        """The host without what only links tell. Raises as `read` does."""
+        """The host without its links. Raises as `read` does."""
         host: Host = self._call("read_devices")  # type: ignore[assignment]
         return host
 
     def sample(self, indices: Sequence[int]) -> tuple[Sample, ...]:
-        """What moves under load."""
+        """What changes under load. Raises as `read` does."""
         samples: tuple[Sample, ...] = self._call("sample", tuple(indices))  # type: ignore[assignment]
         return samples
 
@@ -82,11 +82,11 @@ class Monitor:
             except TimeoutError:
                 self.stop()
                 raise MonitorError(
-                    f"the {self.vendor} library did not answer in {self.timeout_s:g} s: a wedged driver; "
+                    f"the {self.vendor} library did not answer in {self.timeout_s:g} s, so the driver hangs; "
                     "look at dmesg, then reset the device or reboot"
                 ) from None
             if isinstance(answer, RuntimeError):
-                self.stop()  # whoever asks again asks a library that was opened anew
+                self.stop()  # the next call opens the library again
                 raise MonitorError(str(answer))
         if isinstance(answer, VendorAbsentError):
             raise answer
@@ -102,11 +102,11 @@ class Monitor:
             if not chunk:
                 raise EOFError
             buffered += chunk
-            if not buffered.endswith(b"."):  # a pickle ends with its STOP opcode
+            if not buffered.endswith(b"."):  # a pickle ends with the opcode STOP, a dot
                 continue
             try:
                 return pickle.loads(buffered)
-            except (pickle.UnpicklingError, EOFError):  # a dot in the middle of one
+            except (pickle.UnpicklingError, EOFError):  # the dot was inside the pickle
                 continue
 
     def _start(self) -> None:
@@ -125,7 +125,7 @@ class Monitor:
 
 
 class Sampler:
-    """Samples devices ten times a second from `start` to `finish`, beside a performance check."""
+    """Samples devices ten times a second from `start` to `finish`, while a performance check runs."""
 
     PERIOD_S = 0.1
 
@@ -133,7 +133,7 @@ class Sampler:
         self.monitor = monitor
         self.indices = tuple(indices)
         self.samples: list[Sample] = []
-        self.problem: str | None = None  # what the library last answered instead of a sample
+        self.problem: str | None = None  # the library's last error
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -143,13 +143,13 @@ class Sampler:
         return self
 
     def finish(self) -> tuple[Sample, ...]:
-        """End and return what was seen."""
+        """Stop, and return the samples."""
         self._done.set()
         self._thread.join(self.monitor.timeout_s)
         return tuple(self.samples)
 
     def _run(self) -> None:
-        while True:  # at least once, however short the check is
+        while True:  # at least one sample, however short the check is
             try:
                 self.samples.extend(self.monitor.sample(self.indices))
             except (MonitorError, VendorAbsentError) as error:

@@ -1,9 +1,10 @@
-"""Which checks run, and when. In: their marks. Out: correctness first, performance alone, the last ones last.
+"""Which checks run, and in which order. In: their marks. Out: an order, and progress that all workers can
+see.
 
-`@pytest.mark.last` is for a check that judges the whole run; such checks have a file of their own.
-pytest-xdist hands out files in order, but the ones before may still run in another worker: so each check
-leaves a mark in a folder that all workers see, and a last one waits for all the others. A check that goes on
-for long, as its tier asks, says so there before it begins.
+Correctness comes first, then performance, then the checks marked `last`, which judge the whole run and have a
+file of their own. pytest-xdist hands out files in order, but earlier files may still run in another worker.
+So each check that ends leaves a mark in a folder that all workers see, and a last check waits for all marks.
+A check that takes long in this tier announces it there before it begins.
 """
 
 import os
@@ -16,19 +17,18 @@ import pytest
 from harness.leases import Wish
 
 TIERS = ("smoke", "standard", "soak")
-# Nothing ended for so long beyond what a check said: whoever should have is gone, or hangs behind its own
-# watchdog.
+# If no check ends for this long beyond any announced time, a worker is gone or hangs behind its own watchdog.
 STALL_S = 900.0
-LASTS = "lasts-"
+LASTS = "lasts-"  # prefix of the mark of a check that announced how long it takes
 POLL_S = 0.1
 
 
 def tier(item: pytest.Item) -> int:
-    """The number of the first tier that runs a check."""
+    """The index in `TIERS` of the first tier that runs a check."""
     mark = item.get_closest_marker("tier")
     name = mark.args[0] if mark else "smoke"
     if name not in TIERS:
-        raise pytest.UsageError(f"{item.nodeid}: tier {name!r}, expected one of {', '.join(TIERS)}")
+        raise pytest.UsageError(f"{item.nodeid}: unknown tier {name!r}, expected one of {', '.join(TIERS)}")
     return TIERS.index(name)
 
 
@@ -38,10 +38,11 @@ def is_last(item: pytest.Item) -> bool:
 
 
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Correctness, then performance, then what judges the run; files stay together within each.
+    """Correctness, then performance, then the checks that judge the run; files stay together within each.
 
-    Where files run side by side, those that begin with a few devices come first and fill the machine; those
-    that need none run beside them; those that need most of it follow, for each of them waits for all others.
+    Files that begin with few devices come first: side by side they fill the machine, and files that need no
+    device run beside them. Files that need most of the machine follow, because each of them waits for all
+    others.
     """
     items = list(items)
     least: dict[Path, int] = {}
@@ -58,13 +59,15 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def devices(item: pytest.Item) -> int:
-    """How many devices a check is marked with; 0 without a mark."""
+    """The number of devices in a check's mark; 0 without a mark."""
     mark = item.get_closest_marker("gpus")
     return int(mark.args[0]) if mark else 0
 
 
 def wish(item: pytest.Item) -> Wish:
-    """What a check leases: one device where it does not say; performance is alone on the machine."""
+    """What a check leases: one device unless its mark says more; a performance check has the machine
+    alone.
+    """
     mark = item.get_closest_marker("gpus")
     alone = bool(mark and (mark.kwargs.get("perf") or mark.kwargs.get("exclusive")))
     return Wish(group=str(item.path), count=devices(item) or 1, alone=alone)
@@ -75,10 +78,10 @@ class Ended:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.expected: Path | None = None  # the mark of the check that this process is in
+        self.expected: Path | None = None  # the mark of the check that runs in this process
 
     def add(self, number: int) -> None:
-        """Say that the check of that number has ended."""
+        """Record that the check with this number has ended."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / str(number)).touch()
         if self.expected is not None:
@@ -86,13 +89,17 @@ class Ended:
             self.expected = None
 
     def expect(self, seconds: float) -> None:
-        """Say that the check which begins now goes on for so long: until it ends, silence is no stall."""
+        """Announce that the check which begins now takes so long, so that the others do not take it for a
+        stall.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.expected = self.folder / f"{LASTS}{seconds:g}-{os.getpid()}"
         self.expected.touch()
 
     def wait_for(self, count: int, *, stall_s: float = STALL_S) -> bool:
-        """Wait until so many have ended; False when none has for too long, whatever any of them lasts."""
+        """Wait until `count` checks have ended. False if none ended for too long, announced times
+        included.
+        """
         seen, since = -1, time.monotonic()
         while (now := self._count()) < count:
             if now != seen:
@@ -106,10 +113,10 @@ class Ended:
         return sum(not name.startswith(LASTS) for name in self._marks())
 
     def _longest(self) -> float:
-        said = (
+        announced = (
             name.removeprefix(LASTS).rpartition("-")[0] for name in self._marks() if name.startswith(LASTS)
         )
-        return max(map(float, said), default=0.0)
+        return max(map(float, announced), default=0.0)
 
     def _marks(self) -> list[str]:
         return [mark.name for mark in self.folder.iterdir()] if self.folder.is_dir() else []

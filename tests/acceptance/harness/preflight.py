@@ -1,5 +1,5 @@
-"""What a machine could do just before a training job. In: the preflight of a record. Out: figures, an invalid
-check where they are too low.
+"""Was the machine fit just before a training job? In: the preflight of its record. Out: metrics, or an
+invalid check.
 """
 
 from collections.abc import Mapping
@@ -7,20 +7,20 @@ from typing import Any
 
 from harness import thresholds
 from harness.check import invalid
-from harness.protocols import RecordMetric
+from harness.fixtures import RecordMetric
 from harness.session import AcceptanceSession
 
 UNFIT_SHARE = 0.9  # of the bound that the checks of kernels and collectives hold the image to
 
 
 def keep(found: Mapping[str, Any], record_metric: RecordMetric) -> None:
-    """Keep what the machine could do just before the job."""
+    """Record the speeds that the machine reached just before the job."""
     for name, value, unit, conditions in ceilings(found):
         record_metric(f"preflight_{name}", value, unit=unit, conditions=conditions)
 
 
 def require_fit(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSession) -> None:
-    """End the check as invalid when the machine is too slow for its figures to speak of the image."""
+    """End the check as invalid if the machine is so slow that its figures say nothing about the image."""
     problems = list(found["problems"])
     entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
     for name, value, unit, conditions in ceilings(found):
@@ -32,7 +32,7 @@ def require_fit(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSess
 
 
 def ceilings(found: Mapping[str, Any]) -> list[tuple[str, float, str, dict[str, Any]]]:
-    """Name, value, unit and conditions of each figure, named as the other suites name theirs."""
+    """Name, value, unit and conditions of each figure, with the metric names of the other suites."""
     shape = ("dtype", "m", "n", "k")
     gemm = [("gemm_tflops", e["tflops"], "TFLOP/s", {key: e[key] for key in shape}) for e in found["gemm"]]
     copy = found["copy"]

@@ -1,7 +1,8 @@
-"""Child processes that can always be ended, with every Python stack kept. In: a command. Out: its end.
+"""Child processes that can always be ended, and whose Python stacks can be read. In: a command. Out: how it
+ended.
 
-torchrun gives each rank a session of its own, so a process group is not enough: every child carries a token
-in its environment, and whoever carries it is ours to signal and to kill.
+torchrun starts each rank in its own session, so killing a process group is not enough. Every child carries a
+token in its environment, and a process that carries it is ours to signal and to kill.
 """
 
 import os
@@ -21,7 +22,9 @@ STACK_SIGNAL = signal.SIGUSR1
 
 
 def environment(extra: Mapping[str, str], token: str, stacks: Path) -> dict[str, str]:
-    """The environment of a child: ours, `extra`, the suites on its path, and where its stacks go."""
+    """The environment of a child: ours and `extra`, the suites on its import path, and where its stacks
+    go.
+    """
     path = os.pathsep.join(filter(None, (str(ACCEPTANCE), os.environ.get("PYTHONPATH"))))
     ours = {
         "PYTHONPATH": path,
@@ -40,7 +43,7 @@ def start(
     stderr: Path,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own, its output going to files."""
+    """Start a child in its own session, with its output in files."""
     with stdout.open("ab") as out, stderr.open("ab") as err:
         return subprocess.Popen(
             command,
@@ -60,18 +63,18 @@ def carrying(token: str) -> list[int]:
 
 
 def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
-    """Ask every process that said so for its Python stacks, and return them as text."""
+    """The Python stacks of every process that offered them (`harness.stacks`), as text."""
     asked = [path for path in sorted(stacks.glob("*.pid")) if _signal(int(path.read_text()), STACK_SIGNAL)]
     (stacks / "dump").touch()  # harness.rank writes the collective flight recorder when it sees this
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and not all(_stack_file(path).stat().st_size for path in asked):
         time.sleep(0.05)
-    time.sleep(0.3)  # a stack is written frame by frame
+    time.sleep(0.3)  # stacks are written frame by frame
     return "\n".join(f"--- {path.stem}\n{_stack_file(path).read_text()}" for path in asked)
 
 
 def kill(token: str, child: subprocess.Popen[bytes] | None = None, *, wait_s: float = 10.0) -> list[int]:
-    """Kill whoever carries the token, and return who would not die (a process stuck in the driver)."""
+    """Kill every process with the token. Returns the pids that survived, stuck in the driver."""
     deadline = time.monotonic() + wait_s
     while (alive := carrying(token)) and time.monotonic() < deadline:
         for pid in alive:
@@ -90,12 +93,12 @@ def tail(path: Path, lines: int = 15) -> str:
 
 
 def end_of(code: int) -> str:
-    """How a process ended, in words."""
+    """How a process with this return code ended, in words."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
 def python(*arguments: str) -> list[str]:
-    """A command of this interpreter."""
+    """The command that runs this interpreter with these arguments."""
     return [sys.executable, *arguments]
 
 
@@ -110,7 +113,7 @@ def _pids() -> list[int]:
 def _environ(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # gone, a zombie, or another user's: not ours
+    except OSError:  # it ended, is a zombie, or belongs to another user: not ours
         return []
 
 

@@ -1,5 +1,7 @@
-"""What torchrun starts for each rank: offer the stacks, then run the program as if it had been started
-itself.
+"""The program that torchrun starts on each rank. In: a program. Out: its Python stacks on demand, and what it
+does.
+
+The program runs as if torchrun had started it directly.
 """
 
 import os

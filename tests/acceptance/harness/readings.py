@@ -1,4 +1,4 @@
-"""What a reading means for a check. In: a `Reading`. Out: its value, a skip with its reason, or a failure."""
+"""What readings mean for a check. In: a `Reading`. Out: its value, a skip with its reason, or a failure."""
 
 import contextlib
 import threading
@@ -13,13 +13,13 @@ from vendors import Absence, Device, Host, Reading, VendorAbsentError, is_known
 
 
 def only_with(condition: object, reason: str) -> None:
-    """Skip with a stated reason of the hardware, unless the condition holds."""
+    """Skip the check for a reason of the hardware, unless the condition holds."""
     if not condition:
         pytest.skip(reason)
 
 
 def known(reading: Reading, what: str) -> int | float | str | bool:
-    """The value, or the outcome that its absence means here."""
+    """The value. Without one the check fails if the device did not answer, and is skipped otherwise."""
     if isinstance(reading, Absence):
         if reading.is_failure:
             pytest.fail(_unanswered(reading, what), pytrace=False)
@@ -28,21 +28,21 @@ def known(reading: Reading, what: str) -> int | float | str | bool:
 
 
 class Findings:
-    """What is wrong with any device, said before what cannot be read of another: no skip hides a failure."""
+    """Collects the problems of all devices before the check ends, so that no skip hides a failure."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
         self.unread: list[str] = []
 
     def knows(self, reading: Reading, what: str) -> TypeGuard[int | float | str | bool]:
-        """Whether there is a value to judge; what its absence means is kept."""
+        """Whether there is a value to judge; its absence is kept as a failure or as a reason to skip."""
         if isinstance(reading, Absence):
             place = self.wrong if reading.is_failure else self.unread
             place.append(_unanswered(reading, what) if reading.is_failure else f"{what}: {reading}")
         return is_known(reading)
 
     def conclude(self) -> None:
-        """Fail, skip, or return."""
+        """Fail if anything is wrong, else skip if anything is unread, else return."""
         if self.wrong:
             pytest.fail("\n".join(self.wrong), pytrace=False)
         if self.unread:
@@ -50,12 +50,12 @@ class Findings:
 
 
 def is_unread(reading: Reading) -> bool:
-    """Nothing was told, which is no fault by itself; all-ones is one, and an error of the library's."""
+    """Whether there is no value and that is no fault. All ones and errors of the library are faults."""
     return isinstance(reading, Absence) and not reading.is_failure
 
 
 def differs(reading: Reading, expected: object) -> bool:
-    """Whether a value was told, and another one, or an error in its place."""
+    """Whether the reading is another value than expected, or an error."""
     return not is_unread(reading) and reading != expected
 
 
@@ -66,13 +66,14 @@ def of(host: Host, device: Device) -> Device:
 
 def _unanswered(absence: Absence, what: str) -> str:
     return f"{what}: {absence}, so " + (
-        "the device did not answer" if absence == Absence.ALL_ONES else "nothing is known of it"
+        "the device did not answer" if absence == Absence.ALL_ONES else "its state is unknown"
     )
 
 
 def machine(reading: Callable[[], Host], *, attempts: int = 2) -> Host:
-    """A reading of the machine during the run. A library that stumbles is asked again, and then it is the
-    machine that is unfit: nothing was found out about the image.
+    """Read the machine during the run. If the library fails, it is asked once more.
+
+    If it fails again the check is invalid: the machine is unfit, and nothing is known about the image.
     """
     for _ in range(attempts - 1):
         with contextlib.suppress(MonitorError, VendorAbsentError):
@@ -80,18 +81,18 @@ def machine(reading: Callable[[], Host], *, attempts: int = 2) -> Host:
     try:
         return reading()
     except (MonitorError, VendorAbsentError) as error:
-        raise InvalidRun(f"the library does not tell the machine's state: {error}", pytrace=False) from None
+        raise InvalidRun(f"the library does not report the machine's state: {error}", pytrace=False) from None
 
 
-def while_busy(monitor: Monitor, work_: Callable[[], object]) -> list[Host]:
-    """Readings taken while the work ran; at least one."""
+def while_busy(monitor: Monitor, work: Callable[[], object]) -> list[Host]:
+    """Readings taken while `work` ran; at least one."""
     readings: list[Host] = []
     failure: list[BaseException] = []
 
     def run() -> None:
         try:
-            work_()
-        except BaseException as error:  # noqa: BLE001 - handed over to the thread of the check below
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the check's thread
             failure.append(error)
 
     thread = threading.Thread(target=run)

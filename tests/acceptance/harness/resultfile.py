@@ -1,7 +1,7 @@
-"""The writer of result.json, schema 1. In: check records as they end. Out: one file, whole at every moment.
+"""The writer of result.json, schema 1. In: the records of checks as they end. Out: one file, always complete.
 
-`state` is "running" from before the first check, so that a run that dies says so; "crashed" when pytest
-itself was interrupted; "finished" only at an ordinary end.
+`state` is "running" from before the first check on, so that the file of a run that dies shows it; "crashed"
+if pytest was interrupted; "finished" only after a normal end.
 """
 
 import datetime as dt
@@ -11,14 +11,14 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import models
-from vendors import Absence, Host, VendorName, multicast
+from vendors import Absence, Device, Host, VendorName, multicast
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 WRITE_PERIOD_S = 1.0
@@ -39,7 +39,7 @@ PACKAGES = (
 
 
 class ResultFile:
-    """The file of one run."""
+    """The result.json of one run."""
 
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         self.path = path
@@ -49,19 +49,19 @@ class ResultFile:
         self.write()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Append a check's record; the file follows within a second."""
+        """Add the record of a check. The file is written at most once a second."""
         self.content["checks"].append(dict(record))
         if time.monotonic() - self._written > WRITE_PERIOD_S:
             self.write()
 
     def finish(self, *, crashed: bool, selection: Mapping[str, Any]) -> None:
-        """The last word."""
+        """Write the end of the run."""
         self.content |= {"state": "crashed" if crashed else "finished", "finished": now()}
         self.content["selection"] |= selection
         self.write()
 
     def write(self) -> None:
-        """Replace the file in one step."""
+        """Replace the file atomically."""
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(self.content, indent=1, allow_nan=False), encoding="utf-8")
         partial.replace(self.path)
@@ -69,7 +69,7 @@ class ResultFile:
 
 
 def now() -> str:
-    """The time, as RFC 3339 in UTC."""
+    """The current time in UTC, in RFC 3339 format."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
 
 
@@ -78,11 +78,11 @@ def head(
     vendor: VendorName,
     tier: str,
     run_id: str,
-    told: Mapping[str, Any],
+    run_file: Mapping[str, Any],
     host: Host | None,
     arguments: list[str],
 ) -> dict[str, Any]:
-    """Everything but the checks; what run.json told wins over what this process can find out."""
+    """Everything but the checks. A fact from run.json replaces what this process can find out."""
     return {
         "schema": 1,
         "run_id": run_id,
@@ -90,10 +90,10 @@ def head(
         "started": now(),
         "finished": None,
         "tier": tier,
-        "stack_id": told.get("stack_id"),
-        "image": told.get("image"),
-        "inputs": told.get("inputs") or inputs(),
-        "host": told.get("host") or describe(vendor, host),
+        "stack_id": run_file.get("stack_id"),
+        "image": run_file.get("image"),
+        "inputs": run_file.get("inputs") or inputs(),
+        "host": run_file.get("host") or describe(vendor, host),
         "software": software(),
         "environment": {
             name: os.environ[name] for name in sorted(os.environ) if name.startswith(ENVIRONMENT)
@@ -103,7 +103,7 @@ def head(
 
 
 def software() -> dict[str, str]:
-    """Versions of what matters, by package metadata: importing torch here would take a second."""
+    """Versions of the main packages, by their metadata: importing torch here would take a second."""
     found = {"python": platform.python_version()}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower()
@@ -113,7 +113,9 @@ def software() -> dict[str, str]:
 
 
 def inputs() -> dict[str, str | None]:
-    """Digests of suites, trainers and thresholds, as the tool computes them for a frozen copy."""
+    """Digests of suites, trainers and thresholds, computed as stackcheck/inputs.py does for its frozen
+    copy.
+    """
     suites = [TESTS / "conftest.py", TESTS / "pytest.ini", *_files(TESTS / "acceptance")]
     bounds = TESTS / "acceptance" / "thresholds"
     return {
@@ -125,7 +127,7 @@ def inputs() -> dict[str, str | None]:
 
 
 def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
-    """The `host` object, for a run that nobody described from outside."""
+    """The `host` object of result.json, for a run whose run.json has none."""
     devices = host.devices if host else ()
     partitions = sorted(
         {"/".join(map(str, device.partition.values())) for device in devices if device.partition}
@@ -143,8 +145,8 @@ def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
     }
 
 
-def model_of(vendor: VendorName, device: Any) -> str:
-    """The device model, or words that say that it is unknown."""
+def model_of(vendor: VendorName, device: Device) -> str:
+    """The device model, or a text for an unknown one."""
     try:
         return str(models.identify(vendor, device)["model"])
     except models.UnknownDeviceError:
@@ -152,11 +154,11 @@ def model_of(vendor: VendorName, device: Any) -> str:
 
 
 def anonymous(uuid: str) -> str:
-    """A stable name for a device that does not reveal its UUID."""
+    """A stable name for a device, from which its UUID cannot be read."""
     return hashlib.sha256(uuid.encode()).hexdigest()[:16]
 
 
-def _device(vendor: VendorName, device: Any) -> dict[str, Any]:
+def _device(vendor: VendorName, device: Device) -> dict[str, Any]:
     cap, vbios = device.power.cap_w, device.firmware.get("vbios")
     return {
         "model": model_of(vendor, device),
@@ -177,7 +179,7 @@ def _counts(path: Path) -> bool:
     return not hidden and path.suffix != ".pyc"
 
 
-def _digest(files: Any) -> str:
+def _digest(files: Iterable[Path]) -> str:
     root = TESTS.parent
     lines = sorted(
         f"{path.relative_to(root).as_posix()} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
@@ -193,12 +195,12 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def run_file(path: Path | None) -> dict[str, Any]:
-    """What --run-file says of the image and the run; nothing where there is no file."""
+def read_run_file(path: Path | None) -> dict[str, Any]:
+    """The facts in --run-file about the image and the run; empty without that option."""
     if path is None:
         return {}
     try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise pytest.UsageError(f"--run-file {path}: {error}") from error
-    return said
+    return facts

@@ -1,7 +1,7 @@
-"""The pytest hooks of an acceptance run: read the host, choose by tier, keep records, write result.json.
+"""The pytest hooks of an acceptance run. In: pytest's options and reports. Out: checks by tier, result.json.
 
-Under pytest-xdist the controller reads the host, writes the file and tells the workers; each check's record
-travels to it as text on the teardown report.
+Under pytest-xdist the controller reads the host, hands it to the workers and writes result.json. Each check's
+record travels to the controller as text on the teardown report.
 """
 
 import functools
@@ -10,38 +10,42 @@ import pickle
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vendors
-from harness import leases, order, reports, resultfile, summary
+from harness import leases, order, records, resultfile
 from harness.check import Check
 from harness.listener import Listener
 from harness.monitor import Monitor, MonitorError
 from harness.worker import Worker
 from vendors import Device, Host, VendorAbsentError, VendorName
 
+PLUGIN = "stackcheck-acceptance"  # the session's name among pytest's plugins
 CHECK = pytest.StashKey[Check]()
 TITLES = {"amd": "AMD", "nvidia": "NVIDIA", "cpu": "CPU"}
 
 
+# What the controller hands to its workers: run id, result folder, host, and why there is no host.
+Shared = tuple[str, Path, Host | None, str | None]
+
+
 class AcceptanceSession:
-    """One per pytest process; the controller's writes the result."""
+    """The run of one pytest process; the controller's session writes the result."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.vendor: VendorName = config.getoption("gpu_vendor")
         self.tier: str = config.getoption("tier")
-        self.told = resultfile.run_file(config.getoption("run_file"))
-        shared = getattr(config, "workerinput", {}).get("stackcheck")
+        self.run_file = resultfile.read_run_file(config.getoption("run_file"))
+        shared: str | None = getattr(config, "workerinput", {}).get("stackcheck")
         self.is_worker = shared is not None
         signal.signal(signal.SIGTERM, _interrupt)
-        self.run_id, self.result_dir, self.host, self.absence = (
-            pickle.loads(bytes.fromhex(shared)) if shared else self._begin()
-        )
+        begun: Shared = pickle.loads(bytes.fromhex(shared)) if shared else self._begin()
+        self.run_id, self.result_dir, self.host, self.absence = begun
         self.monitor = Monitor(self.vendor)
         self.worker = Worker(self.result_dir / "children")
         self.keeper = leases.Keeper(
@@ -49,7 +53,7 @@ class AcceptanceSession:
         )
         self.selection = {"collected": 0, "deselected": 0, "dropped": 0}
         self.results: resultfile.ResultFile | None = None
-        self.records: dict[str, dict[str, Any]] = {}
+        self.unfinished: dict[str, dict[str, Any]] = {}  # records of checks whose teardown is still to come
         self.numbers: dict[str, int] = {}
         self.before_last = 0
         self.ended = order.Ended(self.result_dir / "children" / f"ended-{self.run_id}")
@@ -64,26 +68,31 @@ class AcceptanceSession:
 
     @property
     def shares_devices(self) -> bool:
-        """Whether the "device" is the whole machine, which any number of checks may use at once."""
+        """Whether the device is the machine itself (cpu), which any number of checks may use at once."""
         return not vendors.module(self.vendor).VISIBILITY
+
+    def machine_at_start(self) -> Host:
+        """The machine before the first check. A check that asks for it runs only where there are devices."""
+        assert self.host is not None, self.absence
+        return self.host
 
     @functools.cached_property
     def model(self) -> str:
-        """The device model; an unknown or mixed one is said in words, and has no thresholds."""
+        """The device model; for unknown or mixed devices a description, which has no thresholds."""
         found = sorted({resultfile.model_of(self.vendor, device) for device in self.devices})
         return found[0] if len(found) == 1 else " + ".join(found) or "none"
 
     # -- the run
 
-    def _begin(self) -> tuple[str, Path, Host | None, str | None]:
-        run_id = str(self.told.get("run_id") or uuid.uuid4().hex)
+    def _begin(self) -> Shared:
+        run_id = str(self.run_file.get("run_id") or uuid.uuid4().hex)
         folder = self.config.getoption("result_dir") or Path(tempfile.gettempdir(), f"stackcheck-{run_id}")
         Path(folder).mkdir(parents=True, exist_ok=True)
         monitor = Monitor(self.vendor)
         try:
             host, absence = monitor.read(), None
             if not host.devices:
-                raise VendorAbsentError("the library lists none")
+                raise VendorAbsentError("the library lists no device")
         except (VendorAbsentError, MonitorError) as error:
             host, absence = (
                 None,
@@ -99,7 +108,7 @@ class AcceptanceSession:
             vendor=self.vendor,
             tier=self.tier,
             run_id=self.run_id,
-            told=self.told,
+            run_file=self.run_file,
             host=self.host,
             arguments=[str(argument) for argument in self.config.invocation_params.args],
         )
@@ -113,9 +122,9 @@ class AcceptanceSession:
         ]
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        told = (self.run_id, self.result_dir, self.host, self.absence)
-        node.workerinput["stackcheck"] = pickle.dumps(told).hex()
+    def pytest_configure_node(self, node: Any) -> None:  # pytest-xdist, which may be absent, has the type
+        shared: Shared = (self.run_id, self.result_dir, self.host, self.absence)
+        node.workerinput["stackcheck"] = pickle.dumps(shared).hex()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -130,7 +139,7 @@ class AcceptanceSession:
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         late = sum(self._is_late(item) for item in items)
         self.selection["deselected"] += late
-        self.selection["dropped"] += len(items) - late  # a person's choice, which no verdict is given on
+        self.selection["dropped"] += len(items) - late  # by -k, -m or --deselect: such a run gets no verdict
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.selection["collected"] = len(session.items)
@@ -149,47 +158,48 @@ class AcceptanceSession:
         if self.absence is None or item.get_closest_marker("static"):
             item.stash[CHECK] = Check(vendor=self.vendor, model=self.model)
             return None
-        return reports.fail_at_once(item, self.absence)
+        return records.fail_at_once(item, self.absence)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
         if isinstance(item, pytest.Function):
-            item.obj = reports.concluding(item.obj, item.stash[CHECK])
+            item.obj = records.concluding(item.obj, item.stash[CHECK])
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         yield
         if nextitem is None or not order.devices(nextitem) or order.wish(nextitem) != order.wish(item):
-            if not self.shares_devices:  # an idle process of ours is a foreign one to who takes them next
+            if not self.shares_devices:  # the next holder of the devices would find our idle process on them
                 self.worker.stop()
             self.keeper.give_back()
 
     @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, Any, None]:  # pluggy's result, whose type pytest does not export
         outcome = yield
-        report = outcome.get_result()
-        setattr(report, reports.KIND, reports.kind(report, call))
+        report: pytest.TestReport = outcome.get_result()
+        setattr(report, records.KIND, records.kind(report, call))
         if report.when == "teardown" and CHECK in item.stash:
-            setattr(
-                report, reports.RECORD, json.dumps(reports.measured(item, item.stash[CHECK]), allow_nan=False)
-            )
+            measured = records.measured(item, item.stash[CHECK])
+            setattr(report, records.RECORD, json.dumps(measured, allow_nan=False))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if nodeid in self.numbers:  # the controller of pytest-xdist has collected nothing
+        if nodeid in self.numbers:  # empty in the controller of pytest-xdist, which collects no tests
             self.ended.add(self.numbers[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.results is None:
             return
-        name = reports.check_id(report.nodeid)
-        record = self.records.setdefault(name, reports.new_record(name))
-        reports.merge(record, report)
+        name = records.check_id(report.nodeid)
+        record = self.unfinished.setdefault(name, records.new_record(name))
+        records.merge(record, report)
         if report.when == "teardown" or report.when not in ("setup", "call"):
-            self.results.add(self.records.pop(name))
+            self.results.add(self.unfinished.pop(name))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if self.results is not None and report.failed:
-            record = reports.new_record(reports.check_id(report.nodeid) or "collection")
+            record = records.new_record(records.check_id(report.nodeid) or "collection")
             self.results.add({**record, "outcome": "error", "reason": report.longreprtext[-4000:]})
 
     # -- the end
@@ -201,11 +211,12 @@ class AcceptanceSession:
         self.monitor.stop()
         self.listener.stop()
         if self.is_worker:
+            # pytest-xdist adds the attribute in its workers; pytest's type does not know it.
             self.config.workeroutput["stackcheck"] = self.selection  # type: ignore[attr-defined]
             return
         if self.results is None:
             return
-        for record in self.records.values():
+        for record in self.unfinished.values():
             self.results.add({**record, "outcome": "error", "reason": "the run ended inside this check"})
         self._judge_skips(session)
         crashed = int(exitstatus) not in (
@@ -217,7 +228,7 @@ class AcceptanceSession:
 
     def _judge_skips(self, session: pytest.Session) -> None:
         assert self.results is not None
-        ran: dict[str, bool] = {}  # by function: thirty instances of one skipped check are one loss
+        ran: dict[str, bool] = {}  # by function, so that thirty skipped instances of one check count once
         for check in self.results.content["checks"]:
             name = check["id"].partition("[")[0]
             ran[name] = ran.get(name, False) or check["outcome"] != "skipped"
@@ -226,22 +237,51 @@ class AcceptanceSession:
             return
         reason = f"{skipped} of {len(ran)} checks were skipped; the budget is {budget:.0%} (--skip-budget)"
         self.results.add(
-            {**reports.new_record("session::skip_budget"), "outcome": "failed", "reason": reason}
+            {**records.new_record("session::skip_budget"), "outcome": "failed", "reason": reason}
         )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _is_whole_suite(self) -> bool:
-        """A budget of skips means something only where nobody chose among the checks."""
+        """Whether the run holds all checks: only then does the skip budget mean something."""
         option = self.config.getoption
         chosen = option("keyword") or option("markexpr") or option("collectonly") or option("deselect")
         return not chosen and all(Path(name).is_dir() for name in self.config.args)
 
     def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         if self.results is not None:
-            summary.write(terminalreporter, self.results, self.model, len(self.devices))
+            content, path = self.results.content, self.results.path
+            records.summarize(terminalreporter, content, path, self.model, len(self.devices))
+
+
+def session_of(config: pytest.Config) -> AcceptanceSession:
+    """The session of this pytest process; tests/conftest.py registers it for a run with --gpu-vendor."""
+    plugin = config.pluginmanager.get_plugin(PLUGIN)
+    assert isinstance(plugin, AcceptanceSession)
+    return plugin
+
+
+def every_device(
+    metafunc: pytest.Metafunc, *, cpu: int = 1, perf: bool = False, exclusive: bool = False
+) -> None:
+    """Parametrize `ranks` with the number of devices of this run: a smaller world would leave links untried.
+
+    Args:
+        metafunc: The check that pytest generates.
+        cpu: How many ranks run on a machine without a GPU.
+        perf: Whether the check measures speed, and so needs the machine alone.
+        exclusive: Whether the check needs the machine alone for another reason.
+    """
+    if "ranks" in metafunc.fixturenames:
+        session = session_of(metafunc.config)
+        count = cpu if session.vendor == "cpu" else max(1, len(session.devices))
+        mark = pytest.mark.gpus(count, perf=perf, exclusive=exclusive)
+        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """A run told to end (`timeout`, a scheduler) ends its children too: they have sessions of their own."""
+    """Turn SIGTERM (from `timeout` or a scheduler) into an interrupt, so that the run ends its children too.
+
+    They run in sessions of their own, so the signal does not reach them.
+    """
     del number, frame
     raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""The child's half of a hang report: answer a signal with every Python stack, also from inside C++ code.
+"""The child's half of a hang report: on a signal, write every Python stack, even from inside C++ code.
 
-In: the folder named by STACKCHECK_STACKS. Out: NAME.pid and NAME.stack.txt there, and on a file called `dump`
-the collective library's flight recorder as NAME.flight.pickle.
+In: the folder in STACKCHECK_STACKS. Out: NAME.pid and NAME.stack.txt there; once the folder holds a file
+`dump`, also the collective library's flight recorder as NAME.flight.pickle.
 """
 
 import faulthandler
@@ -17,9 +17,9 @@ POLL_S = 0.5
 
 
 def offer(name: str) -> None:
-    """Register this process under a name."""
+    """Let the parent ask this process for its stacks, under a name."""
     folder = Path(os.environ[STACKS])
-    # Kept open for the life of the process: faulthandler writes to the descriptor from the signal handler.
+    # The file stays open: faulthandler writes to its descriptor from the signal handler.
     stack_file = (folder / f"{name}.stack.txt").open("w")
     faulthandler.enable(file=stack_file)
     faulthandler.register(STACK_SIGNAL, file=stack_file, all_threads=True, chain=False)

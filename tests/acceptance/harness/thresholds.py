@@ -1,9 +1,10 @@
-"""What a metric must reach. In: thresholds/<vendor>/<device-model>.json. Out: the bound of one metric, or
-what is wrong.
+"""The bounds of metrics. In: thresholds/<vendor>/<device-model>.json. Out: the bound of one metric, or
+problems.
 
-An entry: metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source, tolerance. It holds
-when each of its conditions equals the metric's; the entry with the most conditions wins. No default, no
-slack, no expression. What others publish and no check here measures is kept in published/, and never read.
+An entry has metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source and tolerance. It
+applies if each of its conditions equals the metric's; of several entries the one with the most conditions
+wins. There is no default, no slack and no expression. Figures that others published and no check measures are
+in published/, which nothing reads.
 """
 
 import functools
@@ -15,15 +16,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vendors import VendorName
-from workloads import measured
+from workloads import speed_conditions
 
 FOLDER = Path(__file__).resolve().parent.parent / "thresholds"
 KEYS = {"metric", "conditions", "bound", "unit", "direction", "ceiling", "source", "tolerance"}
 PLACEHOLDERS = ("todo", "tbd", "fixme", "xxx", "placeholder", "coming soon", "?")
 LOWEST_SHARE, HIGHEST_SHARE = 0.30, 1.00
 
-# What this project measures: unit, direction, and the conditions that may select a bound. An entry outside
-# it is unreachable. "devices" is the count of the lease, "size" of a model is its name in
+# What this project measures: unit, direction, and the conditions that may select a bound. An entry for
+# anything else can never apply. "devices" is how many the check leases, "size" a model's name in
 # trainers/presets.py.
 METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
     "gemm_tflops": ("TFLOP/s", "min", frozenset({"dtype", "m", "n", "k", "layout"})),
@@ -58,7 +59,7 @@ METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
 
 
 class ThresholdError(Exception):
-    """A thresholds file cannot be used; one line per problem."""
+    """A thresholds file is invalid; the message has one line per problem."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,24 +77,24 @@ class Threshold:
     file: str = ""
 
     def holds_for(self, metric: str, conditions: Mapping[str, Any]) -> bool:
-        """Whether this entry is about that measurement."""
+        """Whether this entry applies to a measurement with these conditions."""
         return metric == self.metric and all(
             key in conditions and conditions[key] == value for key, value in self.conditions.items()
         )
 
     def accepts(self, value: float) -> bool:
-        """Whether the value is on the right side; NaN never is."""
+        """Whether the value satisfies the bound; NaN never does."""
         return value >= self.bound if self.direction == "min" else value <= self.bound
 
 
 def path_of(vendor: VendorName, model: str) -> Path:
-    """Where the thresholds of a device model are."""
+    """The thresholds file of a device model."""
     return FOLDER / vendor / f"{model}.json"
 
 
 @functools.cache
 def load(path: Path) -> tuple[Threshold, ...]:
-    """The entries of a file; none when there is no file. Raises `ThresholdError`."""
+    """The entries of a file; none if it does not exist. Raises `ThresholdError`."""
     if not path.exists():
         return ()
     entries = json.loads(path.read_text(encoding="utf-8"))["thresholds"]
@@ -104,13 +105,13 @@ def load(path: Path) -> tuple[Threshold, ...]:
 
 
 def find(entries: Iterable[Threshold], metric: str, conditions: Mapping[str, Any]) -> Threshold | None:
-    """The most specific entry for a measurement."""
+    """The entry with the most conditions that applies to a measurement."""
     fitting = [entry for entry in entries if entry.holds_for(metric, conditions)]
     return max(fitting, key=lambda entry: len(entry.conditions), default=None)
 
 
 def lint(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Every problem of a file's entries, one line each."""
+    """Every problem in a file's entries, one line each."""
     seen: dict[str, int] = {}
     for number, entry in enumerate(entries, start=1):
         label = f"entry {number} ({entry.get('metric', 'no metric')})"
@@ -145,8 +146,8 @@ def _key_problems(entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"wrong direction {entry['direction']!r}, expected {direction!r}"
     unknown = sorted(set(entry["conditions"]) - conditions)
     if unknown:
-        yield f"unreachable: the metric has no condition {unknown}"
-    elif not measured.reaches(entry["metric"], entry["conditions"]):
+        yield f"unreachable: no check records this metric with {unknown}"
+    elif not speed_conditions.reaches(entry["metric"], entry["conditions"]):
         yield f"unreachable: no check measures it with {entry['conditions']}; keep it in published/"
 
 

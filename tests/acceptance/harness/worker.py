@@ -1,8 +1,8 @@
-"""The parent's half of `on_device`. In: a function's name and JSON arguments. Out: its JSON result, or a
+"""The parent's half of `on_device`. In: a function's name, JSON arguments. Out: its JSON result, or a
 failure.
 
-The worker lives as long as the same devices are leased, because importing torch and making a device context
-costs seconds. It is replaced after a crash or a timeout.
+The worker process lives as long as the same devices are leased, because importing torch and creating a device
+context take seconds. It is replaced after a crash or a timeout.
 """
 
 import json
@@ -20,7 +20,7 @@ from harness import processes
 
 
 class WorkloadError(Exception):
-    """The workload raised, crashed or hung; the message holds what is known of it."""
+    """The workload raised, crashed or hung; the message says which, with its output or stacks."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Child:
 
 
 class Worker:
-    """One child at a time; `call` starts it when it is not there."""
+    """One child at a time; `call` starts it if there is none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Worker:
         environment: Mapping[str, str],
         timeout_s: float,
     ) -> Any:
-        """Run `module:name` in the child. Raises `WorkloadError`."""
+        """Run `module:name` in the child and return its result. Raises `WorkloadError`."""
         child = self._child_for(environment)
         request = json.dumps({"function": function, "kwargs": dict(kwargs)}).encode() + b"\n"
         try:
@@ -64,7 +64,7 @@ class Worker:
         return answer["result"]
 
     def stop(self) -> None:
-        """End the child: its pipe closes, and it is killed if that is not enough."""
+        """End the child by closing its pipe; kill it if it does not end."""
         if (child := self._child) is None:
             return
         self._child = None
@@ -86,7 +86,7 @@ class Worker:
     def _hang(self, child: _Child, function: str, timeout_s: float) -> str:
         found = processes.keep_stacks(child.folder)
         left = self._discard(child)
-        stuck = f"\npids {left} would not die: the driver holds them" if left else ""
+        stuck = f"\npids {left} did not die: they are stuck in the driver" if left else ""
         return f"{function} did not answer in {timeout_s:g} s; stacks in {child.folder}{stuck}\n{found}"
 
     def _crash(self, child: _Child, function: str) -> str:

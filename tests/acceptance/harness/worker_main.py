@@ -1,7 +1,8 @@
-"""The long-lived child that owns the leased devices: one JSON request a line in, one JSON answer a line out.
+"""The worker process, which owns the leased devices. In: JSON requests, one a line. Out: JSON answers, one a
+line.
 
-A request is {"function": "module:name", "kwargs": {...}}; an answer {"ok": true, "result": ...} or
-{"ok": false, "error": "traceback"}. Descriptors come as arguments, so that prints of libraries cannot mix in.
+A request is {"function": "module:name", "kwargs": {...}}; an answer is {"ok": true, "result": ...} or
+{"ok": false, "error": "traceback"}. They use pipes of their own, so that what libraries print cannot mix in.
 """
 
 import gc
@@ -29,7 +30,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         result = getattr(importlib.import_module(module), name)(**request["kwargs"])
         json.dumps(result)
-    # A process boundary: whatever went wrong in the workload is the check's failure, with its traceback.
+    # A process boundary: any error of the workload becomes a failure of the check, with its traceback.
     except Exception:  # noqa: BLE001
         return {"ok": False, "error": traceback.format_exc()}
     finally:

@@ -1,29 +1,73 @@
-"""What the checks may ask of a vendor's management library. In: a vendor's name. Out: a `Host`.
+"""What checks may ask of a vendor's management library. In: a vendor's name. Out: a `Host`.
 
-One module per vendor satisfies `Vendor`. Its `read` and `sample` run in a child process with a timeout only
+One module per vendor satisfies `Vendor`. Its `read` and `sample` run only in a child process with a timeout
 (`vendors.child`), because a wedged driver hangs inside the library, where no Python timeout reaches.
-A figure that cannot be read is an `Absence`, never a zero.
+A value that cannot be read is an `Absence`, never a zero.
 """
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
-
-from vendors.absence import Absence, Reading, added, is_known
+from typing import ClassVar, Literal, Protocol, TypeGuard, Union, cast, runtime_checkable
 
 VendorName = Literal["amd", "nvidia", "cpu"]
-__all__ = ["Absence", "Reading", "added", "is_known"]  # of vendors.absence, beside what is defined here
 VENDORS: tuple[VendorName, ...] = ("amd", "nvidia", "cpu")
+FAILED = "the library answered "
+
+
+class Absence(str):
+    """Why a value could not be read: one of four reasons, or an error by the library's name for it.
+
+    They are different facts, and each check decides what each of them means for it.
+    """
+
+    __slots__ = ()
+
+    NOT_AVAILABLE: ClassVar["Absence"]  # the library answered N/A: this device has no such value
+    NOT_SUPPORTED: ClassVar["Absence"]  # the library refuses the call, or its release lacks it
+    NO_PERMISSION: ClassVar["Absence"]  # only a privileged process may read it
+    ALL_ONES: ClassVar["Absence"]  # 0xFF..: the device did not answer, or nothing filled the field
+
+    @classmethod
+    def failed(cls, status: str) -> "Absence":
+        """The library answered any other error."""
+        return cls(f"{FAILED}{status}")
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the device or the library should have answered and did not."""
+        return self == Absence.ALL_ONES or self.startswith(FAILED)
+
+
+Absence.NOT_AVAILABLE = Absence("N/A")
+Absence.NOT_SUPPORTED = Absence("not supported")
+Absence.NO_PERMISSION = Absence("no permission")
+Absence.ALL_ONES = Absence("all ones")
+
+# Python 3.10 evaluates this alias at import time, where only Union can join `Absence` and the built-ins.
+Reading = Union[int, float, str, bool, Absence]  # noqa: UP007
+
+
+def is_known(reading: Reading) -> TypeGuard[int | float | str | bool]:
+    """Whether the reading is a value and not an absence."""
+    return not isinstance(reading, Absence)
+
+
+def added(*readings: Reading) -> Reading:
+    """The sum of counts. Where one is absent the absence, and of several absences an error first."""
+    absent = [reading for reading in readings if isinstance(reading, Absence)]
+    if absent:
+        return max(absent, key=lambda absence: absence.is_failure)
+    return sum(int(reading) for reading in readings)
 
 
 class VendorAbsentError(Exception):
-    """The library, its driver or every device is missing; the message says which and what to look at."""
+    """The library, its driver or every device is missing; the message says which, and what to look at."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PcieLink:
-    """PCI Express as it is now and as the part can be. Links step down when idle: judge it under load."""
+    """The PCI Express link now, and the device's best. Idle links step down: judge them under load."""
 
     generation: Reading = Absence.NOT_SUPPORTED
     width: Reading = Absence.NOT_SUPPORTED
@@ -34,25 +78,25 @@ class PcieLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Ecc:
-    """Memory errors since the driver was loaded, and repairs that wait or failed (counts)."""
+    """Counts of memory errors since the driver was loaded, and of repairs."""
 
     enabled: Reading = Absence.NOT_SUPPORTED
     correctable: Reading = Absence.NOT_SUPPORTED
     uncorrectable: Reading = Absence.NOT_SUPPORTED
-    pending: Reading = Absence.NOT_SUPPORTED  # rows or pages to be retired at the next reset
-    failed: Reading = Absence.NOT_SUPPORTED  # repairs that could not be made
+    pending: Reading = Absence.NOT_SUPPORTED  # rows or pages that the next reset will retire
+    failed: Reading = Absence.NOT_SUPPORTED  # repairs that failed
     retired: Reading = Absence.NOT_SUPPORTED  # pages or rows out of service
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throttle:
-    """Why the clocks are lower: `unfit` reasons void a figure, `normal` ones (a power cap) do not."""
+    """Why the clocks are low. `unfit` reasons invalidate a measurement; `normal` ones (power cap) do not."""
 
     unfit: tuple[str, ...] = ()
     normal: tuple[str, ...] = ()
-    # name to counter; any growth of an unfit one voids
+    # name -> counter of an unfit reason; any growth invalidates a measurement
     accumulators: Mapping[str, Reading] = field(default_factory=dict)
-    # the raw word or "accumulators"; an Absence when nothing could be read
+    # where the reasons come from: the raw bits or "accumulators"; an Absence if nothing could be read
     reading: Reading = Absence.NOT_SUPPORTED
 
 
@@ -67,7 +111,7 @@ class Power:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process that holds memory on a device; in a container its pid may be 0 or of another namespace."""
+    """A process that holds memory on a device. In a container its pid may be 0 or of another namespace."""
 
     pid: int
     name: Reading = Absence.NO_PERMISSION
@@ -78,30 +122,30 @@ class Process:
 class Device:
     """One physical device (a GCD on MI250, a GPU elsewhere) as the management library sees it."""
 
-    index: int  # the library's order, which is the PCI bus order
-    uuid: str  # stable over reboots; the key of leases together with `bdf`
-    bdf: str  # "0000:1b:00.0", lower case: the key between torch and the library
-    name: str  # the marketing name: shown, never used to identify
+    index: int  # in the library's order, which is PCI bus order
+    uuid: str  # stable over reboots; leases are keyed by it and `bdf`
+    bdf: str  # PCI address, "0000:1b:00.0", lower case: the key between torch and the library
+    name: str  # the marketing name: for display, never for identification
     arch: str  # "gfx942", "sm_90"; "" on cpu
     compute_units: Reading  # CUs or SMs
     memory_bytes: int
     memory_used_bytes: Reading = Absence.NOT_SUPPORTED
     pci_id: Reading = Absence.NOT_SUPPORTED  # "1002:74a1", "10de:2335", lower case
     firmware: Mapping[str, Reading] = field(default_factory=dict)  # name -> version
-    # as in {"compute": "SPX", "memory": "NPS1"} or {"mig": "disabled"}
+    # such as {"compute": "SPX", "memory": "NPS1"} or {"mig": "disabled"}
     partition: Mapping[str, Reading] = field(default_factory=dict)
     pcie: PcieLink = PcieLink()
     ecc: Ecc = Ecc()
     throttle: Throttle = Throttle()
     power: Power = Power()
-    clock_mhz: Reading = Absence.NOT_SUPPORTED  # compute clock; the slowest one where there are several
+    clock_mhz: Reading = Absence.NOT_SUPPORTED  # compute clock; of several the slowest
     max_clock_mhz: Reading = Absence.NOT_SUPPORTED
     temperature_c: Reading = Absence.NOT_SUPPORTED
     processes: tuple[Process, ...] | Absence = ()
     numa_node: Reading = Absence.NOT_SUPPORTED
-    # "none" when nothing is needed, else the action that the driver asks for
+    # "none", or the action that the driver asks for
     recovery_action: Reading = Absence.NOT_SUPPORTED
-    # "completed" when the switch fabric is up and healthy, else its state in words
+    # "completed" if the switch fabric is up and healthy, else its state in words
     fabric: Reading = Absence.NOT_SUPPORTED
 
 
@@ -112,33 +156,35 @@ class Link:
     a: int
     b: int
     kind: Reading  # "xgmi", "nvlink", "pcie", or an Absence
-    # links of that kind that are up, or "up"/"down" where they are not counted
+    # how many links of that kind are up; "up" or "down" where the library does not count them
     active: Reading = Absence.NOT_SUPPORTED
-    # faults of both ends: since the driver's start, or where reading sets them to zero since the last reading
+    # errors of both ends since the driver started; where reading resets them, since the last reading
     errors: Reading = Absence.NOT_SUPPORTED
     errors_cleared: bool = False
-    replays: Reading = Absence.NOT_SUPPORTED  # packets sent again: time lost, no data
-    p2p: Reading = Absence.NOT_SUPPORTED  # True when the library says that each may read the other's memory
+    replays: Reading = Absence.NOT_SUPPORTED  # packets that were sent again: that costs time, no data is lost
+    p2p: Reading = (
+        Absence.NOT_SUPPORTED
+    )  # True if the library says that each device may read the other's memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Everything that was read in one go."""
+    """The whole machine at one moment."""
 
     vendor: VendorName
     library: str  # "nvidia-ml-py 13.580", "amdsmi 26.2"
     driver: Reading  # "580.159.04", "6.12.12"
-    # newest CUDA the driver serves, or the host's ROCm release
+    # the newest CUDA release that the driver supports, or the host's ROCm release
     driver_runtime: Reading = Absence.NOT_SUPPORTED
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
-    # addresses of devices that were given to us and held by the driver, and that the library does not list
+    # PCI addresses of devices that we were given and the driver holds, but the library does not list
     unlisted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One device at one moment; sampled ten times a second beside a performance check."""
+    """One device at one moment, read ten times a second while a performance check runs."""
 
     index: int
     clock_mhz: Reading
@@ -149,15 +195,15 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A fault that the driver reported while somebody listened."""
+    """A fault that the driver reported while we listened."""
 
-    index: int  # of the device, in the library's order; -1 where the report names none
+    index: int  # of the device, in the library's order; -1 if the report names no device
     what: str  # "Xid 79: the GPU has fallen off the bus"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """Something that a container or machine must offer before any device can work."""
+    """What a container or machine must provide before any device can work."""
 
     name: str
     ok: bool
@@ -168,33 +214,35 @@ class Requirement:
 
 @runtime_checkable
 class Vendor(Protocol):
-    """The names that every vendor module has."""
+    """What every vendor module defines."""
 
     NAME: VendorName
-    VISIBILITY: str  # the variable that limits a child to some devices; "" on cpu
-    PEER_LINK: str  # the kind that every pair of a healthy machine has: "xgmi", "nvlink", ""
-    FOREIGN_RUNTIMES: tuple[str, ...]  # libraries of other vendors: what links them is not for this one
-    REFERENCE_PARTITION: Mapping[
-        str, str
-    ]  # what training figures assume: {"compute": "SPX", "memory": "NPS1"}
+    VISIBILITY: str  # the environment variable that shows a child only some devices; "" on cpu
+    PEER_LINK: (
+        str  # the kind of link between every pair of devices of a healthy machine: "xgmi", "nvlink", ""
+    )
+    # libraries of other vendors: a file that links one of them is not meant for this vendor
+    FOREIGN_RUNTIMES: tuple[str, ...]
+    # the partitioning that the thresholds assume: {"compute": "SPX", "memory": "NPS1"}
+    REFERENCE_PARTITION: Mapping[str, str]
 
     @staticmethod
     def read() -> Host:
-        """Open the library, read everything, close it. Child process only. Raises `VendorAbsentError`."""
+        """Open the library and read everything. Only in a child process. Raises `VendorAbsentError`."""
 
     @staticmethod
     def read_devices() -> Host:
-        """The same, where a vendor can leave out the links: what is read around every check."""
+        """The same without links, where the vendor can leave them out. Read before and after every check."""
 
     @staticmethod
     def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
-        """Read what moves under load. Child only; the library stays open between calls of one child."""
+        """Read what changes under load. Only in a child process; it keeps the library open between calls."""
 
     @staticmethod
     def listen() -> Iterator[Event | None] | Absence:
-        """Faults that the driver reports from now on; None about once a second without one. Child only.
+        """Faults that the driver reports from now on, and None about once a second. Only in a child process.
 
-        An Absence where the part or the release cannot tell.
+        Returns an Absence if the device or the library release cannot report faults.
         """
 
     @staticmethod
@@ -203,24 +251,23 @@ class Vendor(Protocol):
 
     @staticmethod
     def requirements() -> tuple[Requirement, ...]:
-        """Device nodes and their permissions, /dev/shm, locked memory: files only, no library."""
+        """Device nodes and their permissions, /dev/shm, locked memory. Reads files only, no library."""
 
     @staticmethod
     def torch_runtime() -> str | None:
-        """`torch.version.hip` or `.cuda`: which vendor this torch was built for; None when another's."""
+        """`torch.version.hip` or `.cuda`; None if this torch was built for another vendor."""
 
     @staticmethod
-    def torch_uuid(told: str) -> str:
-        """The library's id of a device in what torch prints as its UUID."""
+    def torch_uuid(printed: str) -> str:
+        """The library's id of a device, from the UUID that torch prints for it."""
 
     @staticmethod
     def driver_problem(host: Host, runtime_version: str) -> str | None:
-        """Why this driver is outside the runtime's support window (with the rule's source), or None."""
+        """Why the driver is outside the runtime's support window, with the rule's source; None if inside."""
 
 
 def module(name: str) -> Vendor:
     """The vendor module of that name."""
     if name not in VENDORS:
-        raise ValueError(f"no vendor {name!r}: expected one of {', '.join(VENDORS)}")
-    loaded: Vendor = importlib.import_module(f"vendors.{name}")  # type: ignore[assignment]
-    return loaded
+        raise ValueError(f"unknown vendor {name!r}: expected one of {', '.join(VENDORS)}")
+    return cast("Vendor", importlib.import_module(f"vendors.{name}"))

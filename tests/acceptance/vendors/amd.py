@@ -1,6 +1,7 @@
-"""AMD through `amdsmi`. In: the library, in a child process, and the kernel's files. Out: `Host`, `Sample`s.
+"""AMD devices through `amdsmi`. In: the library, in a child process; kernel files. Out: `Host`, `Sample`s,
+`Event`s.
 
-Proven over AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, never yet on AMD hardware: docs/amd.md.
+Tested with AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, not yet on AMD hardware: docs/amd.md.
 """
 
 import itertools
@@ -28,19 +29,20 @@ from vendors import (
     is_known,
 )
 from vendors.amd_library import ask, demand, open_library, reading, version
-from vendors.container import device_node, held_by_none, locked_memory, shared_memory
+from vendors.container import device_node, locked_memory, shared_memory, without_driver
 
 NAME: VendorName = "amd"
-VISIBILITY = "ROCR_VISIBLE_DEVICES"  # the first filter; HIP_ and CUDA_VISIBLE_DEVICES number what it leaves
+VISIBILITY = "ROCR_VISIBLE_DEVICES"  # applies before HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES
 PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
 
-# Version of the amdgpu module -> (driver release, oldest and newest ROCm that it serves).
-# Windows: ROCm/rocm-install-on-linux user-kernel-space-compat-matrix, ROCm/amdgpu-docs. Module versions:
-# the names of AMD's packages, as amdgpu-dkms 6.12.12.60403 (ROCm 6.4.3) and 6.16.6.30200100 (driver 30.20.1).
+# Version of the amdgpu module -> (driver release, oldest and newest ROCm release that it supports). The
+# windows are from ROCm/rocm-install-on-linux user-kernel-space-compat-matrix and ROCm/amdgpu-docs, the module
+# versions from the names of AMD's packages: amdgpu-dkms 6.12.12.60403 (ROCm 6.4.3), 6.16.6.30200100
+# (30.20.1).
 DRIVER_WINDOWS = {
     "6.7.0": ("6.1", (5, 7), (6, 4)),
     "6.8.5": ("6.2", (6, 0), (7, 0)),
@@ -52,11 +54,11 @@ DRIVER_WINDOWS = {
 }
 WINDOW_SOURCE = "AMD's user and kernel-space compatibility matrix"
 
-_last: dict[int, amd_device.Metrics] = {}  # metrics of the sample before, in the child that samples
+_last: dict[int, amd_device.Metrics] = {}  # metrics of the previous sample, in the child that samples
 
 
 def read() -> Host:
-    """Everything amdsmi tells of the visible devices. Raises `VendorAbsentError`."""
+    """The visible devices and their links, as amdsmi reports them. Raises `VendorAbsentError`."""
     host, smi = read_devices(), open_library()
     handles = demand(smi, "amdsmi_get_processor_handles")
     ends = {device.index: amd_links.end(smi, handles[device.index], device) for device in host.devices}
@@ -65,7 +67,7 @@ def read() -> Host:
 
 
 def read_devices() -> Host:
-    """The same without links, whose error counts a reading would clear before anybody judges them."""
+    """The same without links: reading their error counts could clear them before a check judges them."""
     _require_nodes()
     smi = open_library()
     handles = demand(smi, "amdsmi_get_processor_handles")
@@ -82,7 +84,7 @@ def read_devices() -> Host:
 
 
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
-    """Clock, power, temperature, and what grew since the sample before."""
+    """Clock, power, temperature, and throttling since the previous sample."""
     smi = open_library()
     handles = demand(smi, "amdsmi_get_processor_handles")
     samples = []
@@ -102,7 +104,7 @@ def listen() -> Iterator[Event | None] | Absence:
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """By unique id, which no renumbering can mistake; HIP then numbers what ROCr left."""
+    """By unique id, which does not depend on numbering; HIP then numbers the devices that ROCr shows."""
     numbered = ",".join(str(number) for number in range(len(devices)))
     order = list(amd_kernel.topology())
     shown = ",".join(
@@ -112,54 +114,56 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def requirements() -> tuple[Requirement, ...]:
-    """The KFD's node, each render node, every GPU of the bus held by the driver, shared and locked memory."""
+    """The KFD's node, each render node, a driver for every GPU on the bus, shared and locked memory."""
     start = "pass --device /dev/kfd --device /dev/dri and --group-add with the nodes' numeric group"
     nodes = (amd_kernel.DEV / "kfd", *(amd_kernel.render_nodes() or (amd_kernel.DEV / "dri/renderD128",)))
     return (
         *(device_node(node, start) for node in nodes),
-        *(held_by_none(bdf, "amdgpu") for bdf in amd_kernel.unheld()),
+        *(without_driver(bdf, "amdgpu") for bdf in amd_kernel.unheld()),
         shared_memory(SHM_BYTES),
         locked_memory(MEMLOCK_BYTES),
     )
 
 
 def torch_runtime() -> str | None:
-    """The HIP release that torch was built with; a CUDA torch in a ROCm image has none."""
+    """The HIP release that torch was built with; None for a CUDA torch in a ROCm image."""
     import torch
 
-    return torch.version.hip
+    release: str | None = torch.version.hip
+    return release
 
 
-def torch_uuid(told: str) -> str:
-    """HIP's is the unique id in 16 letters, whose bytes torch prints as those of a UUID (ROCm/ROCm#4203)."""
-    return f"GPU-{bytes.fromhex(told.replace('-', '')).decode('ascii', 'replace')}"
+def torch_uuid(printed: str) -> str:
+    """HIP uses the unique id as 16 letters, and torch prints their bytes as a UUID (ROCm/ROCm#4203)."""
+    return f"GPU-{bytes.fromhex(printed.replace('-', '')).decode('ascii', 'replace')}"
 
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:
-    """AMD's table of driver and user-space releases; a driver that it does not list is a problem."""
+    """By AMD's table of driver and user-space releases; a driver outside the table is a problem."""
     if not is_known(host.driver):
-        return f"the driver's version cannot be read: {host.driver}"
+        return f"cannot read the driver's version: {host.driver}"
     window = DRIVER_WINDOWS.get(str(host.driver))
     if window is None:
-        return (
-            f"amdgpu {host.driver} is in no table of this project: add it with its source ({WINDOW_SOURCE})"
-        )
+        return f"amdgpu {host.driver} is not in vendors/amd.py: add its window and source ({WINDOW_SOURCE})"
     release, oldest, newest = window
     major, minor = (int(part) for part in re.findall(r"\d+", runtime_version)[:2])
     if oldest <= (major, minor) <= newest:
         return None
-    served = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-    told = f"driver {release} (amdgpu {host.driver}) serves ROCm {served}, not {runtime_version}"
-    return f"{told} ({WINDOW_SOURCE})"
+    supported = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    driver = f"driver {release} (amdgpu {host.driver})"
+    return f"{driver} supports ROCm {supported}, not {runtime_version} ({WINDOW_SOURCE})"
 
 
 def _require_nodes() -> None:
-    """Say which node is closed to this user: the library says "file error" or less."""
+    """Raise `VendorAbsentError` with the device nodes that this user may not open.
+
+    The library itself would only report a "file error".
+    """
     nodes = [node for node in requirements() if node.name.startswith("/dev/") and node.name != "/dev/shm"]
     closed = [node for node in nodes if not node.ok and node.got != "missing"]
     if closed and len(closed) == len([node for node in nodes if node.got != "missing"]):
-        told = "; ".join(f"{node.name}: {node.got}" for node in closed[:2])
-        raise VendorAbsentError(f"{told}; expected {closed[0].expected}: {closed[0].next_step}")
+        got = "; ".join(f"{node.name}: {node.got}" for node in closed[:2])
+        raise VendorAbsentError(f"{got}; expected {closed[0].expected}: {closed[0].next_step}")
 
 
 def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
@@ -170,7 +174,9 @@ def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
 
 
 def _rocm(smi: Any) -> Reading:
-    """The ROCm release of the user space that the library belongs to (6.4 on): (found, release)."""
+    """The ROCm release of the user space that the library belongs to; from 6.4 on it answers (found,
+    release).
+    """
     answer = ask(smi, "amdsmi_get_rocm_version")
     if isinstance(answer, Absence):
         return answer
@@ -178,9 +184,9 @@ def _rocm(smi: Any) -> Reading:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """What the user restricted this process to: the library itself looks at no variable.
+    """The devices that the user's environment shows to this process; the library itself ignores it.
 
-    ROCr numbers by the KFD's order, and HIP what ROCr left.
+    ROCr numbers devices in the KFD's order, and HIP numbers the devices that ROCr shows.
     """
     order = list(amd_kernel.topology())
     shown = sorted(devices, key=lambda device: order.index(device.bdf) if device.bdf in order else len(order))
@@ -191,12 +197,12 @@ def _visible(devices: Sequence[Device]) -> list[Device]:
 
 
 def _chosen_of_hip() -> str | None:
-    """HIP looks at CUDA's variable where its own is not set."""
+    """The variable that HIP obeys: CUDA's, if its own is not set."""
     return os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _named(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
-    """By number or unique id, up to the first name of no device, where both runtimes stop."""
+    """Devices by number or unique id, up to the first unknown name: both runtimes stop there."""
     known = {
         **{str(number): device for number, device in enumerate(devices)},
         **{device.uuid: device for device in devices},

@@ -1,7 +1,12 @@
-"""One AMD GPU as amdsmi sees it. In: the opened module and a processor handle. Out: a `Device`, a `Sample`.
+"""One AMD GPU as amdsmi reports it. In: the opened module and a processor handle. Out: a `Device`, a
+`Sample`.
 
-Units that releases changed are told apart by size: power caps are microwatts from 6.1.2 on and watts before,
-temperatures are millidegrees in the documents and degrees in the code.
+Some units differ between releases, and the size of the value shows which unit it has: power caps are in
+microwatts from 6.1.2 on and in watts before; temperatures are in millidegrees by the documents, in degrees by
+the code.
+
+MI300 and later count for how long each reason kept the clocks down; growth of an unfit counter invalidates a
+measurement. MI200 reports the reasons of the moment.
 """
 
 from collections.abc import Mapping
@@ -16,17 +21,26 @@ from vendors import (
     Process,
     Reading,
     Sample,
+    Throttle,
     amd_kernel,
     is_known,
 )
 from vendors.amd_library import ask, demand, field, member, reading, rows
-from vendors.amd_throttle import Metrics, throttle
 
+# Residency counters of gpu_metrics -> the reason in words.
+UNFIT_ACCUMULATORS = {
+    "prochot_residency_acc": "prochot",
+    "socket_thm_residency_acc": "socket temperature",
+    "vr_thm_residency_acc": "voltage regulator temperature",
+    "hbm_thm_residency_acc": "HBM temperature",
+}
+NORMAL_ACCUMULATORS = {"ppt_residency_acc": "package power"}
 GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
+Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
 
 
 def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
-    """Everything about one GPU; `earlier` are its metrics of a moment ago, against which throttling shows."""
+    """Everything about one GPU. Throttling is what grew since its metrics of a moment ago, `earlier`."""
     bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     asic = ask(smi, "amdsmi_get_gpu_asic_info", handle)
     node = amd_kernel.topology().get(bdf, {})
@@ -58,7 +72,7 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
 
 
 def sample(smi: Any, handle: Any, index: int, metrics: Metrics, earlier: Metrics) -> Sample:
-    """What moves under load."""
+    """What changes under load."""
     bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     return Sample(
         index=index,
@@ -70,13 +84,13 @@ def sample(smi: Any, handle: Any, index: int, metrics: Metrics, earlier: Metrics
 
 
 def metrics_of(smi: Any, handle: Any) -> Metrics:
-    """The firmware's table, refreshed every 100 ms."""
+    """The firmware's table of metrics, which the driver refreshes every 100 ms."""
     answer: Metrics = ask(smi, "amdsmi_get_gpu_metrics_info", handle)
     return answer
 
 
 def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
-    """HIP's and ROCr's form, "GPU-" and the unique id; the library's own differs from it before ROCm 7.13."""
+    """As HIP and ROCr write it, "GPU-" and the unique id; before ROCm 7.13 the library has another form."""
     serial = field(asic, "asic_serial")
     number = node.get("unique_id", 0) or (
         int(serial, 16) if isinstance(serial, str) and serial.startswith("0x") else 0
@@ -84,13 +98,13 @@ def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
     return f"GPU-{number:016x}" if number else str(ask(smi, "amdsmi_get_gpu_device_uuid", handle))
 
 
-def _first(told: Reading, kernel: str) -> str:
-    return told if isinstance(told, str) and is_known(told) and told.startswith("gfx") else kernel
+def _first(reported: Reading, kernel: str) -> str:
+    return reported if isinstance(reported, str) and reported.startswith("gfx") else kernel
 
 
 def _units(asic: Any, node: Mapping[str, int]) -> Reading:
-    told = field(asic, "num_compute_units")
-    return told if is_known(told) else reading(amd_kernel.compute_units(node) if node else told)
+    reported = field(asic, "num_compute_units")
+    return reported if is_known(reported) else reading(amd_kernel.compute_units(node) if node else reported)
 
 
 def _pci_id(asic: Any) -> Reading:
@@ -117,14 +131,16 @@ def _firmware(smi: Any, handle: Any) -> dict[str, Reading]:
 
 
 def _block(name: Any) -> str:
-    """The name without its family: `AMDSMI_FW_ID_CP_MEC1`, `FW_ID_CP_MEC1` and plain text are all in use."""
+    """The name of a firmware block without prefix: releases write `AMDSMI_FW_ID_CP_MEC1`,
+    `FW_ID_CP_MEC1` or `CP_MEC1`.
+    """
     return str(getattr(name, "name", name)).removeprefix("AMDSMI_").removeprefix("FW_ID_")
 
 
 def _partition(smi: Any, handle: Any) -> dict[str, Reading]:
     profile = ask(smi, "amdsmi_get_gpu_accelerator_partition_profile", handle)
     compute = profile if isinstance(profile, Absence) else field(profile["partition_profile"], "profile_type")
-    if compute == Absence.NOT_SUPPORTED:  # releases before 6.4 have this call, ROCm 10 deprecates it
+    if compute == Absence.NOT_SUPPORTED:  # before 6.4 there is only this call; ROCm 10 deprecates it
         compute = reading(ask(smi, "amdsmi_get_gpu_compute_partition", handle))
     return {"compute": compute, "memory": reading(ask(smi, "amdsmi_get_gpu_memory_partition", handle))}
 
@@ -156,7 +172,7 @@ def _ecc(smi: Any, handle: Any) -> Ecc:
     return Ecc(
         enabled=_ecc_enabled(smi, handle),
         correctable=field(counts, "correctable_count"),
-        # A deferred error is uncorrectable data that nothing has consumed yet.
+        # A deferred error is uncorrectable data that no one has read yet.
         uncorrectable=lost[0]
         if not is_known(lost[0])
         else int(lost[0]) + (int(lost[1]) if is_known(lost[1]) else 0),
@@ -167,7 +183,7 @@ def _ecc(smi: Any, handle: Any) -> Ecc:
 
 
 def _ecc_enabled(smi: Any, handle: Any) -> Reading:
-    """Whether RAS guards the memory controllers."""
+    """Whether RAS is on for the memory controllers."""
     blocks = ask(smi, "amdsmi_get_gpu_ras_block_features_enabled", handle)
     if isinstance(blocks, Absence):
         return blocks
@@ -177,13 +193,16 @@ def _ecc_enabled(smi: Any, handle: Any) -> Reading:
 def _pages(smi: Any, pages: Any, status: str) -> Reading:
     if isinstance(pages, Absence):
         return pages
-    return sum(row["status"] == member(smi, f"AmdSmiMemoryPageStatus.{status}") for row in rows(pages))
+    wanted = member(smi, f"AmdSmiMemoryPageStatus.{status}")
+    return [row["status"] for row in rows(pages)].count(wanted)
 
 
 def _power(smi: Any, handle: Any, bdf: str, metrics: Metrics) -> Power:
-    """The second die of an MI250 reports 0 W of everything: its module's power belongs to the first.
+    """Power caps and draw. The second die of an MI250 reports 0 W everywhere: the first has the module's
+    power.
 
-    libamd_smi 6.1.2 cuts a cap to nine digits, so that 1000 W read as 100 W; the kernel's own file is whole.
+    libamd_smi 6.1.2 cuts a cap to nine digits, so that 1000 W reads as 100 W; the kernel's file has all
+    digits.
     """
     caps = ask(smi, "amdsmi_get_power_cap_info", handle)
     cap, default = (_watts(field(caps, name)) for name in ("power_cap", "default_power_cap"))
@@ -198,7 +217,9 @@ def _power(smi: Any, handle: Any, bdf: str, metrics: Metrics) -> Power:
 
 
 def _watts(value: Reading) -> Reading:
-    return value if not is_known(value) else float(value) / 1e6 if float(value) >= 1e5 else float(value)
+    if not is_known(value):
+        return value
+    return float(value) / 1e6 if float(value) >= 1e5 else float(value)
 
 
 def _draw(metrics: Metrics) -> Reading:
@@ -211,7 +232,7 @@ def _clocks(smi: Any, handle: Any) -> Any:
 
 
 def _clock(smi: Any, handle: Any, metrics: Metrics) -> Reading:
-    """The slowest die's, because the slowest decides; MI200 has one."""
+    """The clock of the slowest die, which decides the speed; MI200 has only one."""
     dies = (
         []
         if isinstance(metrics, Absence)
@@ -237,4 +258,36 @@ def _processes(smi: Any, handle: Any) -> tuple[Process, ...] | Absence:
             pid=int(row["pid"]), name=field(row, "name"), memory_bytes=field(row["memory_usage"], "vram_mem")
         )
         for row in rows(found)
+    )
+
+
+def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
+    """From the counters that grew since `earlier`; on MI200 from its current reasons; else "not supported".
+
+    Before gpu_metrics v1.6, MI300's driver writes a zero without meaning ("Throttle status is not reported
+    through metrics now", smu_v13_0_6_ppt.c), so this zero is not read.
+    """
+    counters = {name: field(metrics, name) for name in UNFIT_ACCUMULATORS | NORMAL_ACCUMULATORS}
+    if all(is_known(counter) for counter in counters.values()):
+        return Throttle(
+            unfit=_grown(UNFIT_ACCUMULATORS, metrics, earlier),
+            normal=_grown(NORMAL_ACCUMULATORS, metrics, earlier),
+            accumulators={UNFIT_ACCUMULATORS[name]: counters[name] for name in UNFIT_ACCUMULATORS},
+            reading="accumulators",
+        )
+    reasons = amd_kernel.throttles(bdf)
+    if reasons is None:
+        if isinstance(metrics, Absence) and metrics.is_failure:
+            return Throttle(reading=metrics)
+        return Throttle()  # its reading is "not supported"
+    return Throttle(unfit=reasons[0], normal=reasons[1], reading="indep_throttle_status")
+
+
+def _grown(names: Mapping[str, str], metrics: Metrics, earlier: Metrics) -> tuple[str, ...]:
+    before = {name: field(earlier, name) for name in names}
+    after = {name: field(metrics, name) for name in names}
+    return tuple(
+        words
+        for name, words in names.items()
+        if is_known(before[name]) and is_known(after[name]) and int(after[name]) > int(before[name])
     )

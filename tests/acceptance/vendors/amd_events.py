@@ -1,7 +1,7 @@
-"""What AMD's driver reports of its own accord. In: amdsmi's event reader. Out: `Event`s as they come.
+"""Faults that AMD's driver reports. In: amdsmi's event reader. Out: `Event`s as they come.
 
-The library hands on what the KFD's SMI events say: a line per event, as "memory fault", "reset", "throttling"
-(kernel: kfd_smi_events.c). Which of them a release knows is found by name.
+The library passes on the KFD's SMI events, a line per event: memory fault, reset, throttling (kernel:
+kfd_smi_events.c). The kinds that a release knows are found by name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ def listen(smi: Any, handles: Mapping[int, Any]) -> Iterator[Event | None] | Abs
 
 
 def _events(smi: Any, readers: Sequence[Any], handles: Mapping[int, Any]) -> Iterator[Event | None]:
-    """One reader's call gives the events of every device that is listened to."""
+    """One reader returns the events of all devices that were registered."""
     while True:
         found = answer(smi, readers[0].read, WAIT_MS)
         if not found or isinstance(found, Absence):  # NO_DATA: nothing in this second
@@ -43,6 +43,8 @@ def _events(smi: Any, readers: Sequence[Any], handles: Mapping[int, Any]) -> Ite
 
 
 def _index(handle: Any, handles: Mapping[int, Any]) -> int:
-    """Handles are pointers, and two objects for one address are not equal."""
+    """The device with this handle. Handles are pointers: two objects with one address do not compare
+    equal.
+    """
     wanted = getattr(handle, "value", handle)
     return next((index for index, one in handles.items() if getattr(one, "value", one) == wanted), -1)

@@ -1,8 +1,8 @@
-"""What the kernel's own files say of AMD GPUs, where the library says less. In: /sys, /dev. Out: plain facts.
+"""AMD GPUs by the kernel's own files, for what the library does not report. In: /sys, /dev. Out: plain facts.
 
-The KFD's topology has the architecture and compute units, which amdsmi reports only from 6.4 on; the PCI
-bus names GPUs that no driver holds; `gpu_metrics` v1.3 (MI200) names the throttle reasons, of which amdsmi
-tells only whether there is one.
+The KFD's topology has the architecture and compute units, which amdsmi reports only from 6.4 on. The PCI bus
+shows GPUs without a driver. `gpu_metrics` v1.3 (MI200) has the throttle reasons; amdsmi reports only whether
+there is one.
 """
 
 import functools
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from vendors import pci_bus
+from vendors import kernel_files
 
 SYS = Path("/sys")
 DEV = Path("/dev")
@@ -46,7 +46,7 @@ UNFIT_THROTTLES = {
 }
 
 
-@functools.cache  # one child, one host: nodes do not come and go under it
+@functools.cache  # the nodes do not change during the life of the child that reads them
 def topology() -> Mapping[str, Mapping[str, int]]:
     """PCI address -> properties of its KFD node, in the order in which ROCr numbers devices."""
     folder = SYS / "class/kfd/kfd/topology/nodes"
@@ -62,15 +62,17 @@ def architecture(node: Mapping[str, int]) -> str:
 
 
 def compute_units(node: Mapping[str, int]) -> int | None:
-    """SIMDs over SIMDs per unit."""
+    """The number of SIMDs over the SIMDs per compute unit."""
     per_unit = node.get("simd_per_cu", 0)
     return node["simd_count"] // per_unit if per_unit else None
 
 
 def unheld() -> tuple[str, ...]:
-    """AMD compute devices on the PCI bus that neither amdgpu nor a virtual machine holds."""
-    found = pci_bus.drivers(SYS, AMD, COMPUTE_CLASSES)
-    return tuple(bdf for bdf, driver in found.items() if driver not in ("amdgpu", pci_bus.HANDED_ON))
+    """AMD compute devices on the PCI bus that neither amdgpu nor a virtual machine uses."""
+    found = kernel_files.drivers(SYS, AMD, COMPUTE_CLASSES)
+    return tuple(
+        bdf for bdf, driver in found.items() if driver not in ("amdgpu", kernel_files.PASSED_THROUGH)
+    )
 
 
 def render_nodes() -> tuple[Path, ...]:
@@ -79,14 +81,14 @@ def render_nodes() -> tuple[Path, ...]:
 
 
 def power_cap_w(bdf: str) -> float | None:
-    """The cap in the kernel's own file, or None where there is none."""
+    """The power cap in the kernel's file; None if there is no such file."""
     for cap in sorted((SYS / "bus/pci/devices" / bdf / "hwmon").glob("hwmon*/power1_cap")):
-        return int(pci_bus.text(cap)) / 1e6
+        return int(kernel_files.text(cap)) / 1e6
     return None
 
 
 def throttles(bdf: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """(unfit, normal) reasons of an MI200, or None where its file is of another revision."""
+    """(unfit, normal) reasons of an MI200; None if its file has another revision."""
     path = SYS / "bus/pci/devices" / bdf / "gpu_metrics"
     record = path.read_bytes() if path.exists() else b""
     if tuple(record[2:4]) != METRICS_V1_3 or len(record) < THROTTLE_OFFSET + 8:
@@ -109,7 +111,7 @@ def _bdf(node: Mapping[str, int]) -> str:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    return dict(_pairs(pci_bus.text(path)))
+    return dict(_pairs(kernel_files.text(path)))
 
 
 def _pairs(text: str) -> Iterator[tuple[str, int]]:

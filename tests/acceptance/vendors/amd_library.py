@@ -1,8 +1,8 @@
-"""AMD's `amdsmi` module, any release from 6.1 on: opened, asked, its ways of saying nothing told apart.
+"""AMD's `amdsmi` module, any release from 6.1 on. In: the name of a call, its arguments. Out: its answer, or
+an `Absence`.
 
-In: the name of a call and its arguments. Out: its answer, or an `Absence`. Calls and enumerations are found
-by name in the module that is installed; link types were renumbered in ROCm 7.0, so no literal value is
-compared.
+Calls and enumerations are found by name in the installed module. No literal value is compared, because ROCm
+7.0 renumbered the link types.
 """
 
 import functools
@@ -14,11 +14,11 @@ from typing import Any
 
 from vendors import Absence, Reading, VendorAbsentError, is_known
 
-# Where packages put the module when it is not on Python's path: ROCm's own, then Debian 13's.
+# Where packages put the module if it is not on Python's path: ROCm's, then Debian 13's.
 MODULE_FOLDERS = ("/opt/rocm/share/amd_smi", "/usr/share/amd_smi")
 ALL_ONES = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
-# A status of the library -> what it means for one figure. Any other is an absence under its own name, because
-# real parts refuse single figures in ways that no list foresees (ROCm/rocm-systems#11468).
+# A status of the library -> what it means for one value. Any other status is an absence under its own name,
+# because real devices refuse single values with many statuses (ROCm/rocm-systems#11468).
 ABSENCES = {
     "AMDSMI_STATUS_NOT_SUPPORTED": Absence.NOT_SUPPORTED,
     "AMDSMI_STATUS_NOT_YET_IMPLEMENTED": Absence.NOT_SUPPORTED,
@@ -26,7 +26,7 @@ ABSENCES = {
     "AMDSMI_STATUS_NO_DATA": Absence.NOT_AVAILABLE,
     "AMDSMI_STATUS_NOT_FOUND": Absence.NOT_AVAILABLE,
 }
-# The device, its driver or the library is gone, and with it every other figure: raised.
+# The device, its driver or the library is gone, and with it every other value: these are raised.
 GONE = (
     "AMDSMI_STATUS_INIT_ERROR",
     "AMDSMI_STATUS_NOT_INIT",
@@ -40,7 +40,7 @@ GONE = (
 
 @functools.cache
 def open_library() -> Any:
-    """The module, initialised once per child. Raises `VendorAbsentError` when there is nothing to open."""
+    """The module, initialised once per child. Raises `VendorAbsentError` if it cannot be opened."""
     smi = _import()
     try:
         smi.amdsmi_init()
@@ -50,7 +50,7 @@ def open_library() -> Any:
 
 
 def ask(smi: Any, call: str, *arguments: object) -> Any:
-    """The answer of a call as the library gave it, or why there is none."""
+    """The library's answer to a call, or an `Absence`."""
     function = getattr(smi, call, None)
     if function is None:
         return Absence.NOT_SUPPORTED  # this release does not have it
@@ -58,7 +58,7 @@ def ask(smi: Any, call: str, *arguments: object) -> Any:
 
 
 def demand(smi: Any, call: str, *arguments: object) -> Any:
-    """The answer of a call without which there is no device. Raises `LookupError` where it has none."""
+    """The answer to a call that every device must answer. Raises `LookupError` if it does not."""
     found = ask(smi, call, *arguments)
     if is_known(found):
         return found
@@ -66,12 +66,11 @@ def demand(smi: Any, call: str, *arguments: object) -> Any:
 
 
 def answer(smi: Any, function: Callable[..., Any], *arguments: object) -> Any:
-    """The same of a function that was found already."""
+    """As `ask`, for a function that was already found."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # asked for only where the newer call is not there
+            # Deprecated calls are made only where the newer call does not exist.
+            warnings.simplefilter("ignore", DeprecationWarning)
             return function(*arguments)
     except smi.AmdSmiLibraryException as error:
         status = _status(smi, error.get_error_code())
@@ -81,14 +80,14 @@ def answer(smi: Any, function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _status(smi: Any, code: int) -> str:
-    """The name of an error's number."""
+    """The name of an error code."""
     names = (name for name in vars(smi.amdsmi_wrapper) if name.startswith("AMDSMI_STATUS_"))
     found = (name for name in names if getattr(smi.amdsmi_wrapper, name) == code)
     return next(found, f"status {code}")
 
 
 def reading(value: object) -> Reading:
-    """One figure: its value, or which of the four ways of not being there."""
+    """One value, or the `Absence` that the library's answer means."""
     if isinstance(value, Absence):
         return value
     if value is None or value in ("", "N/A"):
@@ -99,7 +98,7 @@ def reading(value: object) -> Reading:
 
 
 def field(answer: Any, *names: str) -> Reading:
-    """The first of some names that an answer has; releases rename their keys."""
+    """The first of these keys that the answer has; releases rename their keys."""
     if isinstance(answer, Absence):
         return answer
     for name in names:
@@ -109,7 +108,7 @@ def field(answer: Any, *names: str) -> Reading:
 
 
 def member(smi: Any, *names: str) -> Any:
-    """An enumeration's value by the names that releases gave it: "Class.MEMBER"; None where none is there."""
+    """An enumeration's value by the names that releases gave it ("Class.MEMBER"); None if no name exists."""
     for name in names:
         family, _, one = name.partition(".")
         value = getattr(getattr(smi, family, None), one, None)
@@ -119,7 +118,7 @@ def member(smi: Any, *names: str) -> Any:
 
 
 def version(smi: Any) -> str:
-    """The library's number: "24.5.2" had a year in front until ROCm 6.4, "27.1.0" has none."""
+    """The library's version. Until ROCm 6.4 it begins with a year ("24.5.2"), later not ("27.1.0")."""
     answer = ask(smi, "amdsmi_get_lib_version")
     if isinstance(answer, Absence):
         return "of unknown version"
@@ -128,12 +127,12 @@ def version(smi: Any) -> str:
 
 
 def words(error: Exception) -> str:
-    """The library's own words on one line."""
+    """The library's error text on one line."""
     return " ".join(str(error).split())
 
 
 def rows(answer: Any) -> Iterator[Mapping[str, Any]]:
-    """The rows of a list; none where it is an absence or a sentence (6.1.1 says "No bad pages found.")."""
+    """The rows of a list; none if the answer is an absence or a sentence (6.1.1: "No bad pages found.")."""
     return iter(()) if isinstance(answer, Absence | str) else iter(answer)
 
 
@@ -143,13 +142,13 @@ def _import() -> Any:
         import amdsmi
     except ImportError as error:
         raise VendorAbsentError(
-            "the amdsmi module is not installed: take the one of the installed libamd_smi"
-            f" ({' or '.join(MODULE_FOLDERS)}), or pip install the release of that number"
+            "the amdsmi module is not installed: use the one that comes with libamd_smi"
+            f" ({' or '.join(MODULE_FOLDERS)}), or pip install amdsmi in the same release"
         ) from error
     # The module loads libamd_smi.so and looks up its functions while it is imported.
-    except AttributeError as error:  # as the 7.0.2 module of PyPI over the libraries 6.1.2 and 10.1
+    except AttributeError as error:  # such as PyPI's module 7.0.2 with the libraries 6.1.2 and 10.1
         raise VendorAbsentError(
-            f"the amdsmi module and libamd_smi.so are of different releases: {words(error)}"
+            f"the amdsmi module and libamd_smi.so have different releases: {words(error)}"
         ) from error
     except (OSError, KeyError) as error:
         raise VendorAbsentError(f"libamd_smi.so cannot be loaded: {words(error)}") from error

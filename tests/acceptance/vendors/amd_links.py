@@ -1,4 +1,6 @@
-"""xGMI between AMD GPUs as amdsmi sees it. In: the opened module and handles. Out: a `Link` for a pair."""
+"""xGMI links between AMD GPUs as amdsmi reports them. In: the opened module, handles. Out: a `Link` for
+a pair.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,15 +9,15 @@ from typing import Any
 from vendors import Absence, Device, Link, Reading, added, is_known
 from vendors.amd_library import ask, field, member, reading
 
-# MI300 and later have the file of the error status, and reading it fails (EINVAL; ROCm/rocm-systems#11468):
-# their link errors are those that RAS counts, which no reading clears.
+# On MI300 and later, reading the error status fails (EINVAL; ROCm/rocm-systems#11468). Their link errors are
+# the ones that RAS counts, and reading does not clear these.
 COUNTED_BY_RAS = ("gfx94", "gfx95")
 RAS_COUNTS = ("uncorrectable_count", "correctable_count")
 
 
 @dataclass(frozen=True)
 class End:
-    """One device's side of its links."""
+    """One device's side of its links, read once and not for every pair."""
 
     handle: Any
     states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
@@ -29,14 +31,14 @@ class End:
 
 
 def end(smi: Any, handle: Any, device: Device) -> End:
-    """Read one device's half."""
+    """Read one device's side."""
     counted = device.arch.startswith(COUNTED_BY_RAS)
     errors = _ras_errors(smi, handle) if counted else _error_status(smi, handle)
     return End(handle, _link_states(smi, handle), errors, errors_cleared=not counted)
 
 
 def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
-    """Join two halves."""
+    """The link between two devices, from both sides."""
     one, other = ends[a.index], ends[b.index]
     states = [one.state(b.bdf), other.state(a.bdf)]
     known = [state for state in states if is_known(state)]
@@ -64,7 +66,7 @@ def _kind(smi: Any, one: Any, other: Any) -> Reading:
 
 
 def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:
-    """By peer: link i of the status is link i of the metrics, which names where it leads."""
+    """Link states by peer: link i of the status is link i of the metrics, which has the peer's address."""
     status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
     metrics = ask(smi, "amdsmi_get_link_metrics", handle)
     absent = [answer for answer in (status, metrics) if isinstance(answer, Absence)]
@@ -76,13 +78,13 @@ def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:
 
 
 def _ras_errors(smi: Any, handle: Any) -> Reading:
-    """Of the links' own RAS block; a correctable one is a bit error rate above its bound (mce_amd.c)."""
+    """Errors of the links' RAS block; a correctable one is a bit error rate above its limit (mce_amd.c)."""
     counts = ask(smi, "amdsmi_get_gpu_ecc_count", handle, member(smi, "AmdSmiGpuBlock.XGMI_WAFL"))
     return added(*(field(counts, name) for name in RAS_COUNTS))
 
 
 def _error_status(smi: Any, handle: Any) -> Reading:
-    """0, 1 or 2 for none, one, several: the kernel keeps no more, and clears it on this reading."""
+    """0, 1 or 2 for no error, one, several: the kernel stores no more, and reading clears it."""
     answer = ask(smi, "amdsmi_gpu_xgmi_error_status", handle)
     if isinstance(answer, Absence):
         return answer

@@ -1,6 +1,6 @@
-"""AMD's libraries, how they tell their versions, and the device code in a file.
+"""AMD's libraries, how they report their versions, and the device code in a file.
 
-In: a loaded library, or a file. Out: its version; the architectures that it holds machine code for.
+In: a loaded library, or a file. Out: its version; the architectures for which it holds machine code.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ def _rocblas(library: ctypes.CDLL) -> Version:
 
 
 def _hipblaslt(library: ctypes.CDLL) -> Version:
-    """It wants a handle, which needs a device, and looks only whether one was given (its hipblaslt.cpp)."""
+    """The call takes a handle, which needs a device, but only checks that it is not null (hipblaslt.cpp)."""
     version, handle = ctypes.c_int(), ctypes.create_string_buffer(1 << 12)
     if code := library.hipblasLtGetVersion(handle, ctypes.byref(version)):
         raise OSError(f"hipblasLtGetVersion answered {code}")
@@ -113,7 +113,9 @@ def covers(arch: str, compiled: Iterable[str]) -> bool:
 
 
 def _bundled(data: mmap.mmap, position: int, end: int) -> Iterator[str]:
-    """Of every bundle between two places: one a translation unit, and they follow each other."""
+    """Architectures of all bundles between two places: there is one per translation unit, one after the
+    other.
+    """
     while match := START.search(data, position, end):
         position, size = match.end(), 0
         if match[0] == BUNDLE:
@@ -121,11 +123,13 @@ def _bundled(data: mmap.mmap, position: int, end: int) -> Iterator[str]:
         else:
             head, size = _unpacked_head(data, match.start(), end)
         yield from _ids(head)
-        position = max(position, match.start() + size)  # a name inside compressed data is no bundle
+        position = max(
+            position, match.start() + size
+        )  # skip the data: compressed bytes may look like a bundle
 
 
 def _ids(head: bytes) -> Iterator[str]:
-    """Architectures in the ids `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`; the host's own entry has none."""
+    """Architectures in ids such as `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`; the host's entry has none."""
     if not head.startswith(BUNDLE):
         return
     (count,) = struct.unpack_from("<Q", head, len(BUNDLE))
@@ -141,7 +145,7 @@ def _ids(head: bytes) -> Iterator[str]:
 
 
 def _unpacked_head(data: mmap.mmap, position: int, end: int) -> tuple[bytes, int]:
-    """The beginning of a compressed bundle, and its whole size; 0 where version 1 does not tell."""
+    """The beginning of a compressed bundle, unpacked, and the whole size; version 1 has no size, so 0."""
     version, method = struct.unpack_from("<HH", data, position + 4)
     header, size = COMPRESSED[version]
     (whole,) = struct.unpack_from(size, data, position + 8) if size else (0,)
@@ -157,13 +161,13 @@ class _Buffer(ctypes.Structure):
 
 
 def _zstd_head(packed: bytes) -> bytes:
-    """Through the system's libzstd, which dpkg and rpm need themselves: Python reads zstd from 3.14 on."""
+    """Unpack with the system's libzstd, which dpkg and rpm need too: Python reads zstd only from 3.14 on."""
     zstd = ctypes.CDLL("libzstd.so.1")
     zstd.ZSTD_createDStream.restype = ctypes.c_void_p
     zstd.ZSTD_decompressStream.restype = ctypes.c_size_t
     stream = ctypes.c_void_p(zstd.ZSTD_createDStream())
     unpacked = ctypes.create_string_buffer(HEAD_BYTES)
-    source = _Buffer(ctypes.cast(packed, ctypes.c_void_p), len(packed), 0)
+    source = _Buffer(ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p), len(packed), 0)
     target = _Buffer(ctypes.cast(unpacked, ctypes.c_void_p), len(unpacked), 0)
     try:
         left = zstd.ZSTD_decompressStream(stream, ctypes.byref(target), ctypes.byref(source))

@@ -1,8 +1,7 @@
-"""The child in which a vendor's library runs: one pickled request in, one pickled answer out, until the
-pipe closes.
+"""The child process in which a vendor's library runs. In: pickled requests. Out: a pickled answer to each.
 
-Requests are ("read",) and ("sample", indices). Pickle, because both ends are this file's own and typed
-readings with their absences survive it; nothing else ever writes to these pipes.
+Requests are ("read",), ("read_devices",) and ("sample", indices). The child ends when its pipe closes. Pickle
+keeps the types of readings and absences, and it is safe: only harness/monitor.py writes to these pipes.
 """
 
 import os
@@ -29,7 +28,7 @@ def _answer(vendor: vendors.Vendor, call: str, *arguments: object) -> object:
         return getattr(vendor, call)(*arguments)
     except vendors.VendorAbsentError as absent:
         return absent
-    # A process boundary: the parent raises what it is told, and the child lives on.
+    # A process boundary: the parent raises the error, and the child stays alive.
     except Exception as error:  # noqa: BLE001
         return RuntimeError(f"{vendor.NAME} {call}: {type(error).__name__}: {error}")
 

@@ -1,6 +1,4 @@
-"""What a container must offer, from files alone: device nodes, shared memory, locked memory. Out:
-`Requirement`s.
-"""
+"""What a container must provide. In: device nodes, shared memory, memory limits. Out: `Requirement`s."""
 
 import os
 import resource
@@ -12,7 +10,7 @@ SHM = Path("/dev/shm")
 
 
 def shared_memory(least_bytes: int) -> Requirement:
-    """/dev/shm, through which ranks of one machine exchange buffers."""
+    """/dev/shm, through which the ranks of one machine exchange buffers."""
     stats = os.statvfs(SHM) if SHM.is_dir() else None
     size = stats.f_frsize * stats.f_blocks if stats else 0
     return Requirement(
@@ -25,7 +23,7 @@ def shared_memory(least_bytes: int) -> Requirement:
 
 
 def locked_memory(least_bytes: int) -> Requirement:
-    """RLIMIT_MEMLOCK, which pinned and registered memory counts against."""
+    """RLIMIT_MEMLOCK, which limits pinned and registered memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = soft == resource.RLIM_INFINITY
     return Requirement(
@@ -53,12 +51,12 @@ def device_node(path: Path, next_step: str) -> Requirement:
     )
 
 
-def held_by_none(bdf: str, driver: str) -> Requirement:
-    """A GPU of the bus that its driver should hold."""
+def without_driver(bdf: str, driver: str) -> Requirement:
+    """A GPU on the bus that has no driver, and so is missing from every list."""
     return Requirement(
         name=f"driver of {bdf}",
         ok=False,
-        got="on the PCI bus, held by no driver: this GPU is missing from every list",
-        expected=f"held by {driver}",
-        next_step=f"look for {bdf} in dmesg; a reset or a cold boot brings it back, or it is broken",
+        got="on the PCI bus without a driver, so this GPU is missing from every list",
+        expected=f"bound to {driver}",
+        next_step=f"look for {bdf} in dmesg; if neither a reset nor a cold boot helps, replace it",
     )

@@ -1,7 +1,7 @@
-"""The `cpu` vendor: no GPU. One device that stands for the machine, so that the same checks run everywhere.
+"""The `cpu` vendor: the machine as one device without a GPU, so that the same checks run everywhere.
 
-In: /proc and /dev/shm. Out: a `Host` whose one device has the machine's cores as compute units. It proves
-the flow and the numerics, never a GPU: it has no bandwidth links, no ECC and no power figures to judge.
+In: /proc and /dev/shm. Out: a `Host` with one device, whose compute units are the machine's cores. It proves
+the flow and the numerics, never a GPU: it has no links, no ECC and no power values to judge.
 """
 
 import os
@@ -53,7 +53,7 @@ read_devices = read
 
 
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
-    """Nothing of a CPU is judged while it works."""
+    """Samples without values: nothing is judged on a CPU under load."""
     nothing = Absence.NOT_AVAILABLE
     return tuple(
         Sample(index=index, clock_mhz=nothing, power_w=nothing, temperature_c=nothing, throttle=Throttle())
@@ -62,12 +62,12 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
 
 
 def listen() -> Iterator[Event | None] | Absence:
-    """A processor's faults go to the kernel's log, which a container does not see."""
+    """Not supported: a CPU's faults are in the kernel's log, which a container cannot read."""
     return Absence.NOT_SUPPORTED
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """Hide every GPU of the machine, so that a CPU figure is one."""
+    """Hide every GPU of the machine, so that checks really run on the CPU."""
     del devices
     return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
@@ -78,17 +78,17 @@ def requirements() -> tuple[Requirement, ...]:
 
 
 def torch_runtime() -> str | None:
-    """No runtime: a CPU build has neither CUDA nor HIP."""
+    """None: a CPU build has neither CUDA nor HIP."""
     return None
 
 
-def torch_uuid(told: str) -> str:
-    """torch has no name for a CPU."""
-    return told
+def torch_uuid(printed: str) -> str:
+    """The same text: torch has no UUID for a CPU."""
+    return printed
 
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:
-    """There is no driver to disagree with."""
+    """None: a CPU needs no driver."""
     del host, runtime_version
     return None
 

@@ -1,4 +1,6 @@
-"""The `cpu` vendor's software: no library of its own, no device code, no compiler."""
+"""The `cpu` vendor's software. In: a file. Out: nothing, as there is no vendor library, device code or
+compiler.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,11 +13,11 @@ FOLDERS: tuple[str, ...] = ()
 
 
 def architectures(path: Path) -> frozenset[str]:
-    """A CPU runs what the file itself is."""
+    """None: a CPU runs the file's own code."""
     del path
     return frozenset()
 
 
 def covers(arch: str, compiled: Iterable[str]) -> bool:
-    """There is no device code to choose from."""
+    """Whether the code is for this architecture; a CPU has no device code."""
     return arch in compiled

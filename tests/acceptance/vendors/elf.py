@@ -1,4 +1,4 @@
-"""Sections of an ELF file. In: a file, mapped. Out: where each section lies."""
+"""Sections of an ELF file. In: a mapped file. Out: the position of each section."""
 
 import contextlib
 import mmap
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little endian: every machine that these GPUs are put into
+MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little endian, as every host of these GPUs
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Section:
 
 @contextlib.contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap]:
-    """A file's bytes without reading them: libraries of half a gigabyte are looked at in places only."""
+    """Map a file, because only a few places of a library of half a gigabyte are read."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         yield data
 
 
 def sections(data: mmap.mmap) -> tuple[Section, ...]:
-    """The sections of a file, none if it is no 64-bit ELF file. Layout: System V ABI, chapter 4."""
+    """The sections of a file; none if it is not a 64-bit ELF file. Layout: System V ABI, chapter 4."""
     if data[: len(MAGIC)] != MAGIC:
         return ()
     (table,) = struct.unpack_from("<Q", data, 0x28)

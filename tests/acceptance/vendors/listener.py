@@ -1,7 +1,7 @@
-"""The child that listens for faults during a whole run. In: a vendor, a pipe that closes with its parent.
+"""The child process that listens for faults during a run. In: a vendor, a pipe that its parent holds open.
 
-Out: JSON lines in a file: {"listening": pid} or {"absence": why}, {"index", "what", "time"} for each fault,
-and {"error": words} should the library fail while it listens.
+Out: JSON lines in a file: {"listening": pid} or {"absence": reason}, then {"index", "what", "time"} for each
+fault, and {"error": text} if the library fails while it listens. The child ends when the pipe closes.
 """
 
 import datetime as dt
@@ -9,9 +9,9 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import vendors
 from vendors import Absence, Event
@@ -27,21 +27,23 @@ def main() -> None:
                 return
             _write(file, {"listening": os.getpid()})
             _follow(events, parent, file)
-        # A process boundary: the check that reads the file says what happened.
+        # A process boundary: the check that reads the file reports the error.
         except Exception as error:  # noqa: BLE001
             _write(file, {"error": f"{type(error).__name__}: {error}"})
 
 
-def _follow(events: Iterator[Event | None], parent: int, file: Any) -> None:
+def _follow(events: Iterator[Event | None], parent: int, file: TextIO) -> None:
     for event in events:
         if event is not None:
             now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
             _write(file, {"index": event.index, "what": event.what, "time": now})
-        if select.select([parent], [], [], 0)[0]:  # nobody writes to it: it is readable when it is closed
+        if select.select([parent], [], [], 0)[
+            0
+        ]:  # nothing writes to the pipe, so it is readable only once it is closed
             return
 
 
-def _write(file: Any, line: dict[str, Any]) -> None:
+def _write(file: TextIO, line: Mapping[str, object]) -> None:
     file.write(json.dumps(line) + "\n")
 
 

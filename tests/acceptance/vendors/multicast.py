@@ -1,8 +1,8 @@
-"""Multicast in NVIDIA's switches (NVLS): on, off or unavailable. In: devices, the environment, NCCL's log.
+"""Multicast in NVIDIA's switches (NVLS). In: devices, the environment, NCCL's log. Out: on, off or
+unavailable.
 
-The one place that decides it, for the host's description and for every figure of a collective: a bound is
-of one state, and the environment that a run begins with only says whether NCCL may use it. NCCL's log says
-whether it does.
+Both the host's description and the metrics of collectives use this module, because a bound holds for one
+state only. The environment says whether NCCL may use NVLS; only NCCL's log says whether it does.
 """
 
 import os
@@ -14,7 +14,7 @@ MISSING = "NVLS multicast support is not available"
 
 
 def state(vendor: str, devices: int, log: str | None = None) -> str:
-    """As NCCL says in its log, or without one as far as the environment says; one device has no fabric."""
+    """By NCCL's log, or without a log by the environment; one device alone has no fabric."""
     if vendor != "nvidia" or devices < 2:
         return "unavailable"
     if os.environ.get(SWITCH) == "0":

@@ -1,4 +1,4 @@
-"""NVIDIA through nvidia-ml-py. In: NVML, in a child process. Out: `Host`, `Sample`s, `Event`s."""
+"""NVIDIA devices through nvidia-ml-py. In: NVML, in a child process. Out: `Host`, `Sample`s, `Event`s."""
 
 import importlib.metadata
 import os
@@ -22,7 +22,7 @@ from vendors import (
     nvidia_events,
     nvidia_links,
 )
-from vendors.container import device_node, held_by_none, locked_memory, shared_memory
+from vendors.container import device_node, locked_memory, shared_memory, without_driver
 from vendors.nvidia_library import ask, open_library, text
 
 NAME: VendorName = "nvidia"
@@ -31,16 +31,16 @@ PEER_LINK = "nvlink"
 FOREIGN_RUNTIMES = ("libamdhip64", "librccl", "libhsa-runtime64")
 REFERENCE_PARTITION: Mapping[str, str] = {"mig": "disabled"}
 
-SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # the defaults of AMD's preflight serve both vendors
+SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults, used for both vendors
 
-# CUDA release -> first driver branch that serves it (CUDA release notes, table of minor-version
+# CUDA release -> first driver branch that supports it (CUDA release notes, table of minor-version
 # compatibility).
 DRIVER_WINDOW = {11: 450, 12: 525, 13: 580}
 WINDOW_SOURCE = "CUDA toolkit release notes, minor-version compatibility"
 
 
 def read() -> Host:
-    """Everything NVML tells of the visible devices."""
+    """The visible devices and their links, as NVML reports them."""
     host, nvml = read_devices(), open_library()
     shown = [device.index for device in host.devices]
     ends = {index: nvidia_links.end(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in shown}
@@ -50,7 +50,7 @@ def read() -> Host:
 
 
 def read_devices() -> Host:
-    """The same without links, which take a hundred calls a pair: seen, 0.44 s on four linked H200s."""
+    """The same without links, which take a hundred calls per pair: 0.44 s on four linked H200s."""
     nvml = open_library()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     every = [nvidia_device.device(nvml, handle, index) for index, handle in enumerate(handles)]
@@ -79,18 +79,18 @@ def listen() -> Iterator[Event | None] | Absence:
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """By UUID, which no renumbering can mistake; an empty list hides every GPU."""
+    """By UUID, which does not depend on numbering; an empty list hides every GPU."""
     return {VISIBILITY: ",".join(device.uuid for device in devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def requirements() -> tuple[Requirement, ...]:
-    """The control nodes and each GPU's, every GPU of the bus held by a driver, shared and locked memory."""
+    """The control nodes, each GPU's node, a driver for every GPU on the bus, shared and locked memory."""
     start = "start the container with --gpus all, or pass /dev/nvidia* as --device"
     gpus = sorted(path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
     nodes = (Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm"), *gpus)
     return (
         *(device_node(path, start) for path in nodes),
-        *(held_by_none(bdf, "nvidia") for bdf in nvidia_bus.unheld()),
+        *(without_driver(bdf, "nvidia") for bdf in nvidia_bus.unheld()),
         shared_memory(SHM_BYTES),
         locked_memory(MEMLOCK_BYTES),
     )
@@ -100,24 +100,26 @@ def torch_runtime() -> str | None:
     """The CUDA release that torch was built with."""
     import torch
 
-    return torch.version.cuda
+    release: str | None = torch.version.cuda
+    return release
 
 
-def torch_uuid(told: str) -> str:
-    """torch leaves out the prefix."""
-    return f"GPU-{told.removeprefix('GPU-')}"
+def torch_uuid(printed: str) -> str:
+    """torch prints the UUID without its prefix."""
+    return f"GPU-{printed.removeprefix('GPU-')}"
 
 
 def driver_problem(host: Host, runtime_version: str) -> str | None:
-    """CUDA's minor-version compatibility: a driver branch serves every later minor of its major."""
+    """By CUDA's minor-version compatibility: a driver branch supports every later minor of its major."""
     major = int(runtime_version.split(".", maxsplit=1)[0])
     least = DRIVER_WINDOW.get(major)
     if least is None:
         return (
-            f"no driver window is known for CUDA {runtime_version}: add it with its source ({WINDOW_SOURCE})"
+            f"CUDA {runtime_version} is not in vendors/nvidia.py DRIVER_WINDOW: add it with its source"
+            f" ({WINDOW_SOURCE})"
         )
     if not is_known(host.driver):
-        return f"the driver's version cannot be read: {host.driver}"
+        return f"cannot read the driver's version: {host.driver}"
     if int(str(host.driver).split(".")[0]) < least:
         return (
             f"driver {host.driver} is older than {least}, as CUDA {runtime_version} needs ({WINDOW_SOURCE})"
@@ -138,7 +140,7 @@ def _library_version() -> str:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """What the user restricted this process to: NVML itself does not look at the variable."""
+    """The devices that the user's environment shows to this process; NVML itself ignores it."""
     chosen = os.environ.get(VISIBILITY)
     if chosen is None:
         return list(devices)

@@ -1,4 +1,4 @@
-"""One NVIDIA GPU as NVML sees it. In: the opened library and a handle. Out: a `Device`, a `Sample`.
+"""One NVIDIA GPU as NVML reports it. In: the opened library and a handle. Out: a `Device`, a `Sample`.
 
 Reason bits and field numbers: NVML API reference, "Clocks Event Reasons" and "Field Value Enums".
 """
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vendors import Absence, Device, Ecc, PcieLink, Power, Process, Reading, Sample, Throttle
-from vendors.nvidia_fabric import fabric
 from vendors.nvidia_library import ask, reading, text
+from vendors.nvidia_links import fabric
 
-# Bits of the clocks-event reasons. A power cap is how a GEMM runs on every healthy H100 and H200.
+# Bits of the clocks-event reasons. Every healthy H100 and H200 is at its power cap during a GEMM.
 UNFIT_REASONS = {
     0x08: "hardware slowdown",
     0x20: "software thermal",
@@ -22,6 +22,7 @@ RECOVERY_ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain peer-to-peer",
 
 
 def device(nvml: Any, handle: Any, index: int) -> Device:
+    """Everything about one GPU."""
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
@@ -52,13 +53,15 @@ def device(nvml: Any, handle: Any, index: int) -> Device:
 
 
 def _bdf(bus_id: str) -> str:
-    """NVML writes eight digits of domain, the kernel and torch four."""
+    """The PCI address: NVML writes eight digits of domain, the kernel and torch write four."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
 def _multiprocessors(nvml: Any, handle: Any) -> Reading:
-    """NVML counts CUDA cores; 128 of them make a multiprocessor from Ampere's sm_86 on, and 64 on sm_80."""
+    """NVML counts CUDA cores. A multiprocessor has 64 of them on sm_70, sm_75 and sm_80, and 128
+    elsewhere.
+    """
     cores = ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
     if isinstance(cores, Absence):
         return cores
@@ -147,7 +150,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[Process, ...] | Absence:
 
 
 def _numa_node(bdf: str) -> Reading:
-    """From sysfs, which every driver release has; -1 means that the firmware told none."""
+    """From sysfs, which every driver release has; -1 means that the firmware gave none."""
     try:
         node = int(Path(f"/sys/bus/pci/devices/{bdf}/numa_node").read_text())
     except OSError:
@@ -169,6 +172,7 @@ def _recovery(nvml: Any, handle: Any) -> Reading:
 
 
 def sample(nvml: Any, handle: Any, index: int) -> Sample:
+    """What changes under load."""
     return Sample(
         index=index,
         clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),

@@ -1,6 +1,6 @@
-"""What NVIDIA's driver reports of its own accord. In: an NVML event set. Out: `Event`s as they come.
+"""Faults that NVIDIA's driver reports. In: an NVML event set. Out: `Event`s as they come.
 
-Numbers of Xids and what they mean: NVIDIA GPU Deployment and Management Documentation, "Xid Errors".
+The Xids and their meaning: NVIDIA GPU Deployment and Management Documentation, "Xid Errors".
 """
 
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ XIDS = {
     119: "the GPU system processor does not answer",
     145: "NVLink error",
 }
-# Names in the library -> words; those that a release lacks are not listened for.
+# Names in the library -> text. Events that a release does not have are left out.
 TYPES = {
     "nvmlEventTypeXidCriticalError": "Xid",
     "nvmlEventTypeDoubleBitEccError": "uncorrectable ECC error",

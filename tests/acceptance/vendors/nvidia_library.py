@@ -1,8 +1,7 @@
-"""nvidia-ml-py: opened, asked, its ways of saying nothing told apart. In: a call. Out: its answer.
+"""nvidia-ml-py, releases 12 and 13. In: a call. Out: its answer, or an `Absence`.
 
-Names are those of nvidia-ml-py 12 and 13; a call that the installed release or the driver lacks is an
-`Absence`, as is an error of one figure, under its own name; what says that the GPU, its driver or the
-library is gone is raised.
+A call that the installed release or the driver does not have is an `Absence`, and so is an error of one
+value, under the error's name. An error that means that the GPU, its driver or the library is gone is raised.
 """
 
 import functools
@@ -12,7 +11,7 @@ from typing import Any
 from vendors import Absence, Reading, VendorAbsentError
 
 ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
-# The GPU, its driver or the library is gone, and with it every other figure.
+# The GPU, its driver or the library is gone, and with it every other value.
 GONE = (
     "NVML_ERROR_UNINITIALIZED",
     "NVML_ERROR_DRIVER_NOT_LOADED",
@@ -26,7 +25,7 @@ GONE = (
 
 @functools.cache
 def open_library() -> Any:
-    """The library, initialised once per child; NVML needs no closing before its process ends."""
+    """The library, initialised once per child. Raises `VendorAbsentError` if it cannot be opened."""
     try:
         import pynvml
     except ImportError as error:
@@ -39,7 +38,7 @@ def open_library() -> Any:
 
 
 def ask(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> Any:
-    """The answer of one call, or why there is none."""
+    """The library's answer to a call, or an `Absence`."""
     call = getattr(nvml, function, None) if isinstance(function, str) else function
     if call is None:
         return Absence.NOT_SUPPORTED
@@ -56,8 +55,8 @@ def _absence(nvml: Any, error: Any) -> Absence:
         nvml.NVML_ERROR_FUNCTION_NOT_FOUND: Absence.NOT_SUPPORTED,
         nvml.NVML_ERROR_NO_PERMISSION: Absence.NO_PERMISSION,
         nvml.NVML_ERROR_NOT_FOUND: Absence.NOT_AVAILABLE,
-        nvml.NVML_ERROR_NO_DATA: Absence.NOT_AVAILABLE,  # as seen while processes began and ended
-        nvml.NVML_ERROR_INVALID_ARGUMENT: Absence.NOT_AVAILABLE,  # as for a link number that the part lacks
+        nvml.NVML_ERROR_NO_DATA: Absence.NOT_AVAILABLE,  # seen while processes began and ended
+        nvml.NVML_ERROR_INVALID_ARGUMENT: Absence.NOT_AVAILABLE,  # a link number beyond the last
     }
     if error.value in {getattr(nvml, name, None) for name in GONE}:
         raise error
@@ -70,6 +69,7 @@ def _name(nvml: Any, code: int) -> str:
 
 
 def reading(answer: Any) -> Any:
+    """An answer as a value or an `Absence`; structures and lists pass unchanged."""
     if isinstance(answer, bytes):
         answer = answer.decode()
     if answer == "N/A":
@@ -78,5 +78,6 @@ def reading(answer: Any) -> Any:
 
 
 def text(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> Reading:
+    """The answer to a call as text."""
     answer = ask(nvml, function, *arguments)
     return answer if isinstance(answer, Absence) else str(answer)

@@ -1,6 +1,6 @@
-"""NVIDIA's libraries, how they tell their versions, and the device code in a file.
+"""NVIDIA's libraries, how they report their versions, and the device code in a file.
 
-In: a loaded library, or a file. Out: its version; the architectures that it holds machine code for.
+In: a loaded library, or a file. Out: its version; the architectures for which it holds machine code.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from vendors.software import Compiler, Library, Version, nccl, number
 # bytes, payload bytes, …, architecture at byte 28). Held to the real libraries of CUDA 13 by a test.
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
-MACHINE_CODE = 2  # the kind of an entry; 1 is PTX, which still has to be compiled on the device's host
+MACHINE_CODE = 2  # the kind of an entry; 1 is PTX, which the driver must still compile
 MAJOR, MINOR, PATCH = range(3)  # libraryPropertyType of library_types.h
 
 
@@ -46,7 +46,7 @@ def _one_property(library: ctypes.CDLL, function: str, which: int) -> int:
 
 
 def _toolkit(name: str, stem: str, *, needed: bool = False, device_code: bool = False) -> Library:
-    """A library of the toolkit, which has a wheel and a `…GetProperty` after its own name."""
+    """A library of the CUDA toolkit, whose wheel and `…GetProperty` function are named after it."""
     own = stem.removeprefix("lib")
     wheel = "nvidia-" + own.removesuffix("Lt")
     return Library(

@@ -1,7 +1,7 @@
-"""What a vendor's software consists of, seen without a device. In: a vendor's name. Out: `Software`.
+"""The libraries and the compiler of a vendor, which need no device. In: a vendor's name. Out: its `Software`.
 
-One module a vendor, `<vendor>_software.py`, has the tables: which libraries a torch of that vendor loads, how
-each tells its own version, where device code lies and for which architectures it is.
+Each vendor has a module `<vendor>_software.py` with the tables: which libraries torch loads, how each reports
+its version, where its device code is and for which architectures.
 """
 
 import ctypes
@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from vendors import VENDORS
 
 Version = tuple[int, ...]
 
-# Two copies of one of these in a process have two states: two sets of threads, two registries, two heaps.
+# Two copies of one of these in a process have separate state: two sets of threads, registries or heaps.
 COMMON_ONCE: Mapping[str, tuple[str, ...]] = {
     "the C++ runtime": ("libstdc++", "libc++"),
     "an OpenMP runtime": ("libgomp", "libiomp5", "libomp"),
@@ -25,25 +25,25 @@ COMMON_ONCE: Mapping[str, tuple[str, ...]] = {
     "Triton": ("libtriton",),
     "LLVM": ("libLLVM",),
 }
-# What wheels that vendor their libraries add to a file's name (auditwheel): libgomp-a34b3233.so.1.
+# What auditwheel adds to the name of a library inside a wheel: libgomp-a34b3233.so.1.
 _ADDED = re.compile(r"(-[0-9a-f]{8})?\.so($|\.[0-9.]*$)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A library of the vendor's.
+    """One of the vendor's libraries.
 
     Attributes:
-        name: As its makers call it.
-        stem: Its file's name up to `.so`.
-        version: Asks the loaded library; None where it cannot tell.
-        wheels: Patterns of the distributions whose version is the library's own.
-        declared: Which entry of the image's declaration names its version.
+        name: The vendor's name for it.
+        stem: Its file name up to `.so`.
+        version: Asks the loaded library for its version; None if the library cannot report it.
+        wheels: Patterns of the distributions that have the library's own version.
+        declared: The entry of the image's declaration that has its version.
         needed: Whether every torch of this vendor loads it.
-        device_code: Whether its own file, or a part of it, holds code for each architecture.
-        kernels: Patterns of files that hold kernels of one `{arch}`, from the library's folder on; one of
-            them has to match.
-        parts: Stems of libraries that it opens by itself and that lie beside it.
+        device_code: Whether its file, or one of its parts, holds code for each architecture.
+        kernels: Patterns of files with kernels for one `{arch}`, relative to the library's folder; one of
+            them must match.
+        parts: Stems of libraries beside it that it opens itself.
     """
 
     name: str
@@ -59,15 +59,15 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """The vendor's compiler, where an image has one.
+    """The vendor's compiler; an image need not have it.
 
     Attributes:
         program: Its name.
-        folders: Where it lies when it is not on the PATH.
+        folders: Where to look if it is not on the PATH.
         source: One line of device code.
-        suffix: Of the source's file.
-        options: For `{arch}`, `{source}` and `{output}`; the output is what `architectures` reads.
-        archs: What is tried besides the declared architectures, and recorded.
+        suffix: The suffix of the source file.
+        options: With `{arch}`, `{source}` and `{output}`; `architectures` reads the output.
+        archs: Architectures that are tried and recorded besides the declared ones.
     """
 
     program: str
@@ -79,15 +79,15 @@ class Compiler:
 
 
 class Software(Protocol):
-    """The names that every `<vendor>_software` module has."""
+    """What every `<vendor>_software` module defines."""
 
     LIBRARIES: tuple[Library, ...]
     COMPILER: Compiler | None
-    FOLDERS: tuple[str, ...]  # where libraries lie that no wheel brought
+    FOLDERS: tuple[str, ...]  # where libraries are that do not come in a wheel
 
     @staticmethod
     def architectures(path: Path) -> frozenset[str]:
-        """The architectures that a file holds machine code for; empty when it holds none."""
+        """The architectures for which a file holds machine code; empty if it holds none."""
 
     @staticmethod
     def covers(arch: str, compiled: Iterable[str]) -> bool:
@@ -96,37 +96,36 @@ class Software(Protocol):
 
 def of(vendor: str) -> Software:
     """The software of that vendor."""
-    loaded: Software = importlib.import_module(f"vendors.{vendor}_software")  # type: ignore[assignment]
-    return loaded
+    return cast("Software", importlib.import_module(f"vendors.{vendor}_software"))
 
 
 def once() -> dict[str, tuple[str, ...]]:
-    """What may be in a process once: a name, and the stems of the files that are that thing."""
+    """What a process may load only once: a name -> the stems of the files that provide it."""
     libraries = (library for vendor in VENDORS for library in of(vendor).LIBRARIES)
     return {**COMMON_ONCE, **{library.name: (library.stem,) for library in libraries}}
 
 
 def stem(path: str) -> str:
-    """A library's name without what linkers and packagers add: libgomp for libgomp-a34b3233.so.1."""
+    """A library's name without the additions of linkers and packagers: libgomp for libgomp-a34b3233.so.1."""
     return _ADDED.sub("", Path(path).name)
 
 
 def ask(function: "ctypes._NamedFuncPointer", *arguments: object) -> None:
-    """Call a C function that answers 0 when it could. Raises `OSError` with its code otherwise."""
+    """Call a C function that returns 0 on success. Raises `OSError` with any other return code."""
     code = function(*arguments)
     if code:
-        raise OSError(f"{function.__name__} answered {code}")
+        raise OSError(f"{function.__name__} returned {code}")
 
 
 def number(library: ctypes.CDLL, function: str) -> int:
-    """What a C function `int f(int *)` writes."""
+    """The number that a C function `int f(int *)` writes."""
     value = ctypes.c_int()
     ask(library[function], ctypes.byref(value))
     return value.value
 
 
 def nccl(library: ctypes.CDLL) -> Version:
-    """NCCL's and RCCL's own: 22907 is 2.29.7, and up to 2.8 it was 2708 for 2.7.8."""
+    """The version of NCCL or RCCL: 22907 is 2.29.7; up to 2.8, 2708 was 2.7.8."""
     code = number(library, "ncclGetVersion")
     step = 10_000 if code >= 10_000 else 1_000
     return (code // step, code % step // 100, code % 100)

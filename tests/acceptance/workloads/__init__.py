@@ -1,18 +1,18 @@
-"""Programs and functions that run on the devices: torch in, figures out, no pytest.
+"""Code that runs on the devices, without pytest. In: JSON arguments. Out: JSON results.
 
-A function here is called in a worker that owns its device, or its module is a program for torchrun.
+A worker process that owns its device calls the functions; some modules are programs for torchrun.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what reads an image runs in images without torch too
+if TYPE_CHECKING:  # image.py also runs in images without torch
     import torch
 
 
 def device() -> torch.device:
-    """The one device this process may use: the first visible GPU, or the CPU."""
+    """The device of this process: its current GPU, or the CPU."""
     import torch
 
     return (
@@ -23,7 +23,7 @@ def device() -> torch.device:
 
 
 def backend() -> str:
-    """The collective backend of that device: `nccl` (RCCL answers to the same name) or `gloo`."""
+    """The collective backend of that device: `nccl` (also the name of RCCL) or `gloo`."""
     import torch
 
     return "nccl" if torch.cuda.is_available() else "gloo"

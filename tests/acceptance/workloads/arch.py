@@ -1,8 +1,10 @@
-"""What the device's architecture offers. In: the visible device. Out: names and tables, no measurement."""
+"""What the device's architecture can do, from tables. In: the visible device. Out: names of backends and
+formats.
+"""
 
 import torch
 
-# Attention backends that PyTorch has kernels of, by how the architecture's name begins.
+# Attention backends for which PyTorch has kernels, by the beginning of the architecture's name.
 ATTENTION = {
     "cpu": ("math", "flash"),
     "gfx90a": ("math", "flash", "efficient"),
@@ -12,7 +14,7 @@ ATTENTION = {
     "sm_9": ("math", "flash", "efficient", "cudnn"),
     "sm_1": ("math", "flash", "efficient", "cudnn"),
 }
-# AMD's first fp8 has another bias and no infinities or negative zero; later parts follow the OCP format.
+# AMD's first fp8 has another bias, no infinities and no negative zero; later devices use the OCP format.
 FP8 = {
     "gfx94": "float8_e4m3fnuz",
     "gfx95": "float8_e4m3fn",
@@ -33,19 +35,19 @@ def name() -> str:
 
 
 def attention_backends() -> tuple[str, ...]:
-    """The backends that must work here. Raises `LookupError` for an architecture without a row."""
+    """The attention backends that must work here. Raises `LookupError` for an architecture without a row."""
     for prefix, backends in ATTENTION.items():
         if name().startswith(prefix):
             return backends
-    raise LookupError(f"no row for {name()} in workloads/arch.py ATTENTION: add its backends")
+    raise LookupError(f"workloads/arch.py ATTENTION has no row for {name()}: add its backends")
 
 
 def fp8() -> torch.dtype | None:
-    """The 8-bit float of this architecture's matrix units, or None where they have none."""
+    """The 8-bit float of this architecture's matrix units; None if they have none."""
     found = [dtype for prefix, dtype in FP8.items() if name().startswith(prefix)]
     return getattr(torch, found[0]) if found else None
 
 
 def has_tf32() -> bool:
-    """Whether float32 products can be cut to TF32 by PyTorch's own switch."""
+    """Whether PyTorch's switch can make float32 products use TF32."""
     return name().startswith(TF32)

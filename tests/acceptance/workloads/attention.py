@@ -1,6 +1,6 @@
-"""Scaled dot product attention: forward and backward against float64, by each backend.
+"""Scaled dot product attention, forward and backward, against float64, by backend.
 
-Comes in: a dtype, a backend (`default` is what users get) and a tier. Goes out: the report of `cases.run`.
+In: a dtype, a backend (`default` is PyTorch's own choice) and a tier. Out: the report of `cases.run`.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ class Shape:
         return f"b{self.b} h{self.hq}/{self.hkv} {self.sq}x{self.sk} d{self.d} {mask} {kind}"
 
 
-# What every backend is documented to take: a refusal is a fault of the image, elsewhere a gap of the backend.
+# Every backend is documented to support this shape, so a refusal is a fault of the image. Others it may
+# refuse.
 COMMON = Shape(b=2, hq=2, hkv=2, sq=129, sk=129, d=128, causal=True)
 SMOKE = (
     COMMON,
@@ -58,19 +59,22 @@ STANDARD = (
 
 
 def check(dtype: str, tier: str, backend: str = "default") -> dict[str, Any]:
-    """Every shape of the tier that the backend has a kernel for, and the exact cases."""
+    """The shapes of the tier for which the backend has a kernel, and the exact cases."""
     with forced(backend):
         if not _has_kernel(COMMON, dtype, backend):
-            raise AssertionError(f"{backend} attention refuses {COMMON} in {dtype}")
+            raise AssertionError(f"{backend} attention refuses {COMMON} in {dtype}, which it must support")
         shapes = [s for s in (STANDARD if cases.thorough(tier) else SMOKE) if _has_kernel(s, dtype, backend)]
         return cases.run(_cases(shapes, dtype))
 
 
-def forced(backend: str) -> contextlib.AbstractContextManager[Any]:
-    """Only this backend; `default` leaves PyTorch's own order."""
+def forced(backend: str) -> contextlib.AbstractContextManager[None]:
+    """Allow only this backend; `default` leaves the choice to PyTorch."""
     if backend == "default":
         return contextlib.nullcontext()
-    return sdpa_kernel([getattr(SDPBackend, f"{backend.upper()}_ATTENTION" if backend != "math" else "MATH")])
+    only: contextlib.AbstractContextManager[None] = sdpa_kernel(
+        [getattr(SDPBackend, f"{backend.upper()}_ATTENTION" if backend != "math" else "MATH")]
+    )
+    return only
 
 
 def _has_kernel(shape: Shape, dtype: str, backend: str) -> bool:
@@ -88,7 +92,7 @@ def _has_kernel(shape: Shape, dtype: str, backend: str) -> bool:
 def _cases(shapes: list[Shape], dtype: str) -> Iterator[cases.Case]:
     for shape in shapes:
         yield str(shape), functools.partial(_against_float64, shape, dtype)
-    if shapes:  # a backend that takes none of them has an empty report, and that fails
+    if shapes:  # without a shape the report is empty, which fails the check
         yield "uniform keys are averaged exactly", functools.partial(_uniform, dtype)
         yield "one-hot keys select their value", functools.partial(_one_hot, dtype)
         yield "gradient with strides", functools.partial(_strided_gradient, dtype)
@@ -96,7 +100,7 @@ def _cases(shapes: list[Shape], dtype: str) -> Iterator[cases.Case]:
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """What is under test, as a trainer calls it (B, H, S, D)."""
+    """The function under test, as a trainer calls it; tensors are (B, H, S, D)."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -127,9 +131,10 @@ def judge(
     causal: bool,
     seen: torch.Tensor | None = None,
 ) -> Iterable[Reading]:
-    """Gates (a) and (b) of the output and of each gradient."""
-    reference = attention_reference.compute(*(t.detach() for t in leaves), g, causal=causal, seen=seen)
-    eager = attention_reference.eager(*(t.detach() for t in leaves), g, causal=causal, seen=seen)
+    """Gates (a) and (b) of `workloads.gates` for the output and each gradient."""
+    q, k, v = (leaf.detach() for leaf in leaves)
+    reference = attention_reference.compute(q, k, v, g, causal=causal, seen=seen)
+    eager = attention_reference.eager(q, k, v, g, causal=causal, seen=seen)
     terms = max(out.shape[-2], leaves[1].shape[-2])  # the longest sum in any of the four
     yield frobenius(out, reference.out, eager[0], factor=FORWARD, terms=terms, name="out frobenius")
     yield elementwise(out, reference.out, reference.slack[0], name="out elementwise")
@@ -140,7 +145,7 @@ def judge(
 
 
 def _uniform(dtype: str) -> Iterable[Reading]:
-    """Equal scores: the output is the mean of the values, a sum of integers over a power of two."""
+    """With equal scores the output is the mean of the values: a sum of integers over a power of two."""
     kind = operands.DTYPES[dtype]
     q = torch.zeros(2, 4, 64, 64, dtype=kind, device=device())
     k = operands.normal(2, 4, 256, 64, dtype=kind, seed=5)
@@ -150,7 +155,9 @@ def _uniform(dtype: str) -> Iterable[Reading]:
 
 
 def _one_hot(dtype: str) -> Iterable[Reading]:
-    """Scores so far apart that one key takes all: each query must return exactly its own head's value."""
+    """With scores far apart one key takes all, so each query must return exactly that key's value in its
+    head.
+    """
     kind = operands.DTYPES[dtype]
     size = 64
     eye = torch.eye(size, dtype=kind, device=device()).expand(2, 4, size, size)

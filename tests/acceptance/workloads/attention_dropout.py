@@ -1,7 +1,7 @@
-"""Dropout inside attention: how much is dropped, where, and that the backward drops the same.
+"""Dropout inside attention: how much is dropped, where, and whether the backward drops the same.
 
-Comes in: a dtype. Goes out: the report of `cases.run`. With q = 0 every probability is 1 / Sk, and with the
-unit matrix as values the output is the dropped probabilities themselves: nothing has to be guessed.
+In: a dtype. Out: the report of `cases.run`. With q = 0 every probability is 1 / Sk, and with the
+unit matrix as values the output is the dropped probabilities themselves: everything is known exactly.
 """
 
 import functools
@@ -22,7 +22,7 @@ MOST_SHARING = 4.5  # queries to a mask, on average
 
 
 def check(dtype: str) -> dict[str, Any]:
-    """Every rate; seeds; and nothing dropped at rate 0."""
+    """Every rate, the effect of seeds, and rate 0, which drops nothing."""
     return cases.run(_cases(operands.DTYPES[dtype]))
 
 
@@ -42,17 +42,17 @@ def _operands(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rate: float, seed: int) -> torch.Tensor:
-    """What is under test, as a model in training calls it."""
+    """The function under test, as a model in training calls it."""
     torch.manual_seed(seed)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
 
 
 def _shares(dtype: torch.dtype, rate: float) -> Iterable[Reading]:
-    """The whole, every head, every query and every key lose their share, and what is kept is scaled up.
+    """The right share of every head, query and key is dropped, and what is kept is scaled up.
 
-    cuDNN 9.19 on an H200 gives the queries 8n, 8n + 2, 8n + 4 and 8n + 6 one mask, and the odd ones another:
-    the shares of keys then vary twice as much as by chance. A key is wrong when half too much or too little
-    of it is dropped, and masks are when more than those four queries share one.
+    cuDNN 9.19 on an H200 uses one mask for the queries 8n, 8n + 2, 8n + 4 and 8n + 6, and another for the odd
+    ones. The shares of keys then vary twice as much as by chance. So a key is wrong if its share is off by
+    half, and masks are wrong if more than those four queries share one.
     """
     out = attend(*_operands(dtype), rate, seed=3)
     lost = (out == 0).double()
@@ -78,7 +78,7 @@ def _shares(dtype: torch.dtype, rate: float) -> Iterable[Reading]:
 
 
 def _backward(dtype: torch.dtype, rate: float) -> Iterable[Reading]:
-    """dV = P^T g, with the very P that the forward kept."""
+    """dV = P^T g, with the P of the forward."""
     q, k, v = _operands(dtype)
     leaf = v.requires_grad_()
     out = attend(q, k, leaf, rate, seed=4)

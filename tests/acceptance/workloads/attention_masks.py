@@ -1,8 +1,8 @@
-"""Packed sequences of different length, and sliding windows: attention whose mask is not one diagonal.
+"""Attention over packed sequences and sliding windows. In: a way to compute it. Out: the report of
+`cases.run`.
 
-Comes in: by which of the ways a trainer has (`mask`: a mask for PyTorch's attention; `flex`, `torch`:
-PyTorch's own functions; `package`: flash_attn). Goes out: the report of `cases.run`; `lacks` says why a way
-is not here.
+The ways are those of trainers: `mask`, a mask for PyTorch's attention; `flex` and `torch`, other functions of
+PyTorch; `package`, flash_attn. `lacks` says why this machine does not have a way.
 """
 
 import functools
@@ -25,7 +25,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def lacks(way: str) -> str:
-    """The documented reason for which this machine has not that way; empty where it must work."""
+    """The documented reason why this machine does not have that way; empty if the way must work."""
     triton = importlib.util.find_spec("triton") is not None
     reasons = {
         "flex": ""
@@ -42,12 +42,12 @@ def lacks(way: str) -> str:
 
 
 def packed(way: str) -> dict[str, Any]:
-    """Sequences one after the other in one row, each causal and blind to the others."""
+    """Several sequences in one row; each is causal and must not see the others."""
     return cases.run(_cases(PACKED[way], sum(LENGTHS), packed_mask(), first=sum(LENGTHS[:3])))
 
 
 def windowed(way: str) -> dict[str, Any]:
-    """Each query sees itself and the keys just before it."""
+    """Each query sees its own key and the keys just before it."""
     return cases.run(_cases(WINDOWED[way], LENGTH, window_mask(), first=LENGTH // 2))
 
 
@@ -63,7 +63,7 @@ def _cases(attend: Attend, length: int, seen: torch.Tensor, *, first: int) -> It
 
 
 def packed_mask() -> torch.Tensor:
-    """(T, T): True where query and key are of one sequence, and the key is not later."""
+    """(T, T): True where query and key belong to one sequence and the key is not later."""
     owner = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)).to(device())
     return (owner[:, None] == owner).tril()
 
@@ -87,7 +87,9 @@ def _against_float64(
 def _blind(
     attend: Attend, shape: attention.Shape, dtype: str, seen: torch.Tensor, first: int
 ) -> Iterable[Reading]:
-    """Queries from `first` on keep every bit when keys and values change that they do not see."""
+    """The output of queries from `first` on stays bitwise equal if keys and values change that they do
+    not see.
+    """
     q, k, v, _ = attention.inputs(shape, dtype)
     hidden = ~seen[first:].any(0)
     before = attend(q, k, v)[:, :, first:]
@@ -111,7 +113,7 @@ def _rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def _by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # 2.10 says is_causal; later releases say the same by a window with no end to the left.
+    # 2.10 has is_causal; later releases express it as a window without an end to the left.
     says = inspect.signature(varlen_attn).parameters
     causal = {"window_size": (-1, 0)} if "window_size" in says else {"is_causal": True}
     ends, longest = _ends(), max(LENGTHS)

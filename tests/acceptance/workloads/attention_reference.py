@@ -1,4 +1,6 @@
-"""Attention in float64 with its gradients, what each element of them may lose, and an eager yardstick.
+"""Attention in float64: output, gradients, the error that each element may have, and an eager yardstick.
+
+In: q, k, v and the output's gradient. Out: a `Reference`, or the yardstick's tensors.
 
 As in the FlashAttention paper (arXiv 2205.14135, appendix B): P = softmax(scale q k^T), dV = P^T dO,
 dP = dO V^T, delta = rowsum(dO O), dS = P (dP - delta), dQ = scale dS K, dK = scale dS^T Q.
@@ -11,8 +13,8 @@ import torch
 from workloads.gates import unit_roundoff
 from workloads.reference import float64
 
-# Errors of the rounded P and dS are independent: their sum over the keys grows as a root of the sum of
-# squares. Eight times that is beyond what 10^7 elements show, and a single lost key is above it.
+# Rounding errors of P and dS are independent, so their sum over the keys grows as the root of the sum of
+# squares. No error among 10^7 elements reaches eight times that, and a single lost key exceeds it.
 SPREAD = 8.0
 FLOAT32 = 2**-24
 EXPONENTIAL = 8.0  # hardware exp2 is good to about two units in the last place of its float32 argument
@@ -20,7 +22,7 @@ EXPONENTIAL = 8.0  # hardware exp2 is good to about two units in the last place 
 
 @dataclass(frozen=True)
 class Reference:
-    """Float64 output and gradients (dq, dk, dv), and the slack of each of the four."""
+    """Float64 output and gradients (dq, dk, dv), and the error that each of the four may have."""
 
     out: torch.Tensor
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -28,17 +30,17 @@ class Reference:
 
 
 def mask(sq: int, sk: int, on: torch.device) -> torch.Tensor:
-    """True where a query may look: `is_causal` aligns the diagonal at the top left."""
+    """True where a query may see a key; `is_causal` aligns the diagonal at the top left."""
     return torch.ones(sq, sk, dtype=torch.bool, device=on).tril()
 
 
 def probabilities(
     q: torch.Tensor, k: torch.Tensor, *, causal: bool, seen: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(D)) over the keys (equal heads); `seen` (Sq, Sk) takes the diagonal's place."""
+    """softmax(q k^T / sqrt(D)) over the keys (equal heads); `seen` (Sq, Sk) replaces the diagonal."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
-        seen = mask(*scores.shape[-2:], scores.device)
+        seen = mask(scores.shape[-2], scores.shape[-1], scores.device)
     if seen is not None:
         scores = scores.masked_fill(~seen.to(scores.device), float("-inf"))
     return scores.softmax(-1)
@@ -53,7 +55,7 @@ def compute(
     causal: bool,
     seen: torch.Tensor | None = None,
 ) -> Reference:
-    """The whole of it; q, g: (B, Hq, Sq, D), k, v: (B, Hkv, Sk, D)."""
+    """Output, gradients and their slack; q, g: (B, Hq, Sq, D), k, v: (B, Hkv, Sk, D)."""
     unit, groups, scale = unit_roundoff(q.dtype), q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     q, k, v, g = float64(q, k, v, g)
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
@@ -62,7 +64,7 @@ def compute(
     ds = p * (g @ v.mT - (g * out).sum(-1, keepdim=True))
     grads = scale * (ds @ k), _fold(scale * (ds.mT @ q), groups), _fold(p.mT @ g, groups)
 
-    # What the errors of P, dS and delta leave in each result, as root sums of squares.
+    # How the errors of P, dS and delta enter each result, as root sums of squares.
     rounding = _rounding(unit, q, k)
     ddelta = unit * (g * out).norm(dim=-1, keepdim=True)
     dp = (p * rounding).square()
@@ -102,7 +104,7 @@ def eager(
     causal: bool,
     seen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """The yardstick: plain operations in the operands' own dtype; (out, dq, dk, dv)."""
+    """The yardstick: plain operations in the operands' dtype. Returns (out, dq, dk, dv)."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
     groups = q.shape[1] // k.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in leaves[1:])

@@ -1,7 +1,7 @@
-"""Named cases of one family: run each, keep what its gates read, and say which failed.
+"""Run the named cases of one check. In: `(name, function)` pairs; each function returns the readings of its
+case.
 
-Comes in: `(name, function)` pairs, each function returning the readings of one case. Goes out: a JSON object
-`{"cases": [{"name", "failures": [...], "margin"}]}` that a test passes to `require`.
+Out: a JSON object `{"cases": [{"name", "failures": [...], "margin"}]}`, which a check passes to `require`.
 """
 
 import math
@@ -15,7 +15,7 @@ Case = tuple[str, Callable[[], Iterable[Reading]]]
 
 
 def run(cases: Iterable[Case]) -> dict[str, Any]:
-    """Every case, even after one has failed: a pattern over shapes says more than the first failure."""
+    """Run every case, even after a failure: the set of failing shapes shows more than the first one."""
     return {"cases": [_run_one(name, function) for name, function in cases]}
 
 
@@ -25,7 +25,7 @@ def _run_one(name: str, function: Callable[[], Iterable[Reading]]) -> dict[str, 
     except Exception as error:
         raise RuntimeError(f"case {name} raised {type(error).__name__}: {error}") from error
     if not readings:
-        raise RuntimeError(f"case {name} read nothing: a case without a gate proves nothing")
+        raise RuntimeError(f"case {name} has no reading: a case without a gate proves nothing")
     margins = [
         reading.got / reading.bound for reading in readings if reading.bound and math.isfinite(reading.got)
     ]
@@ -37,15 +37,15 @@ def _run_one(name: str, function: Callable[[], Iterable[Reading]]) -> dict[str, 
 
 
 def thorough(tier: str) -> bool:
-    """Whether to take every shape: a CPU would need hours for what a GPU does in seconds."""
+    """Whether to run every shape: a GPU needs seconds for them, a CPU would need hours."""
     return tier != "smoke" and device().type == "cuda"
 
 
 def require(report: Mapping[str, Any]) -> None:
-    """Fail with every failing case and its numbers; a report without cases fails as well."""
+    """Fail with every failing case and its numbers; a report without cases fails too."""
     cases = report["cases"]
-    if not cases:  # raised, not asserted: pytest rewrites no module of workloads, and -O strips asserts
-        raise AssertionError("no case ran: nothing was proven")
+    if not cases:  # raised, not asserted: pytest does not rewrite asserts here, and -O removes them
+        raise AssertionError("no case ran, so nothing was proven")
     failing = [case for case in cases if case["failures"]]
     lines = [f"  {case['name']}: {failure}" for case in failing for failure in case["failures"]]
     if failing:

@@ -1,10 +1,11 @@
-"""A torchrun program: time collectives by size on bf16 data, then check the data once. One JSON line.
+"""A torchrun program: time collectives by size on bf16 data, and check the data. In: operation names. Out: a
+JSON line.
 
-Arguments: operation names. The line is `{"figures": [{"op", "bytes", "moved", "mode", "seconds": [],
-"failures": []}]}`; `moved` is the total array as nccl-tests counts it (`bytes`, but for the rounding of a
-rank's share), `seconds` one figure a repeat. The modes: `eager` is what
-nccl-tests does (the library called directly; on a CPU, which has none, torch), `torch` the same protocol
-through torch.distributed, `graph` a captured graph, `values` the check of the data.
+The line is `{"figures": [{"op", "bytes", "moved", "mode", "seconds": [], "failures": []}]}`. `moved` is the
+size of the whole array as nccl-tests counts it: `bytes`, except that each rank's share is rounded down.
+`seconds` has one time per repeat. The modes: `eager` calls the library directly, as nccl-tests does (on a
+CPU, torch); `torch` is the same protocol through torch.distributed; `graph` is a captured graph; `values`
+checks the data.
 """
 
 import argparse
@@ -21,18 +22,18 @@ from workloads import collective_cases as collectives
 from workloads import collective_data as data
 from workloads import collective_library as library
 from workloads import collective_timing as timing
-from workloads import measured
+from workloads import speed_conditions
 from workloads.collective_data import Payload
 from workloads.gates import exact
 from workloads.ranks import Ranks, joined
 
 SIZES = {
-    "cuda": measured.COLLECTIVE_BYTES,
+    "cuda": speed_conditions.COLLECTIVE_BYTES,
     "cpu": (64 << 10, 1 << 20),
 }
-PLATEAU, GRAPHED = measured.PLATEAU_BYTES, measured.GRAPHED_BYTES
+PLATEAU, GRAPHED = speed_conditions.PLATEAU_BYTES, speed_conditions.GRAPHED_BYTES
 LATE_S = 0.3
-PROVEN = 64 << 20  # up to here also what the library itself was called for is checked
+PROVEN = 64 << 20  # up to this size, the result of the library's own call is checked too
 CHECKED = {
     "all_reduce": collectives.all_reduce,
     "all_gather": collectives.all_gather,
@@ -43,7 +44,7 @@ CHECKED = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What every measurement of this rank shares."""
+    """What all measurements of this rank share."""
 
     ranks: Ranks
     sent: torch.Tensor
@@ -52,7 +53,7 @@ class Bench:
     direct: library.Communicator | None  # None on a CPU
 
     def wait(self) -> None:
-        """Until the device has done what was enqueued; gloo has done it already."""
+        """Wait until the device has finished what was enqueued; gloo calls return finished."""
         if self.ranks.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
@@ -63,13 +64,13 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=1 << 30, help="bytes")
     options = parser.parse_args()
     with joined() as ranks:
-        figures = measured(ranks, options.operations, options.largest)
+        figures = every_figure(ranks, options.operations, options.largest)
         if figures is not None:
             print(json.dumps({"figures": figures}), flush=True)
 
 
-def measured(ranks: Ranks, operations: list[str], largest: int) -> list[dict[str, Any]] | None:
-    """Every figure, on rank 0."""
+def every_figure(ranks: Ranks, operations: list[str], largest: int) -> list[dict[str, Any]] | None:
+    """Measure everything; returns the figures of all ranks on rank 0, None elsewhere."""
     sizes = sizes_of(ranks.device.type, largest)
     made = bench(ranks, max(sizes), direct=True)
     mine = [f for op in operations for size in sizes for f in _figures(made, op, size)]
@@ -88,7 +89,7 @@ def sizes_of(kind: str, largest: int) -> list[int]:
 
 
 def bench(ranks: Ranks, largest: int, *, direct: bool) -> Bench:
-    """Buffers of normal data, a barrier, and the library itself where the device has one and it is wanted."""
+    """Buffers of normal data, a barrier, and with `direct` the library itself, if the device has one."""
     sent, received = (
         torch.empty(largest // library.ELEMENT_BYTES, dtype=torch.bfloat16, device=ranks.device).normal_()
         for _ in range(2)
@@ -125,12 +126,12 @@ def _eagerly(bench: Bench, call: timing.Call) -> list[float]:
 
 
 def _barriers(bench: Bench) -> list[float]:
-    """The barrier that trainers call, also waited for by the host."""
+    """Time the barrier that trainers call, including the host's wait."""
     return timing.eagerly(lambda _: dist.barrier(), bench.wait, bench.barrier)
 
 
 def barrier_holds(ranks: Ranks) -> list[str]:
-    """Nobody leaves the barrier before the last rank has come to it."""
+    """Whether no rank leaves the barrier before the last rank has reached it."""
     late = ranks.rank == ranks.size - 1
     if late:
         time.sleep(LATE_S)
@@ -143,8 +144,8 @@ def barrier_holds(ranks: Ranks) -> list[str]:
 def torch_call(bench: Bench, op: str, planned: library.Plan) -> Callable[[int], object]:
     """The same collective through torch, which has no out-of-place all-reduce.
 
-    A sum repeated on the same buffer soon overflows to infinity; it moves the same bytes, and what the
-    operation computes is checked apart.
+    A sum that is repeated on one buffer soon overflows to infinity. It moves the same bytes, and the results
+    of the operation are checked separately.
     """
     total = max(planned.sent, planned.received)
     steps = max(1, bench.sent.numel() // total)
@@ -162,12 +163,12 @@ def torch_call(bench: Bench, op: str, planned: library.Plan) -> Callable[[int], 
 
 
 def proven(bench: Bench, op: str, planned: library.Plan) -> list[str]:
-    """The timed call itself, once, on exact data: out of place, so the input must stay as it was."""
+    """Run the timed call once on exact data; it is out of place, so it must not change its input."""
     ranks, payload = bench.ranks, Payload(count=planned.count, dtype="bf16", trial=planned.sent.bit_length())
     sent = data.values(payload, ranks, ranks.rank, planned.sent).bfloat16()
     received = torch.full((planned.received,), float("nan"), dtype=torch.bfloat16, device=ranks.device)
     if bench.direct is None:
-        raise AssertionError("there is no library to call")
+        raise AssertionError("there is no library to call on this device")
     before = sent.clone()
     bench.direct.caller(op, planned, sent, received)(0)
     bench.wait()
@@ -179,7 +180,7 @@ def proven(bench: Bench, op: str, planned: library.Plan) -> list[str]:
 
 
 def expected(op: str, ranks: Ranks, payload: Payload) -> torch.Tensor:
-    """What this rank must hold after it."""
+    """What this rank must hold after the operation."""
     mine, everyone = ranks.rank * payload.count, range(ranks.size)
     if op == "all_reduce":
         return collectives.reduced(payload, ranks, "sum")
@@ -190,7 +191,7 @@ def expected(op: str, ranks: Ranks, payload: Payload) -> torch.Tensor:
 
 
 def _values(ranks: Ranks, op: str, size: int) -> list[str]:
-    """The same operation at the same size on exact data: speed without the right sum is worth nothing."""
+    """Run the same operation at the same size on exact data, and check the result."""
     count = library.plan(op, size, ranks.size).count
     readings = CHECKED[op](ranks, Payload(count=count, dtype="bf16", trial=size.bit_length()))
     return [f"rank {ranks.rank}: {reading}" for reading in readings if not reading.passed]

@@ -1,4 +1,6 @@
-"""One function per collective: call it on exact data, read whether every rank holds what it must."""
+"""One function per collective. In: ranks, a payload of exact data, a root if it has one. Out: readings
+of this rank.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -36,7 +38,9 @@ def all_reduce(ranks: Ranks, payload: Payload, op: str = "sum") -> Iterable[Read
 
 
 def all_reduce_normal(ranks: Ranks, payload: Payload) -> tuple[int, Reading]:
-    """Normal data: no closed form, but every rank must hold the same finite bits. Returns their checksum."""
+    """Normal data has no known result, but every rank must hold the same finite bits. Returns their
+    checksum.
+    """
     kind = data.DTYPES[payload.dtype]
     tensor = operands.normal(payload.count, dtype=kind, seed=1000 * payload.trial + ranks.rank)
     dist.all_reduce(tensor)
@@ -44,7 +48,7 @@ def all_reduce_normal(ranks: Ranks, payload: Payload) -> tuple[int, Reading]:
 
 
 def _filled(ranks: Ranks, payload: Payload) -> torch.Tensor:
-    """This rank's values, written piece by piece: their int64 originals would not fit beside them."""
+    """This rank's values, written in pieces because the int64 values would not fit in memory at once."""
     tensor = torch.empty(payload.count, dtype=data.DTYPES[payload.dtype], device=ranks.device)
     for start in range(0, payload.count, PIECE):
         piece = tensor[start : start + PIECE]
@@ -53,7 +57,7 @@ def _filled(ranks: Ranks, payload: Payload) -> torch.Tensor:
 
 
 def all_reduce_large(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """More elements than 32 bits count; compared piece by piece."""
+    """An array with more elements than 32 bits can count, compared in pieces."""
     tensor = _filled(ranks, payload)
     dist.all_reduce(tensor)
     for start in range(0, payload.count, PIECE):
@@ -63,7 +67,7 @@ def all_reduce_large(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
 
 
 def all_gather_large(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """The gathered array has more elements than 32 bits count; compared piece by piece."""
+    """The gathered array has more elements than 32 bits can count; it is compared in pieces."""
     out = torch.empty(payload.count * ranks.size, dtype=data.DTYPES[payload.dtype], device=ranks.device)
     dist.all_gather_into_tensor(out, _filled(ranks, payload))
     for rank, start in itertools.product(range(ranks.size), range(0, payload.count, PIECE)):
@@ -114,3 +118,40 @@ def all_to_all_uneven(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
         before = sum(split(sender, to, payload) for to in range(ranks.rank))
         shares.append(data.values(payload, ranks, sender, receives[sender], before))
     return out.readings(torch.cat(shares))
+
+
+def broadcast(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
+    """Every rank holds the root's values."""
+    buffer = Guarded(payload.count, payload, ranks)
+    if ranks.rank == root:
+        buffer.view.copy_(data.values(payload, ranks, root))
+    dist.broadcast(buffer.view, root)
+    return buffer.readings(data.values(payload, ranks, root))
+
+
+def reduce(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
+    """The root holds the sum; the content on other ranks is undefined afterwards."""
+    buffer = Guarded(payload.count, payload, ranks)
+    buffer.view.copy_(data.values(payload, ranks, ranks.rank))
+    dist.reduce(buffer.view, root)
+    values, guard = buffer.readings(reduced(payload, ranks, "sum"))
+    return (values, guard) if ranks.rank == root else (guard,)
+
+
+def scatter(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
+    """Each rank holds its own share of the root's values."""
+    out, shares = Guarded(payload.count, payload, ranks), None
+    if ranks.rank == root:
+        shares = list(data.send_buffer(payload, ranks, payload.count * ranks.size).chunk(ranks.size))
+    dist.scatter(out.view, shares, root)
+    return out.readings(data.values(payload, ranks, root, payload.count, ranks.rank * payload.count))
+
+
+def gather(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
+    """The root holds the values of all ranks in rank order; nothing is written on the others."""
+    out = Guarded(payload.count * ranks.size, payload, ranks)
+    parts = list(out.view.chunk(ranks.size)) if ranks.rank == root else None
+    dist.gather(data.send_buffer(payload, ranks), parts, root)
+    if ranks.rank != root:
+        return out.readings(torch.full_like(out.view, out.poison))
+    return out.readings(torch.cat([data.values(payload, ranks, rank) for rank in range(ranks.size)]))

@@ -1,7 +1,8 @@
-"""Data for collectives whose results are known exactly, whatever the order of summation.
+"""Data for which a collective's result is exact in any order of summation. In: a payload, a rank. Out:
+tensors.
 
-x_r[i] = (7 i + 13 r + 31 t) mod m for rank r and trial t, with n m below the last integer that the dtype
-counts to without a gap, as nccl-tests' verifiable.h does.
+x_r[i] = (7 i + 13 r + 31 t) mod m for rank r and trial t, with n m below the first integer that the dtype
+cannot represent, as in nccl-tests' verifiable.h.
 """
 
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ DTYPES = {
     "int64": torch.int64,
     "uint8": torch.uint8,
 }
-# Integers are exact up to here; a byte carries an fp8 value as it is, so it has to survive in all its codes.
+# Integers are exact up to here. A byte can carry an fp8 value, so every code of a byte must survive.
 COUNTS_TO = {"fp32": 2**24, "bf16": 256, "fp16": 2048, "int64": 2**40, "uint8": 256}
 GUARD = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What is sent: elements per rank, their dtype, how many elements off alignment, which trial."""
+    """What is sent: elements per rank, their dtype, elements off alignment, and the number of the trial."""
 
     count: int
     dtype: str = "fp32"
@@ -46,7 +47,7 @@ class Payload:
 def values(
     payload: Payload, ranks: Ranks, rank: int, count: int | None = None, start: int = 0
 ) -> torch.Tensor:
-    """What `rank` contributes, from element `start`, as int64."""
+    """The values of `rank` from element `start` on, as int64."""
     index = torch.arange(start, start + (payload.count if count is None else count), device=ranks.device)
     return (7 * index + 13 * rank + 31 * payload.trial) % payload.modulus(ranks)
 

@@ -1,7 +1,7 @@
-"""NCCL or RCCL called as nccl-tests calls it: out of place, on one stream, nothing of torch between.
+"""Call NCCL or RCCL as nccl-tests does: out of place, on one stream, without torch in between.
 
-In: the library that torch itself has loaded, and buffers. Out: calls that enqueue one collective each. Both
-vendors' libraries have these names, types and numbers (nccl.h and rccl.h), so one binding serves both.
+In: the library that torch has loaded, and buffers. Out: calls that enqueue one collective each. Names, types
+and numbers are the same in both vendors' libraries (nccl.h and rccl.h), so one binding serves both.
 """
 
 import ctypes
@@ -55,20 +55,20 @@ ALL_TO_ALL = "ncclAlltoAll"  # NCCL 2.28 and later; before it, and in RCCL, send
 
 @dataclass(frozen=True)
 class Plan:
-    """Elements of one collective on one rank, as nccl-tests' GetCollByteCount has them."""
+    """Elements of one collective on one rank, as in nccl-tests' GetCollByteCount."""
 
     sent: int
     received: int
-    count: int  # what the library is told
+    count: int  # the library's argument
 
     @property
     def total_bytes(self) -> int:
-        """The size that a bandwidth is reckoned of: the larger of what is sent and received."""
+        """The size that counts for the bandwidth: the larger of what is sent and received."""
         return max(self.sent, self.received) * ELEMENT_BYTES
 
 
 def plan(op: str, size_bytes: int, ranks: int) -> Plan:
-    """How many elements each rank sends and receives when the whole array has so many bytes."""
+    """How many elements each rank sends and receives if the whole array has `size_bytes`."""
     count = size_bytes // ELEMENT_BYTES
     if op == "all_reduce":
         return Plan(count, count, count)
@@ -82,7 +82,7 @@ def plan(op: str, size_bytes: int, ranks: int) -> Plan:
 
 
 def holder(maps: str | None = None) -> str:
-    """The file that torch has the library from. Raises `LookupError` where no loaded file can have it."""
+    """The file from which torch loaded the library. Raises `LookupError` if no loaded file contains it."""
     text = Path("/proc/self/maps").read_text() if maps is None else maps
     loaded = {fields[5] for line in text.splitlines() if len(fields := line.split(maxsplit=5)) == 6}
     for pattern in HOLDERS:
@@ -92,7 +92,7 @@ def holder(maps: str | None = None) -> str:
 
 
 class Communicator:
-    """A communicator of its own over the ranks, beside torch's."""
+    """A separate communicator over the ranks, beside torch's."""
 
     def __init__(self, ranks: Ranks, stream: int, *, library: str | None = None) -> None:
         self.ranks, self.stream = ranks, stream
@@ -106,7 +106,7 @@ class Communicator:
         self._ask("ncclCommInitRank", ctypes.byref(self._handle), ranks.size, self._identity(), ranks.rank)
 
     def _identity(self) -> UniqueId:
-        """Rank 0's, through the store."""
+        """The unique id of rank 0, through the store."""
         identity = UniqueId()
         if self.ranks.rank == 0:
             self._ask("ncclGetUniqueId", ctypes.byref(identity))
@@ -121,9 +121,9 @@ class Communicator:
     def caller(
         self, op: str, planned: Plan, sent: torch.Tensor, received: torch.Tensor
     ) -> Callable[[int], None]:
-        """A function of the iteration that enqueues one collective, each on the next part of the buffers.
+        """A function that enqueues one collective; each iteration uses the next part of the buffers.
 
-        nccl-tests moves on so that no iteration finds its data in a cache (startColl in its common.cu).
+        nccl-tests does so too, so that no iteration finds its data in a cache (startColl in its common.cu).
         """
         steps = max(1, min(sent.numel(), received.numel()) * ELEMENT_BYTES // planned.total_bytes)
         source, target = sent.data_ptr(), received.data_ptr()
@@ -157,5 +157,5 @@ class Communicator:
         self._ask("ncclGroupEnd")
 
     def close(self) -> None:
-        """Give the communicator back; nothing may be under way on it."""
+        """Destroy the communicator, on which no call may be running."""
         self._ask("ncclCommDestroy", self._handle)

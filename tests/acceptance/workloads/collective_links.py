@@ -1,16 +1,17 @@
-"""A torchrun program: what every ordered pair of ranks carries, and what the library chose. One JSON line.
+"""A torchrun program: the speed of every pair of ranks, and the library's choices. In: operation names. Out:
+a JSON line.
 
-Arguments: operation names. The line is `{"pairs": [{"from", "to", "seconds": [], "failures": []}], "bytes",
-"environment", "files", "choices", "nvls", "warnings", "library"}`, with --timed also the figures of
-`collective_bandwidth.py`. Timed apart on a GPU: the library writes its choices into a debug file at every
-call, which costs as much as a small collective does.
+The line is `{"pairs": [{"from", "to", "seconds": [], "failures": []}], "bytes", "environment", "files",
+"choices", "nvls", "warnings", "library"}`, with --timed also the figures of `collective_bandwidth.py`. On a
+GPU those are timed in another launch, because here the library writes its choices to a log at every call,
+which costs as much as a small collective.
 """
 
 import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from workloads import collective_bandwidth as bandwidth
 from workloads import collective_data as data
+from workloads import collective_library as library
 from workloads import nccl_log
 from workloads.collective_data import Guarded, Payload
 from workloads.collective_timing import HostBarrier
@@ -33,13 +35,15 @@ def main() -> None:
     parser.add_argument("--timed", action="store_true")
     options = parser.parse_args()
     with joined() as ranks:
-        dist.all_reduce(torch.zeros(1, device=ranks.device))  # every rank joins before any pair does
+        dist.all_reduce(
+            torch.zeros(1, device=ranks.device)
+        )  # the communicator of all ranks must exist before any pair uses it
         barrier = HostBarrier(ranks)
         pairs = itertools.permutations(range(ranks.size), 2)
         mine = [figure for sender, receiver in pairs for figure in _pair(ranks, barrier, sender, receiver)]
         if ranks.device.type == "cuda":
             _every_choice(ranks, options.operations)
-        figures = bandwidth.measured(ranks, options.operations, 1 << 30) if options.timed else None
+        figures = bandwidth.every_figure(ranks, options.operations, 1 << 30) if options.timed else None
         everyone = ranks.collect(mine)
         if everyone is not None:
             found = {"pairs": [one for pairs in everyone for one in pairs], "bytes": _bytes(ranks)}
@@ -51,7 +55,9 @@ def _bytes(ranks: Ranks) -> int:
 
 
 def _pair(ranks: Ranks, barrier: HostBarrier, sender: int, receiver: int) -> Iterator[dict[str, Any]]:
-    """All the others wait at the barrier, so that nothing else is on the links; the receiver reports."""
+    """Time one pair while all other ranks wait at the barrier, so that the links are idle; the receiver
+    reports.
+    """
     payload = Payload(count=_bytes(ranks) // 2, dtype="bf16", trial=sender)
     taking_part = ranks.rank in (sender, receiver)
     if taking_part:
@@ -74,8 +80,8 @@ def _pair(ranks: Ranks, barrier: HostBarrier, sender: int, receiver: int) -> Ite
         yield {"from": sender, "to": receiver, "seconds": seconds, "failures": failures}
 
 
-def _exchange(kind: Any, buffer: torch.Tensor, peer: int) -> None:
-    """In a batch of one: alone, NCCL would make a communicator of its own for each pair."""
+def _exchange(kind: Callable[..., object], buffer: torch.Tensor, peer: int) -> None:
+    """Send or receive in a batch of one: otherwise NCCL creates a communicator for each pair."""
     for work in dist.batch_isend_irecv([dist.P2POp(kind, buffer, peer)]):
         work.wait()
 
@@ -86,11 +92,11 @@ def _wait(ranks: Ranks) -> None:
 
 
 def _every_choice(ranks: Ranks, operations: list[str]) -> None:
-    """Each operation once at each named size, for the debug file."""
+    """Run each operation once at each size, so that the log has the library's choices."""
     sizes = bandwidth.sizes_of("cuda", max(bandwidth.SIZES["cuda"]))
     bench = bandwidth.bench(ranks, max(sizes), direct=False)
     for op, size in itertools.product(operations, sizes):
-        bandwidth.torch_call(bench, op, bandwidth.library.plan(op, size, ranks.size))(0)
+        bandwidth.torch_call(bench, op, library.plan(op, size, ranks.size))(0)
     torch.cuda.synchronize()
 
 

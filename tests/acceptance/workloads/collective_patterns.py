@@ -1,6 +1,7 @@
-"""How trainers combine collectives: point to point, groups, several under way, coalesced, other means.
+"""How trainers use collectives: scaled sums, point to point, groups, several at once, coalesced. In: ranks, a
+payload.
 
-In: ranks and a payload. Out: readings of every rank.
+Out: readings of this rank.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,11 +16,11 @@ from workloads.collective_data import Guarded, Payload
 from workloads.gates import Reading, exact
 from workloads.ranks import Ranks
 
-SPREAD = 4  # tensors of one coalesced call, and collectives under way at once
+SPREAD = 4  # tensors in one coalesced call, and collectives that run at once
 
 
 def all_reduce_average(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """Multiples of the world size, so that the mean is a whole number."""
+    """The mean of multiples of the world size, which is a whole number."""
     buffer = Guarded(payload.count, payload, ranks)
     small = 1 + data.COUNTS_TO[payload.dtype] // ranks.size**2 // 2
     parts = [data.values(payload, ranks, rank) % small for rank in range(ranks.size)]
@@ -29,7 +30,7 @@ def all_reduce_average(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
 
 
 def all_reduce_premultiplied(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """The sum of values doubled on the way, which is how FSDP divides its gradients."""
+    """The sum of values that the library doubles first; FSDP divides its gradients this way."""
     buffer = Guarded(payload.count, payload, ranks)
     small = data.COUNTS_TO[payload.dtype] // ranks.size // 2
     parts = [data.values(payload, ranks, rank) % small for rank in range(ranks.size)]
@@ -39,7 +40,7 @@ def all_reduce_premultiplied(ranks: Ranks, payload: Payload) -> Iterable[Reading
 
 
 def send_receive(ranks: Ranks, payload: Payload, distance: int) -> Iterable[Reading]:
-    """Each rank sends to the one `distance` further round the ring; all distances make all pairs."""
+    """Each rank sends to the rank `distance` further in the ring; all distances together cover all pairs."""
     to, sender = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size
     out, sent = Guarded(payload.count, payload, ranks), data.send_buffer(payload, ranks)
     works = dist.batch_isend_irecv(
@@ -51,7 +52,7 @@ def send_receive(ranks: Ranks, payload: Payload, distance: int) -> Iterable[Read
 
 
 def sub_groups(ranks: Ranks, payload: Payload, groups: list[dist.ProcessGroup]) -> Iterable[Reading]:
-    """Even and odd ranks reduce at the same time, each among themselves."""
+    """Even ranks and odd ranks reduce at the same time, each in their own group."""
     buffer = Guarded(payload.count, payload, ranks)
     buffer.view.copy_(data.values(payload, ranks, ranks.rank))
     dist.all_reduce(buffer.view, group=groups[ranks.rank % 2])
@@ -61,7 +62,7 @@ def sub_groups(ranks: Ranks, payload: Payload, groups: list[dist.ProcessGroup]) 
 
 
 def overlapping(ranks: Ranks) -> list[list[int]]:
-    """The first half and one more, the second half and one more: the ranks in the middle are in both."""
+    """The first half plus one rank and the second half plus one: the ranks in the middle are in both."""
     half, everyone = ranks.size // 2, list(range(ranks.size))
     return [everyone[: half + 1], everyone[max(0, half - 1) :]]
 
@@ -86,7 +87,7 @@ def overlapping_groups(ranks: Ranks, payload: Payload, groups: list[dist.Process
 
 
 def in_flight(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """Several all-reduces at once, waited for in reverse, each with its own values."""
+    """Several all-reduces at once, waited for in reverse order, each with its own values."""
     trials = [Payload(count=payload.count + i, dtype=payload.dtype, trial=i) for i in range(SPREAD)]
     buffers = [Guarded(trial.count, trial, ranks) for trial in trials]
     works = []
@@ -100,7 +101,7 @@ def in_flight(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
 
 
 def coalesced(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """Several tensors of different length in one call, each kind as FSDP and DDP send them."""
+    """Several tensors of different length in one coalesced call, as FSDP and DDP send them."""
     trials = [Payload(count=payload.count + i, dtype=payload.dtype, trial=i) for i in range(SPREAD)]
     yield from _coalesced(ranks, trials, _all_reduce, 1, lambda trial: reduced(trial, ranks, "sum"))
     yield from _coalesced(ranks, trials, dist.all_gather_into_tensor, ranks.size, lambda t: _of_all(t, ranks))
@@ -138,7 +139,7 @@ def _own_share(payload: Payload, ranks: Ranks) -> torch.Tensor:
 
 
 def keeps_input(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """Out-of-place operations leave what they send as it was."""
+    """Out-of-place operations do not change what they send."""
     sent = data.send_buffer(payload, ranks, payload.count * ranks.size)
     before = sent.clone()
     whole = torch.empty(payload.count * ranks.size**2, dtype=sent.dtype, device=sent.device)

@@ -1,9 +1,9 @@
-"""How long a collective takes: eagerly by nccl-tests' protocol, and inside a captured graph.
+"""How long a collective takes. In: a function that enqueues it. Out: seconds per call, one figure per repeat.
 
-`eagerly` is BenchTime of nccl-tests' src/common.cu at its defaults (-n 20 -m 1 -z 0 -G 0): one call is
-enqueued and waited for, the hosts meet, the host's clock starts, 20 calls are enqueued in a row, one wait for
-the stream, the clock stops; the time of one call is the twentieth part, averaged over the ranks (-a 1).
-`in_graph` captures the same calls once: no launch at all is in its figure.
+`eagerly` is BenchTime of nccl-tests' src/common.cu at its defaults (-n 20 -m 1 -z 0 -G 0): enqueue one call
+and wait for it, barrier of the hosts, start the host's clock, enqueue 20 calls in a row, wait for the stream,
+stop the clock. The time of one call is a twentieth of it, averaged over the ranks (-a 1). `in_graph` captures
+the same calls in a graph, so its figure contains no launch from the host.
 """
 
 import gc
@@ -28,18 +28,18 @@ Call = Callable[[int], object]
 
 
 class HostBarrier:
-    """Ranks of one host meet within microseconds: counters in shared memory, and everyone spins on all.
+    """A barrier of microseconds between ranks of one host: each spins on counters in shared memory.
 
-    A barrier on the devices would be one more collective, and one over sockets skews the start by the time
-    of ten small collectives.
+    A barrier on the devices would be one more collective, and with one over sockets the ranks start apart by
+    the time of ten small collectives.
     """
 
-    _made = itertools.count()  # ranks make them in the same order, and every one has its own counters
+    _made = itertools.count()  # numbers the barriers, which all ranks create in the same order
 
     def __init__(self, ranks: Ranks) -> None:
         key = f"barrier/{next(self._made)}"
         if ranks.rank == 0:
-            file = os.memfd_create("stackcheck-barrier")  # has no name that could be left behind
+            file = os.memfd_create("stackcheck-barrier")  # without a file name that could be left behind
             os.ftruncate(file, 8 * ranks.size)
             ranks.store.set(key, f"/proc/{os.getpid()}/fd/{file}")
         else:
@@ -48,14 +48,14 @@ class HostBarrier:
         self._rank, self._round = ranks.rank, 0
 
     def __call__(self) -> None:
-        """Return when every rank has called as often. Raises `TimeoutError`, naming who stayed away."""
+        """Return when every rank has called. Raises `TimeoutError` with the ranks that did not."""
         self._round += 1
         self._marks[self._rank] = self._round
         deadline = time.monotonic() + PATIENCE_S
         while min(self._marks) < self._round:
             if time.monotonic() > deadline:
                 absent = [rank for rank, mark in enumerate(self._marks) if mark < self._round]
-                raise TimeoutError(f"ranks {absent} did not come within {PATIENCE_S:g} s")
+                raise TimeoutError(f"ranks {absent} did not reach the barrier within {PATIENCE_S:g} s")
             os.sched_yield()
 
 
@@ -86,7 +86,9 @@ def _cycle(call: Call, wait: Callable[[], object], barrier: Callable[[], object]
 
 
 class Spin:
-    """A kernel that does nothing for about so many seconds, whatever one cycle of the device's counter is."""
+    """A kernel that keeps the device busy for about a number of seconds; one cycle's length is measured
+    first.
+    """
 
     TRIAL_CYCLES = 10_000_000
 
@@ -100,18 +102,19 @@ class Spin:
         self.cycles_per_s = self.TRIAL_CYCLES / (start.elapsed_time(end) / 1e3)
 
     def __call__(self, seconds: float) -> None:
-        """Enqueue it on the current stream."""
+        """Enqueue the kernel on the current stream."""
         torch.cuda._sleep(int(seconds * self.cycles_per_s))
 
 
 def in_graph(call: Callable[[], object], spin: Spin, *, calls: int = ITERATIONS) -> list[float]:
-    """Seconds per call when `calls` of them are captured and replayed behind a spin that aligns ranks."""
+    """Seconds per call for `calls` in a captured graph, replayed behind a spin that aligns the ranks."""
     call()
     torch.cuda.synchronize()
     dist.barrier()
     torch.cuda.synchronize()  # RCCL cannot capture while an earlier collective is in flight (ROCm/rccl#2022)
     graph = torch.cuda.CUDAGraph()
-    # The process group's watchdog thread asks for events meanwhile, which a global capture would not survive.
+    # The process group's watchdog thread queries events meanwhile, which would break a capture in global
+    # mode.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(calls):
             call()
@@ -129,14 +132,14 @@ def _replayed(graph: torch.cuda.CUDAGraph, spin: Spin) -> float:
     graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def slowest(per_rank: list[list[float]]) -> list[float]:
-    """For each repeat the slowest rank."""
+    """For each repeat, the time of the slowest rank."""
     return [max(figures) for figures in zip(*per_rank, strict=True)]
 
 
 def average(per_rank: list[list[float]]) -> list[float]:
-    """For each repeat the mean over the ranks, as nccl-tests reports it."""
+    """For each repeat, the mean over the ranks, as nccl-tests reports it."""
     return [sum(figures) / len(figures) for figures in zip(*per_rank, strict=True)]

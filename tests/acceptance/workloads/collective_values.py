@@ -1,6 +1,6 @@
-"""A torchrun program: every collective on exact data, checked on every rank. One JSON line from rank 0.
+"""A torchrun program: every collective on exact data, checked on every rank. In: --tier. Out: a JSON line.
 
-Arguments: --tier. The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n}`.
+The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n}`.
 """
 
 import argparse
@@ -14,14 +14,13 @@ import torch.distributed as dist
 from workloads import backend
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
-from workloads import collective_rooted as rooted
 from workloads.collective_data import Payload
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
 COUNTS = (1, 17, 4099)
 MORE_COUNTS = (2, 127, 65_537, 1_048_579)
 FLOATS = ("fp32", "bf16", "fp16")
-# What gloo has no operation for (torch's table of backends); every other name here works on both.
+# Operations that gloo does not have (torch's table of backends); both backends have all others.
 LACKS = {"gloo": {"average", "premultiplied sum"}, "nccl": set[str]()}
 
 
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:
-    """Odd counts, aligned and not; every one another trial."""
+    """Odd counts, aligned and not; every payload is another trial."""
     counts = COUNTS if tier == "smoke" else COUNTS + MORE_COUNTS
     for trial, (dtype, count) in enumerate(itertools.product(dtypes, counts)):
         yield Payload(count=count, dtype=dtype, offset=trial % 2, trial=trial)
@@ -72,7 +71,7 @@ def _of(op: str, function: object, ranks: Ranks, payload: Payload) -> Iterator[t
 
 
 def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
-    operations = (rooted.broadcast, rooted.reduce, rooted.scatter, rooted.gather)
+    operations = (collectives.broadcast, collectives.reduce, collectives.scatter, collectives.gather)
     for root, dtype in itertools.product(range(ranks.size), FLOATS):
         payload = Payload(count=1031, dtype=dtype, trial=root)
         for function in operations:

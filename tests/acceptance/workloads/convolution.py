@@ -1,6 +1,6 @@
 """Convolution, forward and backward, against float64 on the CPU.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools
@@ -46,11 +46,12 @@ def _against_float64(
     out = F.conv2d(x, w, **options)
     g = operands.normal(*out.shape, dtype=dtype, seed=3)
     got = (out.detach(), *torch.autograd.grad(out, (x, w), g))
-    # The same with absolute values bounds every sum of products: what rounding may cost grows with it.
+    # The same with absolute values is the size of every sum of products, to which its rounding error is
+    # relative.
     ref = _plain(x, w, g, options)
     sizes = _plain(x.abs(), w.abs(), g.abs(), options)
     for name, value, expected, bound in zip(("out", "dx", "dw"), got, ref, sizes, strict=True):
-        # Winograd's and FFT's transforms lose a few bits more than a plain sum of products.
+        # Winograd and FFT transforms lose a few bits more than a plain sum of products.
         unit = 2.0**-20 if dtype == torch.float32 else 2.0**-14
         yield elementwise(value, expected, unit * bound, name=name)
 

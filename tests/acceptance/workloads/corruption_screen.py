@@ -1,6 +1,7 @@
-"""A torchrun program: the same products on every device at full power, bits compared. One JSON line.
+"""A torchrun program: compare the bits of products on all devices at full power. In: seconds. Out: a JSON
+line.
 
-Argument: seconds. The line is `{"devices": [{"checksum", "inputs", "repeats", "differences": []}]}` by rank.
+The line is `{"devices": [{"checksum", "inputs", "repeats", "differences": []}]}` by rank.
 """
 
 import argparse

@@ -1,6 +1,4 @@
-"""What torch sees of the devices, and copies that use their links. In: nothing or seconds. Out: plain
-figures.
-"""
+"""The devices as torch sees them, and copies over their links. In: nothing or seconds. Out: plain figures."""
 
 import contextlib
 import os
@@ -11,8 +9,8 @@ from typing import Any
 
 import torch
 
-from workloads.kernel_lists import numbers
-from workloads.measured import LINK_BYTES
+from vendors.kernel_files import numbers
+from workloads.speed_conditions import LINK_BYTES
 
 COPY_BYTES = 64 << 20
 PATTERN_ELEMENTS = (1 << 20) + 1
@@ -21,13 +19,14 @@ BUS = Path("/sys/bus/pci/devices")
 
 
 def seen() -> list[dict[str, Any]]:
-    """Each device in torch's order, with what joins it to the management library."""
+    """Each device in torch's order, with the ids that match it to a device of the management library."""
     return [_properties(index) for index in range(torch.cuda.device_count())]
 
 
 def busy_links(seconds: float) -> int:
-    """Copy between host and every visible device, so that their links leave the idle state; returns copies
-    made.
+    """Copy from the host to every visible device, so that the links leave their idle state.
+
+    Returns the number of copies.
     """
     host = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
     buffers = [torch.empty_like(host, device=f"cuda:{index}") for index in range(torch.cuda.device_count())]
@@ -42,9 +41,7 @@ def busy_links(seconds: float) -> int:
 
 
 def peer_copies() -> list[dict[str, Any]]:
-    """Copy a pattern that names both ends over every ordered pair, and compare it bit by bit where it
-    arrived.
-    """
+    """Copy a pattern that contains both device numbers between every ordered pair, and compare every bit."""
     count = torch.cuda.device_count()
     return [_peer_copy(a, b) for a in range(count) for b in range(count) if a != b]
 
@@ -59,7 +56,7 @@ def _peer_copy(a: int, b: int) -> dict[str, Any]:
 
 
 def peer_speeds() -> dict[str, Any]:
-    """Seconds of one copy over each ordered pair, alone on the links, and how much of its data was wrong.
+    """Time one copy between each ordered pair, one pair at a time, and count wrong elements.
 
     {"bytes", "pairs": [{"from", "to", "seconds": one per repeat, "wrong_elements"}]}
     """
@@ -79,7 +76,7 @@ def _peer_speed(a: int, b: int) -> dict[str, Any]:
 
 
 def _seconds_a_copy(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    """On the current device's stream, one figure a repeat."""
+    """On the current device's stream, one figure per repeat."""
     target.copy_(source, non_blocking=True)  # the first copy opens the path
     return [_repeat(lambda: target.copy_(source, non_blocking=True)) for _ in range(REPEATS)]
 
@@ -92,16 +89,16 @@ def _repeat(copy: Callable[[], object]) -> float:
         copy()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3 / COPIES
+    return float(start.elapsed_time(end)) / 1e3 / COPIES
 
 
 def host_speeds() -> dict[str, Any]:
-    """Seconds of one copy between pinned memory and each device, and how much of its data was wrong.
+    """Time one copy between pinned memory and each device, and count wrong elements.
 
     {"bytes", "devices": [{"h2d": seconds, one per repeat, "d2h": the same, "wrong_elements"}]}, one device
-    after the other. Pinned memory lies beside its device, where a job's launcher would put it.
+    after the other. The pinned memory is on the device's NUMA node, where a job's launcher would put it.
     """
-    pinned: list[torch.Tensor] = []  # kept until all are measured: torch would hand a freed one to the next
+    pinned: list[torch.Tensor] = []  # kept until the end: torch would reuse freed memory for the next device
     found = [_host_speed(index, pinned) for index in range(torch.cuda.device_count())]
     return {"bytes": LINK_BYTES, "devices": found}
 
@@ -122,7 +119,7 @@ def _host_speed(index: int, pinned: list[torch.Tensor]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _beside(bdf: str | None) -> Iterator[None]:
-    """This thread on cores of a device's NUMA node; on any that it may use, where none of them is there."""
+    """Run this thread on cores of the device's NUMA node; if it may use none of them, on any."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, allowed & local_cores(bdf) or allowed)
     try:
@@ -132,7 +129,7 @@ def _beside(bdf: str | None) -> Iterator[None]:
 
 
 def local_cores(bdf: str | None) -> set[int]:
-    """The cores on a device's NUMA node; none where the kernel does not say."""
+    """The cores on a device's NUMA node; empty if the kernel does not list them."""
     path = BUS / str(bdf) / "local_cpulist"
     return numbers(path.read_text()) if path.is_file() else set()
 
@@ -141,12 +138,12 @@ def _properties(index: int) -> dict[str, Any]:
     found = torch.cuda.get_device_properties(index)
     arch = getattr(found, "gcnArchName", "") if torch.version.hip else f"sm_{found.major}{found.minor}"
     parts = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    known = all(part is not None for part in parts)
+    numbered = [part for part in parts if part is not None]
     return {
         "index": index,
         "arch": arch.split(":")[0],
         "compute_units": found.multi_processor_count,
         "memory_bytes": found.total_memory,
-        "bdf": "{:04x}:{:02x}:{:02x}.0".format(*parts) if known else None,
+        "bdf": "{:04x}:{:02x}:{:02x}.0".format(*numbered) if len(numbered) == len(parts) else None,
         "uuid": str(found.uuid) if hasattr(found, "uuid") else None,
     }

@@ -1,6 +1,6 @@
-"""The flash_attn package, where the image has it: forward and backward against float64.
+"""The flash_attn package, if the image has it, forward and backward against float64.
 
-Comes in: a dtype and a tier. Goes out: the report of `cases.run`.
+In: a dtype and a tier. Out: the report of `cases.run`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from workloads import attention, cases
 from workloads.attention import Shape
 from workloads.gates import Reading, exact
 
-# The package aligns a causal mask at the bottom right; with equal lengths that is PyTorch's own.
+# The package aligns a causal mask at the bottom right; with equal lengths that equals PyTorch's.
 SHAPES = (
     Shape(b=1, hq=2, hkv=2, sq=113, sk=203),
     Shape(sq=129, sk=129, d=128, causal=True),
@@ -33,7 +33,7 @@ def available() -> bool:
 
 
 def check(dtype: str, tier: str) -> dict[str, Any]:
-    """Every shape, and its promise of the same bits with deterministic=True."""
+    """Every shape, and the same bits every time with deterministic=True."""
     return cases.run(_cases(dtype, SHAPES + MORE_SHAPES if cases.thorough(tier) else SHAPES))
 
 
@@ -44,7 +44,7 @@ def _cases(dtype: str, shapes: Iterable[Shape]) -> Iterator[cases.Case]:
 
 
 def attend(leaves: list[torch.Tensor], *, causal: bool, deterministic: bool = False) -> torch.Tensor:
-    """(B, H, S, D) in and out; the package's own order is (B, S, H, D)."""
+    """Attention with (B, H, S, D) in and out; the package itself uses (B, S, H, D)."""
     from flash_attn import flash_attn_func
 
     q, k, v = (leaf.transpose(1, 2) for leaf in leaves)

@@ -1,6 +1,6 @@
-"""8-bit floating point: casts and the scaled product, against their dequantised operands in float64.
+"""8-bit floating point: casts, and the scaled product against its dequantised operands in float64.
 
-Comes in: a tier. Goes out: the report of `cases.run`. The format is the architecture's (OCP or fnuz).
+In: a tier. Out: the report of `cases.run`. The format is the architecture's (OCP or fnuz).
 """
 
 import functools
@@ -15,13 +15,14 @@ from workloads.reference import float64
 
 SHAPES = ((16, 16, 16), (1, 128, 256), (17, 48, 1024), (256, 512, 512))
 MORE_SHAPES = ((1000, 1040, 4096), (4096, 4096, 4096), (129, 28_672, 4096))
-# Hopper keeps about 14 bits of partial sums inside one tensor core step; every 128 products go to float32.
+# Hopper keeps about 14 bits of partial sums within a tensor core step, and adds every 128 products to
+# float32.
 ACCUMULATOR = 2.0**-13
 FACTOR = 4.0
 
 
 def check(tier: str) -> dict[str, Any]:
-    """Casts bit by bit on every architecture, products where the matrix units take the format."""
+    """Casts bit for bit on every architecture, and products if the matrix units support the format."""
     return cases.run(_cases(tier))
 
 
@@ -44,7 +45,7 @@ def _round_trip(dtype: torch.dtype) -> Iterable[Reading]:
 
 
 def _nearest(dtype: torch.dtype) -> Iterable[Reading]:
-    """Rounding is to the nearest code: no other code is nearer."""
+    """Casts round to the nearest code: no other code is nearer."""
     codes = torch.arange(256).to(torch.uint8).view(dtype).double()
     codes = codes[codes.isfinite()]
     x = operands.normal(4096, dtype=torch.float32, seed=5, scale=8.0)
@@ -54,7 +55,7 @@ def _nearest(dtype: torch.dtype) -> Iterable[Reading]:
 
 
 def quantised(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A normal matrix scaled so that its largest value is the format's largest, and the inverse scale."""
+    """A normal matrix, scaled so that its largest value is the format's largest, and the inverse scale."""
     dtype = _format()
     wide = operands.normal(rows, columns, dtype=torch.float32, seed=seed)
     scale = torch.finfo(dtype).max / wide.abs().amax()
@@ -64,14 +65,14 @@ def quantised(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.T
 def product(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, *, fast: bool = False
 ) -> torch.Tensor:
-    """What is under test: rows of `a` times rows of `b`, as torchao's float8 training calls it."""
-    return torch._scaled_mm(  # the only entry point there is
+    """The function under test: rows of `a` times rows of `b`, as torchao's float8 training calls it."""
+    return torch._scaled_mm(  # there is no public function
         a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
 
 
 def timed_product(m: int, n: int, k: int) -> Callable[[], object]:
-    """The product with fast accumulation, as a training forward pass uses it."""
+    """The product with fast accumulation, as the forward pass of a training step uses it."""
     (a, scale_a), (b, scale_b) = quantised(m, k, seed=1), quantised(n, k, seed=2)
     return functools.partial(product, a, b, scale_a, scale_b, fast=True)
 

@@ -1,9 +1,9 @@
-"""The three numeric gates: tensors in, one `Reading` out of each.
+"""The three numeric gates. In: tensors. Out: one `Reading` per gate.
 
 A kernel is judged against float64 by (a) its relative Frobenius error, with a plain eager
 computation of the same precision as the yardstick, (b) a bound on every single element with no
 outlier allowed, and (c) bitwise equality where the operands make every correct order of summation
-exact. One alone is not enough: a zeroed tile passes rules that allow 5 % outliers, one wrong element
+exact. No single gate is enough: a zeroed tile passes rules that allow 5 % outliers, one wrong element
 passes (a), and lost keys pass any rule on uniform inputs.
 """
 
@@ -18,7 +18,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Reading:
-    """What one gate saw: `got` may not exceed `bound`, and must be a number."""
+    """The result of one gate: `got` must be a finite number and at most `bound`."""
 
     gate: str
     got: float
@@ -27,18 +27,18 @@ class Reading:
 
     @property
     def passed(self) -> bool:
-        """True only for a finite figure within its bound."""
+        """Whether the figure is finite and within its bound."""
         return math.isfinite(self.got) and self.got <= self.bound
 
     def __str__(self) -> str:
-        """The failure as one line: gate, got, bound, place."""
+        """One line for a failure: gate, got, bound, place."""
         detail = f"; {self.detail}" if self.detail else ""
         return f"{self.gate}: got {self.got:.4g}, bound {self.bound:.4g}{detail}"
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative error of one rounding to `dtype`: 2^-8 for bf16, 2^-11 for fp16, 2^-24 for fp32."""
-    return torch.finfo(dtype).eps / 2
+    return float(torch.finfo(dtype).eps) / 2
 
 
 def frobenius(
@@ -52,10 +52,10 @@ def frobenius(
 ) -> Reading:
     """Relative Frobenius error of `out` at most `factor` times that of `eager`.
 
-    The bound never falls under half a unit roundoff of the output: correct rounding alone costs
-    about 0.44 of it. Nor under what a plain float32 sum of `terms` numbers, one after the other, may
-    lose: its partial sums' roundings walk at random to 0.41 u sqrt(terms / 2) of the result (2.0e-7 at
-    129 terms, which cuBLAS shows), whereas the yardstick may happen to sum in halves or in blocks.
+    The bound is at least half a unit roundoff of the output, because correct rounding alone costs about
+    0.44 of it. It is also at least the error of a plain float32 sum of `terms` numbers in sequence: its
+    roundings walk at random to 0.41 u sqrt(terms / 2) of the result (2.0e-7 at 129 terms, as in cuBLAS),
+    while the yardstick may sum in halves or in blocks.
     """
     floor = max(unit_roundoff(out.dtype) / 2, unit_roundoff(torch.float32) * (terms / 2) ** 0.5)
     bound = max(factor * relative_error(eager, ref), floor)
@@ -72,10 +72,10 @@ def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
 def elementwise(
     out: torch.Tensor, ref: torch.Tensor, slack: torch.Tensor | float, *, name: str = "elementwise"
 ) -> Reading:
-    """Every element within u |ref| + slack, where u is the rounding of the output's dtype; no outliers.
+    """Every element within u |ref| + slack, where u is the unit roundoff of the output's dtype; no outliers.
 
-    `slack` carries what the summation itself may lose, per element, in the units of the output. The
-    figure is the worst ratio of error to allowance. Non-finite elements must be the same in both.
+    `slack` is the error that the summation may have, per element, in the units of the output. The figure
+    is the worst ratio of error to allowance. Non-finite elements must be the same in both.
     """
     ref = ref.double()
     got = out.to(ref.device).double()

@@ -1,6 +1,6 @@
 """Matrix multiplication: `mm`, `linear`, `addmm` and `bmm` against float64, forward and backward.
 
-Comes in: a dtype by name and a tier. Goes out: the report of `cases.run`.
+In: a dtype by name and a tier. Out: the report of `cases.run`.
 """
 
 import functools
@@ -18,7 +18,7 @@ from workloads.reference import float64, precision
 EDGES = (1, 7, 17, 127, 129, 1000, 4097)
 SMOKE_SHAPES = ((127, 129, 1000), (1, 17, 129), (129, 1, 7), (17, 127, 1), (7, 129, 4097), (64, 64, 512))
 LAYOUTS = ("NN", "NT", "TN", "TT")
-# Rounding of the accumulated products: fp32 accumulators; TF32 cuts the operands to 11 bits.
+# Rounding of the accumulated products: accumulators are fp32; TF32 cuts the operands to 11 bits.
 ACCUMULATOR = {"fp32": 2**-24, "tf32": 2**-11, "bf16": 2**-24, "fp16": 2**-24}
 FORWARD, BACKWARD = 2.0, 3.0
 SHORT_SUM = 16
@@ -26,13 +26,13 @@ IEEE = 1e-6  # TF32 reads 3e-4
 
 
 def check(dtype: str, tier: str) -> dict[str, Any]:
-    """Every case of the family for one dtype; `standard` takes all triples of the edge sizes."""
+    """Every case for one dtype; from `standard` on, all triples of the edge sizes."""
     with precision(dtype):
         return cases.run(_cases(dtype, tier))
 
 
 def default_precision() -> dict[str, Any]:
-    """A float32 product without touching any switch."""
+    """A float32 product with PyTorch's default settings."""
     return cases.run([("fp32 by default", _default_precision)])
 
 
@@ -57,7 +57,9 @@ def _cases(dtype: str, tier: str) -> Iterator[cases.Case]:
 
 
 def slack(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
-    """v steps(K) ||a_i|| ||b_j||: what summing K products in any order may lose (float64 operands)."""
+    """v steps(K) ||a_i|| ||b_j||: the error that a sum of K products may have in any order (float64
+    operands).
+    """
     depth = a.shape[-1]
     if dtype == "tf32":  # the operands themselves are rounded: errors are independent per product
         return 8 * ACCUMULATOR[dtype] * ((a * a) @ (b * b)).sqrt()
@@ -66,11 +68,11 @@ def slack(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def steps(depth: int) -> float:
-    """Roundings that add up in a sum: a root for long ones, every one of them for a short one.
+    """How many roundings add up in a sum: the root of their number in long sums, all of them in short ones.
 
-    Among the millions of short sums of one product some are at the limit, where chance averages nothing.
+    Among the millions of short sums of one product, some have all roundings in the same direction.
     """
-    return max(depth**0.5, float(min(depth, SHORT_SUM)))
+    return max(float(depth**0.5), float(min(depth, SHORT_SUM)))
 
 
 def split_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -101,7 +103,9 @@ def judge(
     x, y = float64(a, b)
     ref = x @ y
     allowance = slack(x, y, dtype)
-    factor *= 2 if dtype == "tf32" else 1  # hardware may cut the operands where the yardstick rounds them
+    factor *= (
+        2 if dtype == "tf32" else 1
+    )  # hardware may truncate the operands, while the yardstick rounds them
     return (
         frobenius(out, ref, split_sum(a, b), factor=factor, terms=a.shape[-1], name=f"{name}frobenius"),
         elementwise(out, ref, allowance, name=f"{name}elementwise"),

@@ -1,7 +1,7 @@
-"""What an image holds, seen from a process that has loaded it. In: names, paths. Out: versions, files and
-loader errors.
+"""The libraries of an image, from a process that loads them. In: names, paths. Out: versions, files, loader
+errors.
 
-Nothing here needs a device, and `libraries` no torch.
+Nothing here needs a device, and `libraries` needs no torch.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from typing import Any
 
 from vendors import software
 
-# What a training job imports, in the order in which it does; each may bring libraries of its own.
+# What a training job imports, in its order; each module may load libraries of its own.
 MODULES = (
     "numpy",
     "torch",
@@ -31,7 +31,7 @@ MODULES = (
 
 
 def loaded() -> dict[str, Any]:
-    """Versions as the loaded libraries tell them, not as package metadata does."""
+    """Versions as the loaded libraries report them, not by package metadata."""
     import torch
 
     return {
@@ -47,9 +47,9 @@ def loaded() -> dict[str, Any]:
 
 
 def libraries(vendor: str) -> dict[str, Any]:
-    """The files that a process has mapped once all modules are imported, and the versions that they tell.
+    """The files that a process has mapped after importing all modules, and the versions that they report.
 
-    Without a torch, which would load them, the vendor's libraries are loaded from where the system has them.
+    Without torch, which would load them, the vendor's libraries are loaded from the system's folders.
     """
     modules = [name for name in MODULES if _is_installed(name)]
     for name in modules:
@@ -74,14 +74,13 @@ def libraries(vendor: str) -> dict[str, Any]:
 
 
 def load_errors(paths: list[str], *, after_torch: bool = True) -> list[str]:
-    """The loader's complaint for each file that cannot be loaded with every symbol resolved."""
+    """The loader's error for each file that cannot be loaded with every symbol resolved."""
     if after_torch:
         importlib.import_module("torch")
     errors = []
     for path in paths:
-        print(
-            "loading", path, file=sys.stderr, flush=True
-        )  # the last line names the file that ends the process
+        # If loading a file ends the process, the last line of its output names the file.
+        print("loading", path, file=sys.stderr, flush=True)
         try:
             ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
@@ -95,13 +94,13 @@ def _mapped() -> list[str]:
 
 
 def _ask(library: software.Library, file: str) -> list[int] | str | None:
-    """The version, None where the library has no way to tell, or why it would not."""
+    """The version; None if the library cannot report it; a text if it refused."""
     if library.version is None:
         return None
     try:
         return list(library.version(ctypes.CDLL(file)))
-    except (OSError, AttributeError) as error:  # it refused, or has no function of that name
-        return f"{library.name} does not tell its version: {error}"
+    except (OSError, AttributeError) as error:  # the call failed, or the function does not exist
+        return f"{library.name} does not report its version: {error}"
 
 
 def _load_from_system(stem: str, folders: tuple[str, ...]) -> None:

@@ -1,7 +1,7 @@
-"""The output layer and its loss in one: plain, in chunks by PyTorch, and fused by Liger, against float64.
+"""Output layer and loss together: plain, in chunks by PyTorch, and fused by Liger, against float64.
 
-Comes in: the way and a dtype. Goes out: the report of `cases.run`; `lacks` says why a way is not here.
-Loss, gradient of the rows and gradient of the weight are judged: a chunk that was forgotten is in all three.
+In: a way to compute it, a dtype. Out: the report of `cases.run`; `lacks` says why this stack does not have a
+way. The loss and the gradients of rows and weight are judged; a lost chunk shows in all three.
 """
 
 import functools
@@ -24,7 +24,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def lacks(way: str) -> str:
-    """Why this stack has not that way; empty where it must work."""
+    """Why this stack does not have that way; empty if it must work."""
     if way == "chunked" and not hasattr(F, "linear_cross_entropy"):
         return f"torch {torch.__version__} has no linear_cross_entropy: it came with 2.13"
     if way == "liger" and not importlib.util.find_spec("liger_kernel"):
@@ -35,7 +35,7 @@ def lacks(way: str) -> str:
 
 
 def check(way: str, dtype: str) -> dict[str, Any]:
-    """Every shape, ignored rows among them, and all rows ignored."""
+    """Every shape, with ignored rows, and the gradient of ignored rows."""
     with precision(dtype):
         return cases.run(_cases(WAYS[way], operands.DTYPES[dtype]))
 
@@ -48,12 +48,12 @@ def _cases(loss: Loss, dtype: torch.dtype) -> Iterator[cases.Case]:
 
 
 def plain(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """As a model without a fused loss computes it, the logits in float32."""
+    """As in a model without a fused loss, with logits in float32."""
     return F.cross_entropy(F.linear(x, weight).float(), target, ignore_index=IGNORED)
 
 
 def chunked(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own, which never holds all logits."""
+    """PyTorch's function, which never holds all logits at once."""
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=32)
     return F.linear_cross_entropy(x, weight, target, ignore_index=IGNORED, options=options)
 
@@ -101,7 +101,7 @@ def _against_float64(
     ref, yardstick = _with_gradients(_exact, a, w, target), _with_gradients(plain, x, weight, target)
     logits = a @ w.T
     unit = unit_roundoff(dtype) + 2**-24 * vocabulary**0.5
-    # A rounded logit changes its probability by as much of it; so does the rounding of dlogits itself.
+    # Rounding a logit changes its probability by the same relative error; so does rounding dlogits.
     relative = SPREAD * unit * (1 + float(logits.abs().max()))
     kept = (target != IGNORED).to(a.device).double()
     p = (logits.softmax(-1) + F.one_hot(target.clamp_min(0).to(a.device), vocabulary)) * (

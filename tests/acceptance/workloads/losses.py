@@ -1,6 +1,6 @@
 """Cross entropy and its gradient against float64 log-softmax.
 
-Comes in: a dtype and a tier. Goes out: the report of `cases.run`.
+In: a dtype and a tier. Out: the report of `cases.run`.
 """
 
 import functools
@@ -32,7 +32,7 @@ def _cases(dtype: torch.dtype, sizes: Iterable[int]) -> Iterator[cases.Case]:
         yield f"V {size}", plain
         yield f"V {size} logits x 30", functools.partial(plain, scale=30.0)
     yield "V 1000 sum", functools.partial(_against_float64, 1000, dtype, reduction="sum")
-    if dtype != torch.float16:  # eager PyTorch sums over classes and rows in the dtype, beyond fp16's range
+    if dtype != torch.float16:  # eager PyTorch's sums over classes and rows exceed the range of fp16
         yield "V 1000 smoothing 0.1", functools.partial(_against_float64, 1000, dtype, smoothing=0.1)
     yield "V 1000 one -inf column", functools.partial(_against_float64, 1000, dtype, masked=True)
     yield "ignored rows give exact zeros", functools.partial(_ignored, dtype)
@@ -61,7 +61,7 @@ def _with_gradient(
 
 
 def _loss(x: torch.Tensor, target: torch.Tensor, *, reduction: str, smoothing: float) -> torch.Tensor:
-    """What is under test, as a trainer calls it."""
+    """The function under test, as a trainer calls it."""
     return F.cross_entropy(x, target, reduction=reduction, label_smoothing=smoothing, ignore_index=IGNORED)
 
 
@@ -101,7 +101,7 @@ def _against_float64(
 def _slack(
     x: torch.Tensor, dtype: torch.dtype, weight: float, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A log-probability is rounded to the dtype: its error is relative to its size, and p inherits it."""
+    """The allowed errors: rounding a log-probability to the dtype has a relative error, which p inherits."""
     logs = x.log_softmax(-1)
     size = logs.clamp_min(torch.finfo(torch.float64).min).abs() + x.abs().nan_to_num(posinf=0.0).amax()
     unit = unit_roundoff(dtype) + 2**-24 * x.shape[-1] ** 0.5

@@ -1,9 +1,9 @@
-"""Triton kernels compiled for GPUs that are not there. In: a kernel, an arch, a dtype. Out: what the code
-holds.
+"""Compile Triton kernels for GPUs that this machine need not have. In: a kernel, an arch, a dtype. Out: facts
+of the code.
 
-That is: matrix instructions, spills, shared memory, the width of loads.
-`triton.compile` with an explicit target needs no driver. An unsupported fp8 raises for NVIDIA and is silently
-computed in fp16 for AMD; only the instruction tells.
+The facts are matrix instructions, spills, shared memory and the width of loads. `triton.compile` with an
+explicit target needs no driver. For an unsupported fp8 format it raises for NVIDIA, but silently computes in
+fp16 for AMD; only the instruction shows that.
 """
 
 import inspect
@@ -26,8 +26,9 @@ MATRIX = re.compile(r"v_mfma_\w+|wgmma\.mma_async\.\S+|tcgen05\.mma\S*|(?<!w)mma
 SPILL = re.compile(r"(?:[vs]gpr_spill_count|ScratchSize):?\s+(\d+)")
 
 
-@triton.jit
-def matmul(a, b, c, width, BLOCK: tl.constexpr):
+# Triton takes annotations of its kernels for types of its own, so the kernels carry none.
+@triton.jit  # type: ignore[untyped-decorator]
+def matmul(a, b, c, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One tile of c = a @ b with fp32 accumulation."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -40,9 +41,9 @@ def matmul(a, b, c, width, BLOCK: tl.constexpr):
     tl.store(c + rows[:, None] * width + columns[None, :], total)
 
 
-@triton.jit
-def softmax(a, b, c, width, BLOCK: tl.constexpr):
-    """A softmax of rows, which links the device's math library."""
+@triton.jit  # type: ignore[untyped-decorator]
+def softmax(a, b, c, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A softmax of rows, which uses the device's math library."""
     columns = tl.arange(0, BLOCK * BLOCK)
     mask = columns < width
     row = tl.load(a + tl.program_id(0) * width + columns, mask=mask, other=-float("inf")).to(tl.float32)
@@ -57,14 +58,14 @@ def backend_names() -> list[str]:
 
 
 def compiled(kernel: str, arch: str, dtype: str) -> dict[str, Any]:
-    """What came of compiling a kernel; `error` where the compiler refused."""
+    """The facts of a compiled kernel, or the compiler's `error`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result = triton.compile(
                 _source({"matmul": matmul, "softmax": softmax}[kernel], dtype), target=_target(arch)
             )
-        # The compiler's errors have no common type over the releases, and their text is the answer.
+        # Over the releases the compiler's errors have no common type, and the caller needs their text.
         except Exception as error:  # noqa: BLE001
             return {"error": str(error)}
     text = result.asm.get("amdgcn") or result.asm["ptx"]
@@ -94,7 +95,7 @@ def _source(kernel: Any, dtype: str) -> ASTSource:
 
 
 def _spills(asm: Any) -> int | None:
-    """Registers or scratch bytes that did not fit; None where the code object does not say."""
+    """Spilled registers or scratch bytes; None if the code object has no such figure."""
     if "amdgcn" in asm:
         return sum(int(count) for count in SPILL.findall(asm["amdgcn"]))
     try:

@@ -1,8 +1,10 @@
-"""Patterns over most of a device's free memory. In: a share of it and seconds. Out: what was wrong.
+"""Test patterns in most of a device's free memory. In: a share of it, seconds. Out: the words that were
+wrong.
 
-Each pass writes a pattern over every block and then reads every block again, so that a block written late may
-not disturb one written early: own address (a wrong or shorted address line), checkerboards (neighbouring
-cells), walking ones and zeros (a data line), each with its complement. The words are 64 bits.
+Each pass writes a pattern to every block, and then reads every block, so that it also finds writes that
+change another block. The patterns are the word's own address (finds a wrong or shorted address line),
+checkerboards (neighbouring cells), and walking ones and zeros (a data line), each with its complement. Words
+have 64 bits.
 """
 
 import time
@@ -13,19 +15,19 @@ from typing import Any
 import torch
 
 BLOCK_BYTES = 1 << 30
-STRIPE_WORDS = 1 << 25  # compared at a time, which takes three quarters of a GiB besides
+STRIPE_WORDS = 1 << 25  # compared at a time, which needs another three quarters of a GiB
 CPU_BYTES = 64 << 20
-RESERVE_BYTES = 1 << 30  # for the comparison, and for whoever else holds a context
+RESERVE_BYTES = 1 << 30  # for the comparison, and for contexts of other processes
 WORD_BYTES = 8
 CHECKER = 0x5555555555555555
 SHOWN = 8
-FEWEST_PASSES = 2  # own address and its complement: every word, and every bit of it, in both states
+FEWEST_PASSES = 2  # own address and its complement: every bit of every word in both states
 
 Pattern = tuple[str, Callable[[torch.Tensor, int], torch.Tensor | int]]
 
 
 def patterns(share: float, seconds: float) -> list[dict[str, Any]]:
-    """Every visible device at once: one entry each, as `_device` describes it."""
+    """Test all visible devices at once; one entry per device, as `_device` describes it."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     devices = devices or [torch.device("cpu")]
     with ThreadPoolExecutor(len(devices)) as pool:
@@ -33,11 +35,14 @@ def patterns(share: float, seconds: float) -> list[dict[str, Any]]:
 
 
 def _device(device: torch.device, share: float, seconds: float) -> dict[str, Any]:
-    """Bytes covered, bytes that were free, names of the whole passes, seconds, and the first wrong words."""
+    """Test one device: bytes tested, bytes that were free, complete passes, seconds, the first wrong
+    words.
+    """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
     started = time.monotonic()
     blocks = taken(device, int(share * free))
-    passes, errors = [], []
+    passes: list[str] = []
+    errors: list[dict[str, Any]] = []
     for name, pattern in every_pattern():
         if len(passes) >= FEWEST_PASSES and time.monotonic() - started > seconds:
             break
@@ -54,7 +59,7 @@ def _device(device: torch.device, share: float, seconds: float) -> dict[str, Any
 
 
 def taken(device: torch.device, size: int) -> list[torch.Tensor]:
-    """Blocks of 64-bit words that add up to `size` bytes, less what comparing them needs."""
+    """Blocks of 64-bit words of `size` bytes together, less what comparing them needs."""
     size -= RESERVE_BYTES if device.type == "cuda" else 0
     full, rest = divmod(size, BLOCK_BYTES)
     sizes = [BLOCK_BYTES] * full + ([rest] if rest >= WORD_BYTES else [])
@@ -62,7 +67,7 @@ def taken(device: torch.device, size: int) -> list[torch.Tensor]:
 
 
 def every_pattern() -> Iterator[Pattern]:
-    """The most telling first, as the time may end."""
+    """The patterns, the most effective first, because the time may end before the last."""
     yield "own address", _address
     yield "own address, complement", lambda stripe, first: _address(stripe, first).bitwise_not_()
     for name, word in (("checkerboard", CHECKER), ("checkerboard, complement", ~CHECKER)):
@@ -93,7 +98,7 @@ def wrong(
 
 
 def _stripes(blocks: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
-    """Parts of all blocks with the number of their first word."""
+    """The parts of all blocks, each with the number of its first word."""
     first = 0
     for block in blocks:
         for stripe in block.split(STRIPE_WORDS):

@@ -1,6 +1,6 @@
-"""What decided a collective's speed: environment, configuration files, and the library's own choices.
+"""The settings behind a collective's speed: environment, configuration files, and the library's own choices.
 
-In: the environment, and the file that NCCL_DEBUG_FILE names. Out: JSON facts. Both libraries, NCCL and RCCL.
+In: the environment, and the log that NCCL_DEBUG_FILE names, of NCCL or RCCL. Out: JSON facts.
 """
 
 import os
@@ -17,11 +17,11 @@ from workloads import backend
 
 PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "HSA_", "GPU_MAX_HW_QUEUES", "HIP_FORCE_DEV_KERNARG", "UCX_")
 HIDDEN = ("~/.nccl.conf", "/etc/nccl.conf", "~/.rccl.conf", "/etc/rccl.conf")
-HIDDEN_BY = "NCCL_CONF_FILE"  # names one more
+HIDDEN_BY = "NCCL_CONF_FILE"  # this variable names one more file
 BALANCING, COMMAND_LINE = Path("/proc/sys/kernel/numa_balancing"), Path("/proc/cmdline")
 # "AllReduce: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..15}"; older releases print numbers.
 CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+)")
-# What the tests set themselves to learn the choices; it changes no result.
+# Variables that the checks set to see the choices; they change no result.
 OURS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 WORDS = {"algo": ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")}
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
@@ -37,7 +37,7 @@ def facts() -> dict[str, Any]:
             for name, value in sorted(os.environ.items())
             if name.startswith(PREFIXES) and name not in OURS
         },
-        "files": configuration([*HIDDEN, *named]) if backend() == "nccl" else {},  # gloo reads none
+        "files": configuration([*HIDDEN, *named]) if backend() == "nccl" else {},  # gloo reads no such file
         "kernel": kernel(),
         "choices": choices(text),
         "nvls": multicast.state("nvidia" if torch.version.cuda else "", dist.get_world_size(), text),
@@ -49,7 +49,7 @@ def facts() -> dict[str, Any]:
 
 
 def configuration(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Each configuration file that is there, and the lines of it that set something."""
+    """Each configuration file that exists, with its lines that set something."""
     found = {path: Path(path).expanduser() for path in paths}
     return {path: _settings(file) for path, file in found.items() if file.is_file()}
 
@@ -60,14 +60,14 @@ def _settings(file: Path) -> list[str]:
 
 
 def kernel() -> dict[str, Any]:
-    """What the host's kernel does beside the library: moving pages between nodes, translating addresses."""
+    """Kernel settings that slow collectives: NUMA balancing, which moves pages, and the IOMMU."""
     balancing = BALANCING.read_text().strip() if BALANCING.is_file() else None
     words = COMMAND_LINE.read_text().split() if COMMAND_LINE.is_file() else []
     return {"numa_balancing": balancing, "iommu": [word for word in words if "iommu" in word]}
 
 
 def debug_text() -> str:
-    """This rank's debug file; empty where none was asked for."""
+    """The text of this rank's log; empty if no log was requested."""
     pattern = os.environ.get("NCCL_DEBUG_FILE", "").replace("%h", "*").replace("%p", str(os.getpid()))
     if not pattern:
         return ""

@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm, forward and backward, against float64.
 
-Comes in: the norm's name, a dtype and a tier. Goes out: the report of `cases.run`.
+In: the norm's name, a dtype and a tier. Out: the report of `cases.run`.
 """
 
 import functools
@@ -22,13 +22,13 @@ FORWARD, BACKWARD = 2.0, 3.0
 # Roundings of an element on its way (normalised value, weight, output), in units of the output.
 STEPS = 3.0
 FLOAT32 = 2.0**-24
-DEVIATIONS = 4.0  # rows err independently: four times the root sum of their squares
+DEVIATIONS = 4.0  # errors of rows are independent: four times the root sum of their squares
 # PyTorch's CPU kernel of LayerNorm sums dw in the dtype itself, in as many parts as there are threads.
 WIDENED = {("layer_norm", "cpu", "dw"): 3.0}
 
 
 def check(norm: str, dtype: str, tier: str) -> dict[str, Any]:
-    """Every hidden size and input scale, and the rows that break careless formulas."""
+    """Every hidden size and input scale, and rows for which careless formulas fail."""
     return cases.run(_cases(norm, dtype, HIDDEN if tier == "smoke" else HIDDEN + MORE_HIDDEN))
 
 
@@ -36,7 +36,7 @@ def _cases(norm: str, dtype: str, hidden: Iterable[int]) -> Iterator[cases.Case]
     kind = operands.DTYPES[dtype]
     for index, size in enumerate(hidden):
         if norm == "layer_norm" and size == 1:
-            continue  # a single value is its own mean: nothing but rounding is left to compare
+            continue  # a single value equals its mean: only rounding would be compared
         scale = SCALES[index % 3]
         x = operands.normal(37, size, dtype=kind, seed=size, scale=scale)
         yield f"{size} wide, scale {scale:g}", functools.partial(_against_float64, norm, x)
@@ -48,21 +48,21 @@ def _cases(norm: str, dtype: str, hidden: Iterable[int]) -> Iterator[cases.Case]
 
 
 def apply(norm: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What is under test, as a model calls it."""
+    """The function under test, as a model calls it."""
     if norm == "rms_norm":
         return F.rms_norm(x, (x.shape[-1],), weight, eps=EPS)
     return F.layer_norm(x, (x.shape[-1],), weight, None, eps=EPS)
 
 
 def plain(norm: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The formula in plain operations: in float64 the reference."""
+    """The formula in plain operations; in float64 it is the reference."""
     if norm == "layer_norm":
         x = x - x.mean(-1, keepdim=True)
     return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
 
 
 def eager(norm: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The yardstick, as Llama's own code has it: normalise in float32, round, then the weight."""
+    """The yardstick, as in Llama's own code: normalise in float32, round, multiply by the weight."""
     return plain(norm, x.float(), torch.ones_like(weight, dtype=torch.float32)).to(x.dtype) * weight
 
 
@@ -95,11 +95,11 @@ def _against_float64(norm: str, x: torch.Tensor) -> Iterable[Reading]:
 def _slack(
     norm: str, x: torch.Tensor, weight: torch.Tensor, g: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What rounding the terms of each result may lose: (out, dx, dw)."""
+    """The error that rounding may cause in each result: (out, dx, dw)."""
     unit, (value, w, dy) = STEPS * unit_roundoff(x.dtype), float64(x, weight, g)
     mean = value.mean(-1, keepdim=True) if norm == "layer_norm" else torch.zeros_like(value[:, :1])
     rstd = ((value - mean).square().mean(-1, keepdim=True) + EPS).rsqrt()
-    # The mean carries float32's error, which its difference from x does not forgive.
+    # The mean has an error of float32, which the difference x - mean makes large relative to the result.
     cancelled = FLOAT32 * value.abs().amax(-1, keepdim=True) * rstd * x.shape[-1] ** 0.5
     hat, wide = (value - mean) * rstd, unit + FLOAT32 * x.shape[-1] ** 0.5
     terms = (dy * w).abs() + (hat * dy * w).abs().mean(-1, keepdim=True) * hat.abs()
@@ -110,7 +110,9 @@ def _slack(
 
 
 def _exact(norm: str, dtype: torch.dtype) -> Iterable[Reading]:
-    """Rows of +-2^k have a power of two as their norm: the result is the sign times an integer weight."""
+    """The norm of rows of +-2^k is a power of two, so the result is exactly the sign times an integer
+    weight.
+    """
     signs = torch.ones(9, 512, dtype=dtype, device=device())
     signs[:, ::2] = -1
     powers = torch.tensor([2.0**k for k in range(9)], device=device()).to(dtype)[:, None] * 64

@@ -1,7 +1,7 @@
-"""Input data for numeric checks: seeded tensors with the distributions that make faults visible.
+"""Input data that makes numeric faults visible. In: shapes, seeds. Out: seeded tensors.
 
-Never uniform(0, 1): its mean dominates every sum, so that attention with 16 of 1024 keys lost stays
-within 1.9 times the error of a healthy low-precision kernel; normal inputs give 25 times, a peaked
+Never uniform(0, 1): its mean dominates every sum. With it, attention that loses 16 of 1024 keys has only
+1.9 times the error of a healthy low-precision kernel; with normal inputs it has 25 times, with a peaked
 softmax 51 times.
 """
 
@@ -18,25 +18,25 @@ DTYPES = {
 
 
 def generator(seed: int, on: torch.device | None = None) -> torch.Generator:
-    """A generator of its own, so that one case's data never depends on which cases ran before."""
+    """A new generator, so that the data of a case never depend on the cases before it."""
     return torch.Generator(on or device()).manual_seed(seed)
 
 
 def gradient(leaf: torch.Tensor, name: str) -> torch.Tensor:
-    """What a backward pass left in a leaf; a kernel that left nothing has failed."""
+    """The gradient in a leaf after a backward pass. Raises `AssertionError` if there is none."""
     if leaf.grad is None:
-        raise AssertionError(f"{name} is missing")
+        raise AssertionError(f"{name} is missing: the backward wrote no gradient")
     return leaf.grad
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> torch.Tensor:
-    """N(0, scale) in `dtype`: rounded once, so that the reference sees the same operands."""
+    """N(0, scale), rounded to `dtype` here, so that the reference has the same operands."""
     values = torch.randn(shape, generator=generator(seed), device=device(), dtype=torch.float32)
     return (values * scale).to(dtype)
 
 
 def outliers(*shape: int, dtype: torch.dtype, seed: int, size: float = 1e4) -> torch.Tensor:
-    """Normal, with one row and one column of large magnitude, as activations of trained models have them."""
+    """Normal, with one large row and one large column, as in activations of trained models."""
     values = normal(*shape, dtype=dtype, seed=seed)
     values[..., shape[-2] // 3, :] *= size
     values[..., :, shape[-1] // 2] *= size**0.5
@@ -50,7 +50,9 @@ def integers(*shape: int, dtype: torch.dtype, seed: int, density: float) -> torc
 
 
 def hashed(*shape: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
-    """-1, 0 and 1 by index, in integer arithmetic alone: the same on every device and in every release."""
+    """-1, 0 and 1 from a hash of the index, in integer arithmetic: equal on every device and in every
+    release.
+    """
     count, mask = int(torch.Size(shape).numel()), 0xFFFFFFFF
     mixed = (torch.arange(count, device=device(), dtype=torch.int64) * 2_654_435_761 + salt * 40_503) & mask
     mixed = ((mixed ^ (mixed >> 15)) * 2_246_822_519) & mask
@@ -59,14 +61,14 @@ def hashed(*shape: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
 
 
 def counting(*shape: int, dtype: torch.dtype, modulus: int, step: int = 7) -> torch.Tensor:
-    """Element i holds (step * i) mod modulus: a value out of place shows as a wrong value."""
+    """Element i is (step * i) mod modulus, so that a misplaced value is a wrong value."""
     count = int(torch.Size(shape).numel())
     index = torch.arange(count, device=device(), dtype=torch.int64)
     return ((index * step) % modulus).reshape(shape).to(dtype)
 
 
 def with_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, every element NaN: an output that a kernel does not write stays visible."""
+    """The same tensor filled with NaN, so that an element that a kernel does not write is visible."""
     return tensor.fill_(float("nan"))
 
 
@@ -81,7 +83,7 @@ def guarded(
 
 
 def guards_touched(view: torch.Tensor, whole: torch.Tensor) -> int:
-    """How many elements around `view` no longer hold the NaN they were filled with."""
+    """How many elements around `view` no longer hold NaN."""
     start = view.storage_offset() - whole.storage_offset()
     outside = torch.cat((whole[:start], whole[start + view.numel() :]))
     return int((~outside.isnan()).sum())

@@ -1,6 +1,6 @@
-"""AdamW, fused, foreach and plain, against its formula replayed in float64.
+"""Fused, foreach and plain AdamW against the formula in float64.
 
-Comes in: nothing. Goes out: the report of `cases.run`.
+In: nothing. Out: the report of `cases.run`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from workloads.gates import Reading, elementwise, exact
 
 LEARNING_RATE, BETAS, EPS, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
 STEPS = 100
-# Gradient scales by parameter: nothing, below epsilon's square root, ordinary, large.
+# Gradient scales by parameter: zero, below the square root of epsilon, ordinary, large.
 SCALES = (0.0, 1e-7, 1.0, 1e4)
 FORMS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "plain": {"foreach": False}}
 

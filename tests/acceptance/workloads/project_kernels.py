@@ -1,6 +1,6 @@
-"""The trainers' own Triton kernels in this image, by the same gates as everybody's.
+"""The trainers' own Triton kernels in this image, judged by the same gates as other kernels.
 
-Comes in: nothing; the kernels are in trainers/triton_ops.py beside tests/. Goes out: the report of
+In: nothing; the kernels are in trainers/triton_ops.py beside tests/. Out: the report of
 `cases.run`.
 """
 
@@ -25,12 +25,12 @@ WIDTHS = (96, 1500, 4096)
 
 
 def available() -> bool:
-    """Triton compiles for GPUs only."""
+    """Whether the kernels can run: Triton compiles for GPUs only."""
     return importlib.util.find_spec("triton") is not None and device().type == "cuda"
 
 
 def check() -> dict[str, Any]:
-    """Norm, activation and loss at widths that are and are not powers of two."""
+    """Norm, activation and loss, at powers of two and other widths."""
     return cases.run(_cases(_kernels()))
 
 

@@ -1,7 +1,8 @@
-"""One rank among several: joins the group, and reports beside it.
+"""One rank of a workload: joins the group, runs cases, reports. In: torchrun's environment, cases. Out:
+merged reports.
 
-Reports travel through the rendezvous store and never through the collectives that are under test: a broken
-all-gather must not be able to hide itself.
+Reports go through the rendezvous store, never through the collectives under test: a broken all-gather must
+not be able to hide itself.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ CaseFunction = Callable[[], Iterable[Reading]]
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process in its world: rank, size, its device and the store."""
+    """This process in its world: rank, world size, device and store."""
 
     rank: int
     size: int
@@ -37,7 +38,7 @@ class Ranks:
         """Every rank's JSON object, on rank 0."""
         self.store.set(f"{about}/{self.rank}", json.dumps(mine))
         if self.rank:
-            self.store.get(f"{about} read")  # the store may live in rank 0's process group, and ends with it
+            self.store.get(f"{about} read")  # the store may be in rank 0's process, and ends with it
             return None
         everyone = [json.loads(self.store.get(f"{about}/{rank}")) for rank in range(self.size)]
         self.store.set(f"{about} read", "1")
@@ -63,7 +64,7 @@ def joined(timeout_s: float = 60.0) -> Iterator[Ranks]:
 
 
 class Book:
-    """Keeps what each case of this rank read, and merges it over the ranks."""
+    """Keeps the readings of each case on this rank, and merges them over the ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -71,10 +72,10 @@ class Book:
         self.refused = 0
 
     def judge(self, op: str, name: str, function: CaseFunction) -> None:
-        """Run one case on this rank; the same cases in the same order on every rank.
+        """Run one case on this rank. All ranks run the same cases in the same order.
 
-        What all ranks refuse alike is a failure of this case alone. Raises `RuntimeError` where only some of
-        them raise, naming those that did not come, and when too many cases were refused.
+        An error that all ranks raise is a failure of this case only. Raises `RuntimeError` if only some ranks
+        raise an error, naming the others, and if too many cases raised errors.
         """
         place = f"{op}: {name}"
         self.ranks.store.set(f"at/{self.ranks.rank}", place)
@@ -89,7 +90,9 @@ class Book:
         self.cases[place] = {"read": len(readings), "failures": failures, "digest": None}
 
     def _agree_on_refusal(self, place: str, error: Exception) -> None:
-        """Return when every rank refused the same; whoever waits in vain fails at about the same time."""
+        """Return when every rank raised an error in this case; if some did not, all fail at about the
+        same time.
+        """
         store, everyone = self.ranks.store, range(self.ranks.size)
         self.refused += 1
         store.set(f"failed/{self.refused}/{self.ranks.rank}", place)
@@ -99,21 +102,19 @@ class Book:
             time.sleep(0.01)
         begun = [rank for rank in absent if store.check([f"at/{rank}"])]
         places = {rank: store.get(f"at/{rank}").decode() for rank in begun}
-        told = f"{place} raised on rank {self.ranks.rank}"
+        raised = f"{place} raised on rank {self.ranks.rank}"
         if absent:
-            raise RuntimeError(
-                f"{told}; ranks {absent} did not wait with it, they are at {places}"
-            ) from error
+            raise RuntimeError(f"{raised}, but not on ranks {absent}, which are at {places}") from error
         if self.refused > MOST_REFUSALS:
-            raise RuntimeError(f"{told}, as {MOST_REFUSALS} cases before it did on every rank") from error
+            raise RuntimeError(f"{raised}, like {MOST_REFUSALS} cases before it on every rank") from error
 
     def same_everywhere(self, op: str, name: str, digest: int, reading: Reading) -> None:
-        """A result that every rank must hold bit for bit, beside what its own gate read."""
+        """Add a result that must be bitwise equal on every rank, together with the reading of its gate."""
         self.judge(op, name, lambda: (reading,))
         self.cases[f"{op}: {name}"]["digest"] = str(digest)
 
     def merged(self) -> dict[str, Any] | None:
-        """On rank 0 `{"cases": [{"name", "failures", "margin"}]}` over all ranks."""
+        """On rank 0 `{"cases": [{"name", "failures", "margin"}], "ranks"}` over all ranks; None elsewhere."""
         everyone = self.ranks.collect(self.cases)
         if everyone is None:
             return None
@@ -127,11 +128,16 @@ def _merge(name: str, everyone: list[dict[str, Any]]) -> dict[str, Any]:
     digests = [cases.get(name, {}).get("digest") for cases in everyone]
     if len(set(digests)) > 1:
         odd = [rank for rank, digest in enumerate(digests) if digests.count(digest) <= len(digests) // 2]
-        failures.append(f"ranks differ bitwise: {odd or 'no majority'} from the others")
+        failures.append(
+            f"results differ bitwise: ranks {odd} from the others"
+            if odd
+            else "results differ bitwise, without a majority"
+        )
     return {"name": name, "failures": failures, "margin": 0.0}
 
 
 def _failures(case: dict[str, Any] | None) -> list[str]:
     if case is None:
         return ["did not run this case"]
-    return case["failures"] if case["read"] else ["read nothing"]
+    failures: list[str] = case["failures"]
+    return failures if case["read"] else ["has no reading"]

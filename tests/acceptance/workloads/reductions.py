@@ -1,6 +1,6 @@
 """Softmax, sums, extremes and prefix sums, against float64 or exactly.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools
@@ -84,7 +84,7 @@ def _cumulative(dtype: torch.dtype) -> Iterable[Reading]:
 
 
 def _long_sum() -> Iterable[Reading]:
-    """A sum that keeps one float32 running total stops at 2^24."""
+    """A sum with a single float32 running total would stop at 2^24."""
     ones = torch.ones(4 * FLOAT32_COUNTS_TO, device=device())
     yield exact(ones.sum(), torch.tensor(float(4 * FLOAT32_COUNTS_TO)))
     yield exact((ones > 0).sum(), torch.tensor(4 * FLOAT32_COUNTS_TO), name="count")

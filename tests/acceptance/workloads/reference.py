@@ -1,17 +1,20 @@
-"""Where the float64 references are computed, and the precision switches around the kernel under test."""
+"""Float64 operands for references, and the precision switches of a kernel under test. In: tensors, a dtype.
+
+Out: float64 tensors; a context with the dtype's precision.
+"""
 
 import contextlib
 from collections.abc import Iterator
 
 import torch
 
-# Beyond this many operand elements the device computes its own float64 reference; the routines differ from
-# those under test, and a CPU would take minutes.
+# Above this many operand elements the device computes the float64 reference: a CPU would take minutes, and
+# the device's float64 routines are not the ones under test.
 HOST_LIMIT = 1 << 16
 
 
 def float64(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The operands as float64, on the CPU while they are small, else where they are."""
+    """The operands in float64: small ones on the CPU, others on their device."""
     small = sum(tensor.numel() for tensor in tensors) <= HOST_LIMIT
     return tuple(tensor.detach().to("cpu" if small else tensor.device).double() for tensor in tensors)
 
@@ -21,7 +24,9 @@ SWITCHES = ("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_
 
 @contextlib.contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """TF32 only where it is named, and no reduced-precision reductions, whatever the image's defaults are."""
+    """TF32 only for the dtype "tf32", and no reduced-precision reductions, whatever the image's defaults
+    are.
+    """
     matmul = torch.backends.cuda.matmul
     before = [getattr(matmul, name) for name in SWITCHES]
     for name in SWITCHES:

@@ -1,4 +1,5 @@
-"""The same bits again: over repeats, in a graph, and on every device. In: a count. Out: cases or checksums.
+"""Bitwise equal results: over repeats, in a graph, on every device. In: repeats or seconds. Out: cases or
+checksums.
 
 Silent corruption rarely makes a NaN (about one outcome in a hundred, arXiv 2605.04213), so bits are compared,
 on normal data, with the matrix units under full load.
@@ -24,7 +25,7 @@ GOLDEN = {8192: 601_706_393_267_508_532, 128: -10_930_892_184}
 
 
 def deterministic(dtype: str, repeats: int) -> dict[str, Any]:
-    """Operations that promise the same bits on the same device keep the promise."""
+    """Operations that are documented as deterministic give the same bits at every repeat."""
     return cases.run(_deterministic(dtype, repeats))
 
 
@@ -54,7 +55,7 @@ def _repeats(function: Callable[[], tuple[torch.Tensor, ...]], repeats: int) -> 
 
 
 def graph_replay(dtype: str) -> dict[str, Any]:
-    """A captured forward and backward replays to the bits of eager mode, on new data."""
+    """A captured forward and backward gives the bits of eager mode on new data."""
     return cases.run([(f"{dtype} replay equals eager", functools.partial(_replayed, dtype))])
 
 
@@ -79,10 +80,17 @@ def _replayed(dtype: str) -> Iterable[Reading]:
 def capture(
     step: Callable[[], tuple[torch.Tensor, ...]],
 ) -> tuple[tuple[torch.Tensor, ...], Callable[[], None]]:
-    """(outputs, replay). Without a GPU there are no graphs: the step itself is replayed into the outputs."""
+    """(outputs, replay). Without a GPU there are no graphs, so `replay` runs the step again into the
+    outputs.
+    """
     if device().type == "cpu":
         outputs = step()
-        return outputs, lambda: [o.copy_(n) for o, n in zip(outputs, step(), strict=True)] and None
+
+        def again() -> None:
+            for output, new in zip(outputs, step(), strict=True):
+                output.copy_(new)
+
+        return outputs, again
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         step()
@@ -94,11 +102,11 @@ def capture(
 
 
 def screen(seconds: float) -> dict[str, Any]:
-    """Products at full power for so long: `checksum` of the first, and every repeat that differs.
+    """Run products at full power for `seconds`: the `checksum` of the first, and every repeat that differs.
 
-    Two products take turns. One is of normal data, which switches the most transistors: all devices of one
-    model and stack have the same checksum, and a test compares them. The other is of integers whose sums are
-    exact in any order: `golden` must be `expected` on every device, whoever made it.
+    Two products alternate. One has normal data, which switches the most transistors: all devices of one model
+    and stack must have the same checksum, which a check compares. The other has integers whose sums are exact
+    in any order: its checksum `golden` must be `expected` on every device.
     """
     size = HOT_SIZE[device().type]
     a, b = (operands.normal(size, size, dtype=torch.bfloat16, seed=seed) for seed in (10, 11))
@@ -126,7 +134,7 @@ def golden_shapes(size: int) -> tuple[tuple[tuple[int, int], int], ...]:
 
 
 def _batch(pair: tuple[torch.Tensor, torch.Tensor], golden: torch.Tensor) -> str:
-    """Words for what differs in a batch; compared on the device, so that the matrix units hardly rest."""
+    """What differs in a batch, in words. The comparison runs on the device, to keep the matrix units busy."""
     out, differing = torch.empty_like(golden), torch.zeros((), dtype=torch.int64, device=golden.device)
     for _ in range(BATCH):
         torch.mm(*pair, out=out)

@@ -1,6 +1,7 @@
-"""Timing on a device: cold caches, events around each call, the median of each repeat.
+"""Time a function on a device, with cold caches and events around each call. In: a function that enqueues
+work.
 
-Comes in: a function that enqueues work. Goes out: seconds per call, one figure per repeat.
+Out: the median seconds per call, one figure per repeat.
 """
 
 import functools
@@ -12,7 +13,7 @@ import torch
 
 from workloads import device
 
-# Twice the largest last-level cache there is (MI300X has 256 MiB, and its size is not reported).
+# Twice the largest last-level cache (MI300X has 256 MiB, which no library reports).
 WIPE_BYTES = 512 << 20
 REST_S = 0.2
 WINDOW_S = 0.03  # the power cap of an H200 was seen to act after about 50 ms
@@ -28,13 +29,13 @@ def repeats(
     calls: int = 20,
     meet: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Median seconds of up to `calls` cold calls, `count` times over, each after a rest.
+    """Median seconds of up to `calls` cold calls, `count` times, each time after a rest.
 
-    Each repeat begins with `meet`: a barrier puts those of several devices at the same time.
+    Each repeat begins with `meet`; with a barrier there, several devices start at the same time.
 
-    A full-power kernel on a full-power part meets the power cap within a fraction of a second, and then the
-    figure is the regulator's: seen on an H200 at 700 W, bf16 products fell from 800 to 620 TFLOP/s and
-    wavered by 14 %. Published figures, and thus the bounds, are of short runs; `sustained` tells the other.
+    At full power a device reaches its power cap within a fraction of a second, and then the power regulator
+    decides the speed: on an H200 at 700 W, bf16 products fell from 800 to 620 TFLOP/s and varied by 14 %.
+    Published figures, and so the bounds, are from short runs; `sustained` measures at the power cap.
     """
     if device().type == "cpu":
         function()
@@ -52,14 +53,14 @@ def repeats(
 def _rested(function: Callable[[], object], calls: int, wipe: torch.Tensor) -> float:
     torch.cuda.synchronize()
     time.sleep(REST_S)
-    for _ in range(WARM_WIPES):  # clocks come up under a load that leaves the power budget alone
+    for _ in range(WARM_WIPES):  # raise the clocks with a load that stays below the power cap
         wipe.zero_()
     warm_s = _on_device(function, WARM_CALLS, wipe)
     return _on_device(function, max(FEWEST_CALLS, min(calls, int(WINDOW_S / warm_s))), wipe)
 
 
 def sustained(function: Callable[[], object], *, count: int = 5, calls: int = 20) -> list[float]:
-    """The same without rests, after a second of the same load: what the power cap leaves of it."""
+    """The same without rests and after a second of load, so at the power cap."""
     if device().type == "cpu":
         return [_on_host(function) for _ in range(count)]
     wipe = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device())
@@ -68,7 +69,7 @@ def sustained(function: Callable[[], object], *, count: int = 5, calls: int = 20
 
 
 def soak(function: Callable[[], object], seconds: float = SOAK_S) -> None:
-    """Bring clocks and temperature to where a long job has them."""
+    """Bring clocks and temperature to the values of a long job."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for _ in range(10):
@@ -79,12 +80,12 @@ def soak(function: Callable[[], object], seconds: float = SOAK_S) -> None:
 def _on_device(function: Callable[[], object], calls: int, wipe: torch.Tensor) -> float:
     events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(calls)]
     for start, end in events:
-        wipe.zero_()  # also covers the host's time to launch what follows
+        wipe.zero_()  # also hides the host's time for the next launches
         start.record()
         function()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+    return statistics.median(float(start.elapsed_time(end)) for start, end in events) / 1e3
 
 
 def _on_host(function: Callable[[], object]) -> float:

@@ -1,9 +1,10 @@
-"""A torchrun program: several training jobs in one process group, after one preflight. One JSON line.
+"""A torchrun program: several training jobs in one process group. In: JSON, job names -> flags. Out: a JSON
+line.
 
-Argument: a JSON object of job names to flags of trainers/train.py. The line is `{"preflight": {}, "records":
+The flags are those of trainers/train.py. One preflight comes first. The line is `{"preflight": {}, "records":
 {name: record}, "curves": {name: verdict}}`; starting torch for each job would take most of the smoke tier's
-time. A job that has a reference in trainers/curves is judged against it here, where trainers/ is on the path.
-On a machine that fails its preflight no job is begun, and `records` is empty.
+time. A job with a reference curve in trainers/curves is judged against it here, because trainers/ is on the
+path. If the machine fails its preflight, no job starts and `records` is empty.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
 
 def judged(record: dict[str, Any]) -> dict[str, Any] | None:
-    """The verdict over a record's losses by the CPU's reference; None where this job has none."""
+    """The verdict on a record's losses by the CPU's reference curve; None if this job has no curve."""
     path = TRAINERS / "curves" / "CPU" / f"{record['model']}-{record['size']}.json"
     if not path.exists() or curves.job_of(record) != (curve := curves.load(path)).job:
         return None

@@ -1,4 +1,4 @@
-"""Inside the new namespaces: lay the fabricated host over the root file system, then run the command in it.
+"""Inside the new namespaces: mount the fabricated host over the root file system, then run the command in it.
 
 In: one JSON argument, the fields of `host.Entry`. Out: the command's own exit code. Started by host.py only.
 """
@@ -20,7 +20,7 @@ from fakeamd.states import STATES, HostState
 
 KFD_MAJOR = 510
 RENDER_GROUP = 105
-SHARED_MEMORY = "16g"  # a limit that a healthy host would give, not memory that is taken
+SHARED_MEMORY = "16g"  # the limit on a healthy host; it takes no memory
 PLAIN_NODES = {"null": (1, 3), "zero": (1, 5), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 FACTS = "run/fakeamd"  # what the shim answers with, one file a GPU
 
@@ -54,7 +54,9 @@ def _command(entry: dict[str, Any], state: HostState, root: Path) -> list[str]:
 
 
 def _mount_over(root: Path) -> None:
-    """The root file system read-only, as in a container; the parts that a host fills as memory."""
+    """Mount the root file system read-only, as in a container, with memory for the parts that a host
+    fills.
+    """
     _mount("--bind", root, root)
     _mount("-o", "remount,bind,ro", root)
     _mount("-t", "proc", "proc", root / "proc")
@@ -82,7 +84,7 @@ def _mount(*arguments: str | Path) -> None:
 
 
 def _make_nodes(dev: Path, state: HostState) -> None:
-    """Real character devices that no driver answers; the shim does."""
+    """Real character devices without a driver; the shim answers for them."""
     (dev / "shm").mkdir()
     _mount("-t", "tmpfs", "-o", f"mode=1777,size={SHARED_MEMORY}", "none", dev / "shm")
     (dev / "dri").mkdir()
@@ -99,7 +101,7 @@ def _make_nodes(dev: Path, state: HostState) -> None:
 
 def _node(path: Path, major: int, minor: int, *, mode: int, group: int) -> None:
     os.mknod(path, stat.S_IFCHR | mode, os.makedev(major, minor))
-    path.chmod(mode)  # mknod's mode is cut by the umask
+    path.chmod(mode)  # the umask narrows the mode of mknod
     os.chown(path, 0, group)
 
 

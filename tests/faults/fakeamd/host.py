@@ -22,7 +22,7 @@ NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--propagation", "pr
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What `python -m fakeamd.enter` is told, as JSON."""
+    """The JSON argument of `python -m fakeamd.enter`."""
 
     state: str
     root: str
@@ -35,11 +35,11 @@ class Entry:
 
 
 def require_root() -> None:
-    """Raise, saying why, where namespaces and device nodes cannot be made."""
+    """Raise `FakeAmdError` if this machine cannot make namespaces and device nodes."""
     if os.geteuid() != 0:
         raise FakeAmdError(
             "a fabricated AMD host needs root: it mounts a private /sys and makes device nodes"
-            f" (CAP_SYS_ADMIN, CAP_MKNOD); this is uid {os.geteuid()}. Run it as root, or leave it out with"
+            f" (CAP_SYS_ADMIN, CAP_MKNOD); this is uid {os.geteuid()}. Run as root, or drop these tests with"
             " -k 'not amd_hosts'"
         )
     if shutil.which("unshare") is None:
@@ -58,7 +58,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` where AMD's library sees `state`; stdout and stderr come back together in `stdout`.
 
-    Raises `FakeAmdError` where this machine cannot, `TimeoutExpired` when the command does not end.
+    Raises `FakeAmdError` if this machine cannot, `TimeoutExpired` if the command does not end.
     """
     require_root()
     entry = Entry(
@@ -86,5 +86,5 @@ def run(
 def state(name: str) -> HostState:
     """The state of that name."""
     if name not in STATES:
-        raise FakeAmdError(f"no state {name!r}: expected one of {', '.join(STATES)}")
+        raise FakeAmdError(f"unknown state {name!r}: expected one of {', '.join(STATES)}")
     return STATES[name]

@@ -1,4 +1,4 @@
-"""What changes on a host while it is looked at: counters that the firmware moves, errors counted late.
+"""What changes on a host while it is read: counters that the firmware moves, errors counted late.
 
 In: a state and its tree on disk. Out: functions that run beside the command until the namespaces end.
 """

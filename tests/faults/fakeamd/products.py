@@ -1,11 +1,11 @@
-"""What AMD sells, as far as the kernel's files show it: one `Product` for each kind of GPU.
+"""AMD's GPUs as the kernel's files show them. In: nothing. Out: one `Product` per kind of GPU.
 
 Nominal figures are those of devices.json; formats are those of the amdgpu and KFD sources.
 """
 
 from dataclasses import dataclass
 
-# The driver keeps 16 MiB of the memory for itself, so `mem_info_vram_total` is never the round figure.
+# The driver keeps 16 MiB of the memory for itself, so `mem_info_vram_total` is not a round figure.
 FIRMWARE_RESERVED_BYTES = 16 << 20
 
 

@@ -20,7 +20,7 @@ PACKAGES = ("amd-smi", "base-files", "coreutils", "libdrm-dev", "python3", "pyth
 
 
 class FakeAmdError(Exception):
-    """This machine cannot make or enter a fabricated host; the message says what to type."""
+    """This machine cannot make or enter a fabricated host; the message has the next command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def library(release: str) -> Library:
         if candidate.release == release:
             return candidate
     raise FakeAmdError(
-        f"no library {release!r}: expected one of {', '.join(one.release for one in LIBRARIES)}"
+        f"unknown library {release!r}: expected one of {', '.join(one.release for one in LIBRARIES)}"
     )
 
 
@@ -105,7 +105,7 @@ def _bootstrap(wanted: Library) -> None:
     """Unpack the packages without their maintainer scripts: nothing here needs a configured system."""
     fresh = wanted.folder.with_suffix(".new")
     shutil.rmtree(fresh, ignore_errors=True)
-    # Mirrors and snapshots of testing are often older than the date its index promises.
+    # Indexes of mirrors and snapshots of testing are often past their expiry date.
     stale = '--aptopt=Acquire::Check-Valid-Until "false"'
     include = f"--include={','.join(PACKAGES)}"
     _run(

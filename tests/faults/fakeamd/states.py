@@ -1,6 +1,6 @@
-"""The hosts that are fabricated, as data: which GPUs, and what is wrong with them.
+"""The fabricated hosts as data: which GPUs, and what is wrong with them. In: nothing. Out: `STATES`, by name.
 
-In: nothing. Out: `STATES`, by name. sysfs.py and kfd.py turn a state into files; no rule lives here.
+sysfs.py and kfd.py turn a state into files.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Moving:
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """One host: eight of one product unless said otherwise, healthy unless said otherwise."""
+    """One host; by default eight healthy GPUs of one product."""
 
     name: str
     product: Product
@@ -57,7 +57,7 @@ class HostState:
     moving: tuple[Moving, ...] = ()
     reports: Mapping[int, str] = field(default_factory=dict)  # GPU -> line of its KFD's SMI events
     driver_loaded: bool = True
-    user: int = 0  # who runs the command; the device nodes belong to root and the render group
+    user: int = 0  # the uid that runs the command; the device nodes belong to root and the render group
 
 
 def _one(product: Product, name: str, gpu: int, change: Change) -> HostState:

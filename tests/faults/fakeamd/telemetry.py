@@ -9,7 +9,7 @@ from fakeamd.products import Product
 from fakeamd.states import HostState
 from fakeamd.tree import Link, Tree
 
-# What an idle and healthy GPU counts none of.
+# Counters that are 0 on an idle, healthy GPU.
 IDLE = (
     *("average_gfx_activity", "average_umc_activity", "average_mm_activity", "vcn_activity", "jpeg_activity"),
     *("throttle_status", "indep_throttle_status", "prochot_residency_acc", "ppt_residency_acc"),

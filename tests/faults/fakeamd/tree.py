@@ -20,12 +20,12 @@ class Folder:
 
 @dataclass(frozen=True)
 class Fifo:
-    """A file that nobody ever answers: opening it blocks for good, as a wedged driver does."""
+    """A file that never opens: opening it blocks forever, as with a wedged driver."""
 
 
 @dataclass(frozen=True)
 class Refusing:
-    """A file that opens and whose reading fails with EINVAL: its sticky bit tells the shim to say so."""
+    """A file that opens but whose reading fails with EINVAL: its sticky bit tells the shim to fail it."""
 
 
 Entry = str | bytes | Link | Folder | Fifo | Refusing

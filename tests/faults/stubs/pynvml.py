@@ -1,8 +1,8 @@
 """A stand-in for nvidia-ml-py: four healthy H200s, changed by the JSON in STACKCHECK_FAKE_NVML.
 
 Keys: devices (count); init ("hang", "driver_not_loaded"); any field below for every device; and "one": the
-same for device 0 only. A value "N/A" is answered as such; "not_supported" and "no_permission" are raised as
-NVML's errors. "xid" is reported on device 2 to whoever listens.
+same for device 0 only. A value "N/A" is returned unchanged; "not_supported" and "no_permission" are raised as
+NVML's errors. "xid" is reported on device 2 to a listener.
 """
 
 # ruff: noqa: E501, N801, N802, N816 - the names are NVML's own

@@ -1,10 +1,10 @@
-"""Loaded into pytest inside a fabricated host (`-p torchless`): what cannot be there, so that the rest can.
+"""A pytest plugin for a fabricated host (`-p torchless`), on which torch cannot run. In: the suites. Out: the
+rest.
 
-ROCm's torch needs a KFD that computes. So: a suite that imports torch is skipped as a whole; a check that
-asks a worker for what torch sees is skipped; the load under which PCIe links are judged is stood in for by
-an idle moment (the fabricated links do not step down); the HIP release of the torch that the image would
-have comes from $FAKEAMD_HIP. $FAKEAMD_SMI_TIMEOUT_S shortens the wait for a library that hangs. Nothing
-else is touched.
+ROCm's torch needs a KFD that computes. So a suite that imports torch is skipped as a whole, and so is a check
+that asks a worker for the devices that torch sees. PCIe links are judged idle instead of under load, because
+the fabricated links do not step down. $FAKEAMD_HIP is the HIP release of the torch that the image would have.
+$FAKEAMD_SMI_TIMEOUT_S shortens the wait for a library that hangs. Nothing else is changed.
 """
 
 import os

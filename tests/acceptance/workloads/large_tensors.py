@@ -1,6 +1,6 @@
-"""More than 2^31 elements: where a 32-bit index wraps, values land in the wrong place without an error.
+"""Tensors with more than 2^31 elements: if a 32-bit index wraps, values silently land in the wrong place.
 
-Comes in: nothing; wants about 40 GiB of free device memory. Goes out: the report of `cases.run`.
+In: nothing; needs about 40 GiB of free device memory. Out: the report of `cases.run`.
 """
 
 import functools
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from workloads import cases, device, operands
 from workloads.gates import Reading, exact
 
-LIMIT = 2**31  # what 32 bits with a sign count to
+LIMIT = 2**31  # the range of 32 bits with a sign
 BEYOND = 4099
 PIECE = 1 << 26
 TAIL = 1 << 16
@@ -23,7 +23,7 @@ VOCABULARY = 128_256
 
 
 def check(limit: int = LIMIT) -> dict[str, Any]:
-    """Copy, addition, softmax rows, a sum and a product, each beyond the limit."""
+    """Copy, addition, softmax rows, a sum and a product, each with more elements than the limit."""
     functions = (
         ("copy and add", _elementwise),
         ("product", _product),
@@ -53,7 +53,7 @@ def _elementwise(limit: int) -> Iterable[Reading]:
 
 
 def _product(limit: int) -> Iterable[Reading]:
-    """A square of outputs; the first, the middle and the last rows against the same rows computed alone."""
+    """A square output: its first, middle and last rows against the same rows computed alone."""
     rows = math.isqrt(limit) + 59
     a = operands.integers(rows, WIDTH, dtype=torch.bfloat16, seed=1, density=0.5)
     b = operands.integers(WIDTH, rows, dtype=torch.bfloat16, seed=2, density=0.5)
@@ -64,7 +64,7 @@ def _product(limit: int) -> Iterable[Reading]:
 
 
 def _rows(limit: int) -> Iterable[Reading]:
-    """A batch of logits as large as B x T x V becomes."""
+    """A batch of logits of the size that B x T x V reaches."""
     vocabulary = min(VOCABULARY, limit // 8)
     rows = limit // vocabulary + 3
     x = torch.zeros(rows, vocabulary, dtype=torch.bfloat16, device=device())

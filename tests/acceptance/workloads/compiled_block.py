@@ -1,6 +1,6 @@
 """A transformer block through torch.compile, against the same block in eager mode and in float64.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools
@@ -17,14 +17,14 @@ from workloads.gates import Reading, frobenius
 
 WIDTH, HEADS, HIDDEN = 64, 4, 160
 LENGTHS = (128, 96, 72)
-# Two compilations: the first length as a constant, then one with the length as a symbol for all others.
+# Two compilations: one for the first length as a constant, one for all others with the length as a symbol.
 MOST_COMPILATIONS = 2
 FACTOR = 3.0
-# Inductor's CPU code needs a C++ compiler, which an image need not have; the tracing is the same.
+# On a CPU Inductor needs a C++ compiler, which an image need not have. The tracing is the same.
 BACKEND = {"cuda": "inductor", "cpu": "aot_eager"}
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]  # lint runs without torch, so its classes are Any
     """Pre-norm attention and a gated MLP."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 def check(dtype: str) -> dict[str, Any]:
-    """No graph break, no more compilations than lengths ask for, and the precision of eager mode."""
+    """No graph break, at most two compilations, and the precision of eager mode."""
     return cases.run(_cases(operands.DTYPES[dtype]))
 
 
@@ -53,7 +53,8 @@ def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
 
 def _block(dtype: torch.dtype) -> Block:
     torch.manual_seed(1)
-    return Block().to(device=device(), dtype=dtype)
+    block: Block = Block().to(device=device(), dtype=dtype)
+    return block
 
 
 def _data(dtype: torch.dtype, length: int) -> torch.Tensor:
@@ -85,7 +86,7 @@ def _lengths(dtype: torch.dtype) -> Iterable[Reading]:
 
 
 def _fused(fast: Any, x: torch.Tensor) -> Reading:
-    """Compiled code that runs no generated kernel is eager code with a detour."""
+    """Whether the compiled code runs generated kernels; without one it would only be eager code."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         _run(fast, x)
         torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""Grouped products, as mixtures of experts need them: each group against its own product in float64.
+"""Grouped matrix products, as in mixtures of experts: each group against its own product in float64.
 
-Comes in: nothing. Goes out: the report of `cases.run`; `lacks` says why there is no such kernel.
+In: nothing. Out: the report of `cases.run`; `lacks` says why this machine does not have them.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ OLDEST_SM = 80
 
 
 def lacks() -> str:
-    """The documented reason for which this machine has no grouped product; empty where it must work.
+    """The documented reason why this machine has no grouped product; empty if it must work.
 
-    PyTorch 2.7 and 2.8 have it for compute capability 9.0 alone; 2.9 for 8.0 and later, and by a loop on CPUs
+    PyTorch 2.7 and 2.8 have it for compute capability 9.0 only; 2.9 for 8.0 and later, and as a loop on CPUs
     (pytorch/pytorch#161407, #161717); 2.10 made it public, and has the loop on ROCm too (#162419).
     """
     release, name = _release(), arch.name()

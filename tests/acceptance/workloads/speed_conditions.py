@@ -1,19 +1,23 @@
-"""What speed checks measure on GPUs: formats, shapes, sizes. Pure: the lint of thresholds reads it too."""
+"""What speed checks measure on GPUs. In: a metric and conditions. Out: formats, shapes, sizes, and what is
+judged.
+
+Pure: the lint of thresholds uses it too.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 GEMM_DTYPES = ("bf16", "fp16", "tf32", "fp8")
-# m, n, k: a cube as the yardstick of others, and the projections of an 8B Llama at 8192 tokens.
+# m, n, k: a cube for comparison with published figures, and the projections of an 8B Llama at 8192 tokens.
 GEMM = ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 28672, 4096), (4096, 4096, 4096))
 COPY_BYTES = 4 << 30
 ATTENTION_BACKENDS = ("default", "flash", "cudnn")
 ATTENTION_SEQUENCE = 8192
 COLLECTIVE_BYTES = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 PLATEAU_BYTES = 4 << 30  # soak tier
-GRAPHED_BYTES = 1 << 20  # up to here the launch is a share of the time, and a graph shows the wire alone
+GRAPHED_BYTES = 1 << 20  # up to this size launches take much of the time; a graph measures without them
 LINK_BYTES = 256 << 20  # between two devices, and between a device and its host
-LARGE_RANKS, LARGE_SAMPLES = (2, 4, 8), (1, 2)  # of the 8B job, and samples of each rank
+LARGE_RANKS, LARGE_SAMPLES = (2, 4, 8), (1, 2)  # ranks of the 8B job, and samples per rank
 
 _ATTENTION = [
     {"dtype": "bf16", "backend": backend, "causal": True, "sequence": ATTENTION_SEQUENCE}
@@ -25,7 +29,7 @@ _BUSBW = [
 _LATENCY = [
     {"dtype": "bf16", "bytes": size, "graph": True} for size in COLLECTIVE_BYTES if size <= GRAPHED_BYTES
 ]
-# The conditions that a metric is gated with; those that are the machine's (devices, nvls) are left open.
+# The conditions under which each metric is judged, without those of the machine (devices, nvls).
 CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
     "gemm_tflops": [
         {"dtype": dtype, "m": m, "n": n, "k": k, "layout": "NT"} for dtype in GEMM_DTYPES for m, n, k in GEMM

@@ -1,6 +1,6 @@
-"""Embedding: the forward is a copy, bit for bit; the backward a sum, against float64.
+"""Embedding: the forward is a copy, bit for bit; the backward is a sum, against float64.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from workloads import arch, attention, device, fp8, measured, operands, timing
+from workloads import arch, attention, device, fp8, operands, speed_conditions, timing
 from workloads.reference import precision
 
-GEMM = {"cuda": measured.GEMM, "cpu": ((256, 256, 256),)}
-COPY_BYTES = {"cuda": measured.COPY_BYTES, "cpu": 16 << 20}
-_LONG = measured.ATTENTION_SEQUENCE
+GEMM = {"cuda": speed_conditions.GEMM, "cpu": ((256, 256, 256),)}
+COPY_BYTES = {"cuda": speed_conditions.COPY_BYTES, "cpu": 16 << 20}
+_LONG = speed_conditions.ATTENTION_SEQUENCE
 ATTENTION = {
     "cuda": attention.Shape(b=2, hq=32, hkv=8, sq=_LONG, sk=_LONG, d=128, causal=True),
     "cpu": attention.Shape(b=1, hq=2, hkv=1, sq=128, sk=128, d=64, causal=True),
 }
 Timed = Callable[[Callable[[], object]], list[float]]
-BACKWARD_OVER_FORWARD = 2.5  # five products against two (FlashAttention-2, arXiv 2307.08691, section 4.1)
+BACKWARD_OVER_FORWARD = 2.5  # five products instead of two (FlashAttention-2, arXiv 2307.08691, section 4.1)
 
 
 def gemm(dtype: str) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def gemm(dtype: str) -> list[dict[str, Any]]:
 
 
 def gemm_sustained(dtype: str) -> list[dict[str, Any]]:
-    """TFLOP/s of the first shape after a second of it: what the power cap leaves."""
+    """TFLOP/s of the first shape after a second of load, when the power cap limits it."""
     with precision(dtype):
         return [_gemm(dtype, *GEMM[device().type][0], timed=timing.sustained)]
 
@@ -65,7 +65,9 @@ def _copy(timed: Timed) -> dict[str, Any]:
 
 
 def beside_others(meet: Callable[[], object]) -> dict[str, dict[str, Any]]:
-    """The first shape's product and the copy, each repeat begun together with all who come to `meet`."""
+    """The product of the first shape and the copy; the barrier `meet` starts each repeat on all devices
+    at once.
+    """
     timed = functools.partial(timing.repeats, meet=meet)
     with precision("bf16"):
         product = _gemm("bf16", *GEMM[device().type][0], timed=timed)
@@ -82,7 +84,7 @@ def attention_forward(backend: str) -> list[dict[str, Any]]:
 
 
 def attention_backward(backend: str) -> list[dict[str, Any]]:
-    """TFLOP/s of its backward alone, as 2.5 times the forward's operations."""
+    """TFLOP/s of the backward alone, counted as 2.5 times the forward's operations."""
     shape = ATTENTION[device().type]
     *qkv, g = attention.inputs(shape, "bf16")
     leaves = [tensor.requires_grad_() for tensor in qkv]
@@ -104,11 +106,11 @@ def _attention(shape: attention.Shape, backend: str, rates: list[float]) -> dict
 
 
 def figure(rates: list[float], **conditions: Any) -> dict[str, Any]:
-    """Repeats, their median, and what they were measured with."""
+    """A figure: repeats, their median, and the conditions of the measurement."""
     return {"conditions": conditions, "repeats": rates, "value": statistics.median(rates)}
 
 
 def dtypes() -> list[str]:
-    """The matrix formats whose speed means something on this architecture."""
+    """The matrix formats that this architecture's matrix units support."""
     extra = (["tf32"] if arch.has_tf32() else []) + (["fp8"] if arch.fp8() else [])
     return ["bf16", "fp16", *extra]

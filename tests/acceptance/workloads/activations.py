@@ -1,6 +1,6 @@
 """Gated activations and rotary embedding, forward and backward, against float64.
 
-Comes in: a dtype. Goes out: the report of `cases.run`.
+In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools
@@ -21,22 +21,22 @@ FLOAT32 = 2.0**-21  # exponentials and error functions of float32 are good to a 
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """As Llama's MLP has it."""
+    """As in Llama's MLP."""
     return F.silu(gate) * up
 
 
 def gelu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The exact one, as MPT's MLP has it."""
+    """The exact GELU, as in MPT's MLP."""
     return F.gelu(gate) * up
 
 
 def gelu_tanh(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The approximation of GPT-2."""
+    """GPT-2's approximation of GELU."""
     return F.gelu(gate, approximate="tanh") * up
 
 
 def check(dtype: str) -> dict[str, Any]:
-    """Each activation at odd widths and extreme inputs; rotation at far positions."""
+    """Each activation at odd widths and extreme inputs, and rotary embedding at far positions."""
     return cases.run(_cases(operands.DTYPES[dtype]))
 
 
@@ -65,7 +65,9 @@ def _gated(function: Callable[..., torch.Tensor], x: torch.Tensor) -> Iterable[R
 
 
 def _nonfinite(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> Iterable[Reading]:
-    """NaN stays where it is. (PyTorch's exact GELU makes NaN of infinity on a CPU: not asked of it.)"""
+    """NaN and infinity stay in place. PyTorch's exact GELU turns infinity into NaN on a CPU, so it gets
+    none.
+    """
     x = operands.normal(1, 130, dtype=dtype, seed=3)
     x[0, 7] = float("nan")
     if function is not gelu:
@@ -90,10 +92,10 @@ def _with_gradients(
 
 
 def _slack(x: torch.Tensor, up: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Every one of the three activations is at most |x| + 1 wide, and its slope at most 1.2."""
+    """The allowed error: each of the three activations is at most |x| + 1, and its slope at most 1.2."""
     unit, (value, other, dy) = STEPS * unit_roundoff(x.dtype), float64(x, up, g)
     act = F.silu(value).abs() + F.gelu(value).abs()
-    # Far left the activation is a small difference of large parts: relative to |x| only float32 is promised.
+    # For very negative x the activation is a small difference of large parts: its error is relative to |x|.
     small = FLOAT32 * value.abs()
     out = (unit * act + small) * other.abs()
     return out, unit * 1.2 * (other * dy).abs() + small * (other * dy).abs(), (unit * act + small) * dy.abs()
@@ -106,19 +108,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def _rotation(start: int, dtype: torch.dtype) -> Iterable[Reading]:
-    """Tables in float32 and one rounding: a bf16 table is wrong by whole turns at long context."""
+    """Tables in float32 and one rounding; a bf16 table would be wrong by whole turns at long context."""
     x = operands.normal(2, 33, 4, 96, dtype=dtype, seed=3)
     angle = _angles(start, torch.float64, "cpu")
-    ref = rotate(*float64(x), angle.cos().to(_place(x)), angle.sin().to(_place(x)))
+    (wide,) = float64(x)
+    ref = rotate(wide, angle.cos().to(wide.device), angle.sin().to(wide.device))
     table = _angles(start, torch.float32, device())
     got = rotate(x.float(), table.cos(), table.sin()).to(dtype)
     # float32 positions times frequencies are good to 2^-24 of the angle: up to 2^20 radians.
     allowance = 2.0**-23 * (start + 33) * x.abs().double().amax().cpu() + FLOAT32
     yield elementwise(got, ref, float(allowance))
-
-
-def _place(x: torch.Tensor) -> torch.device:
-    return float64(x)[0].device
 
 
 def _angles(start: int, dtype: torch.dtype, on: Any) -> torch.Tensor:

@@ -1,26 +1,27 @@
-"""Bus bandwidth from time, the shape of its curve over sizes, and who falls behind the others. Pure.
+"""Bus bandwidth from time, and what is slower than the rest. In: times or rates. Out: GB/s, problems in
+words.
 
-The definitions are those of nccl-tests' doc/PERFORMANCE.md.
+Bus bandwidth is defined as in nccl-tests' doc/PERFORMANCE.md.
 """
 
 import itertools
 import statistics
 from collections.abc import Mapping
 
-LARGEST_DIP = 0.05  # ROCm/cvs cvs/lib/rccl_lib.py: bandwidth may not fall by more from one size to the next
+LARGEST_DIP = 0.05  # bandwidth may not fall by more from one size to the next (ROCm/cvs cvs/lib/rccl_lib.py)
 # One bad link shows as one slow direction, or as one pair far under the others (checks of NVIDIA/nccl#1130).
 LARGEST_SKEW, LEAST_OF_MEDIAN = 0.20, 0.5
-SHAPE_FROM_BYTES = 16 << 20  # below it the library changes algorithm and protocol, and steps are by design
+SHAPE_FROM_BYTES = 16 << 20  # below, the library changes algorithm and protocol, so steps are normal
 
 
 def busbw_gb_per_s(op: str, size_bytes: int, seconds: float, ranks: int) -> float:
-    """What the links carry, in 1e9 bytes/s; `size_bytes` is the total array."""
+    """The bus bandwidth in 1e9 bytes/s; `size_bytes` is the size of the whole array."""
     factor = 2 * (ranks - 1) / ranks if op == "all_reduce" else (ranks - 1) / ranks
     return size_bytes / seconds * factor / 1e9
 
 
 def dips(curve: Mapping[int, float]) -> list[str]:
-    """Each place where a larger size is slower than the one before it by more than the allowed share."""
+    """Each size that is slower than the next smaller one by more than the allowed share."""
     sizes = sorted(size for size in curve if size >= SHAPE_FROM_BYTES)
     return [
         f"{curve[large]:.1f} GB/s at {large} B after {curve[small]:.1f} GB/s at {small} B"
@@ -30,7 +31,7 @@ def dips(curve: Mapping[int, float]) -> list[str]:
 
 
 def odd_pairs(rates: Mapping[tuple[int, int], float]) -> list[str]:
-    """Each (from, to) much slower than its way back, or than half of what pairs have in the middle."""
+    """Each (from, to) that is much slower than its way back, or slower than half of the median pair."""
     middle = statistics.median(rates.values()) if rates else 0.0
     found = []
     for (sender, receiver), rate in rates.items():
@@ -43,7 +44,7 @@ def odd_pairs(rates: Mapping[tuple[int, int], float]) -> list[str]:
 
 
 def slow_devices(rates: Mapping[int, float], least: float, unit: str) -> list[str]:
-    """Each device under that share of what the devices of its node have in the middle."""
+    """Each device that reaches less than the share `least` of its node's median."""
     middle = statistics.median(rates.values()) if rates else 0.0
     return [
         f"device {device} reaches {rate:.1f} {unit}, the median of its node is {middle:.1f} {unit}"
