@@ -4,6 +4,7 @@ failed.
 
 import pytest
 
+from harness import skips
 from harness.fixtures import Launch, OnDevice
 from harness.session import AcceptanceSession, every_device
 from workloads import (
@@ -86,7 +87,7 @@ def test_cross_entropy(dtype: str, acceptance: AcceptanceSession, on_device: OnD
 def test_project_triton_kernels(on_device: OnDevice) -> None:
     """The trainers' own Triton kernels compile in this image and are right."""
     if not on_device(project_kernels.available):
-        pytest.skip("Triton kernels need a GPU and the triton package")
+        skips.without_feature("gpu", "Triton kernels need a GPU")
     cases.require(on_device(project_kernels.check, timeout_s=300))
 
 
@@ -95,8 +96,7 @@ def test_project_triton_kernels(on_device: OnDevice) -> None:
 @pytest.mark.parametrize("way", ["plain", "chunked", "liger"])
 def test_linear_cross_entropy(way: str, on_device: OnDevice) -> None:
     """Output layer and loss together (plain, in chunks or fused) give the right loss and both gradients."""
-    if reason := on_device(linear_losses.lacks, way=way):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(linear_losses.lacks, way=way))
     cases.require(on_device(linear_losses.check, way=way, dtype="bf16", timeout_s=300))
 
 
@@ -111,7 +111,7 @@ def test_fp32_is_ieee_by_default(on_device: OnDevice) -> None:
 def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """With TF32 requested, matrix products are as exact as its ten bits allow."""
     if not on_device(arch.has_tf32):
-        pytest.skip("this architecture has no TF32 that PyTorch's switch could turn on")
+        skips.without_feature("tf32", "this architecture has no TF32 that PyTorch's switch could turn on")
     cases.require(on_device(gemm.check, dtype="tf32", tier=acceptance.tier))
 
 
@@ -158,8 +158,7 @@ def test_adamw(on_device: OnDevice) -> None:
 @pytest.mark.gpus(1)
 def test_grouped_gemm(on_device: OnDevice) -> None:
     """Grouped products give each expert its own result, also for experts with no row or one."""
-    if reason := on_device(grouped_gemm.lacks):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(grouped_gemm.lacks))
     cases.require(on_device(grouped_gemm.check))
 
 
@@ -190,7 +189,7 @@ def test_graph_replay(on_device: OnDevice) -> None:
 def test_beyond_32_bits(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """Tensors with more than 2^31 elements are indexed right."""
     if acceptance.vendor == "cpu":
-        pytest.skip("needs a device with 40 GiB of memory")
+        skips.without_feature("gpu", "a CPU would need hours")
     cases.require(on_device(large_tensors.check))
 
 

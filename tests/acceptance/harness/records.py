@@ -87,6 +87,7 @@ def measured(item: pytest.Item, check: Check) -> dict[str, Any]:
     after = {**check.after, "during": check.telemetry()} if check.samples else check.after
     return {
         "doc": _doc(item),
+        "skip": check.skip,
         "devices": list(check.devices),
         "metrics": [asdict(metric) for metric in check.metrics],
         "evidence": {"before": check.before, "after": {**after, **check.more_evidence}},
@@ -102,6 +103,7 @@ def new_record(name: str) -> dict[str, Any]:
         "outcome": "passed",
         "reason": None,
         "doc": None,
+        "skip": None,
         "seconds": 0.0,
         "devices": [],
         "metrics": [],
