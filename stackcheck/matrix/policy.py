@@ -1,7 +1,7 @@
 """What a certificate requires. In: `policy:` of matrix.yaml. Out: a `Policy`: tier, advisory checks, waivers.
 
-Every check of the certifying tier is required. An advisory check is reported and never decides; a waiver lets one
-named check fail for named stacks until a date, and is signed into the certificate.
+Every check of the certifying tier is required. An advisory check is reported and never decides; a waiver lets
+one named check fail for named stacks until a date, and is signed into the certificate.
 """
 
 from __future__ import annotations
@@ -108,4 +108,4 @@ def is_enough(tier: Tier, needed: Tier) -> bool:
 def is_advisory(check_id: str, advisory: Iterable[Advisory]) -> bool:
     """Whether a check does not decide."""
     name = check_id.partition("[")[0]
-    return any(check_id == item.check or name == item.check for item in advisory)
+    return any(item.check in {check_id, name} for item in advisory)

@@ -1,7 +1,7 @@
-"""Whether a skip is confirmed by this host's own data. In: a skip's facts, devices, the stack. Out: a problem.
+"""Whether this host's own data confirm a skip. In: a skip's facts, devices, the stack. Out: a problem.
 
-The image under test writes the skip, so its reason is only a claim. devices.json of this checkout lists what a
-model may lack, the host counts its own devices, and the stack declares what its image holds. Pure.
+The image under test writes the skip, so its reason is only a claim. devices.json of this checkout lists what
+a model may lack, the host counts its own devices, and the stack declares what its image holds. Pure.
 """
 
 from __future__ import annotations
@@ -84,18 +84,20 @@ def _of_stack(needs: Mapping[str, Any], facts: Facts) -> str | None:
     if arch := needs.get("arch"):
         return None if arch not in facts.archs else f"the stack declares {arch}"
     name = str(needs.get("package", ""))
-    if name == NO_DECLARATION:
-        return "an image of a stack carries its declaration"
-    if name in facts.packages:
-        return f"the stack declares {name} {facts.packages[name]}"
+    if not name or name == NO_DECLARATION:
+        return "an image of a stack carries its declaration, and a skip names what is absent"
+    version = facts.packages.get(name) or _fitting(name, facts.packages)
+    return f"the stack declares {name} {version}" if version else None
+
+
+def _fitting(requirement: str, packages: Mapping[str, str]) -> str | None:
+    """The declared version that meets a requirement such as `torch>=2.13`."""
     try:
-        wanted = Requirement(name)
+        wanted = Requirement(requirement)
     except InvalidRequirement:
-        return None if name else "the skip names no package"
-    version = facts.packages.get(wanted.name.lower())
-    if version is not None and wanted.specifier.contains(version, prereleases=True):
-        return f"the stack declares {wanted.name} {version}"
-    return None
+        return None
+    version = packages.get(wanted.name.lower())
+    return version if version and wanted.specifier.contains(version, prereleases=True) else None
 
 
 def _of_reading(needs: Mapping[str, Any], facts: Facts) -> str | None:

@@ -1,5 +1,5 @@
-"""tests/acceptance/checks.json lists exactly the checks that the suites collect, so the host knows them before
-a run. To write it anew after a check was added, renamed or removed:
+"""tests/acceptance/checks.json lists exactly the checks that the suites collect: the host knows them before a
+run. To write it anew after a check was added, renamed or removed:
 
     STACKCHECK_WRITE_CHECKS=1 python -m pytest tests/faults/test_expected_checks.py
 """

@@ -1,4 +1,4 @@
-"""Why a check is skipped, as facts that the host can confirm. In: a reason. Out: pytest's skip, with its kind.
+"""Why a check is skipped, as facts that the host can confirm. In: a reason. Out: pytest's skip, typed.
 
 A skip never counts as a pass. The host accepts a skip of a required check only if its own data confirm it:
 the row in devices.json, the number of devices, or what the stack declares (stackcheck/suite/skips.py).
