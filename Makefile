@@ -22,6 +22,10 @@ images: .venv/ready ## Build, test, certify and publish what this host can run (
 test: .venv/ready ## Run the tool's own tests, then the acceptance suites inside the cpu image
 	@sh .ci/test
 
+.PHONY: test-slow
+test-slow: .venv/ready ## Run the tests marked slow: ROCm's image, compiled extensions, kills, every layout
+	@sh .ci/test slow
+
 .PHONY: certify
 certify: .venv/ready ## Run the suites, judge and sign (STACKS=one stack id or image)
 	@.venv/bin/stackcheck certify $(STACKS) --tier $(TIER) $(ARGS)

@@ -1,10 +1,10 @@
-"""One flag at a time: which settings show what each lever of a fast step is worth.
+"""One flag at a time: settings that show how much each flag changes the speed of a step.
 
 In: the name of a base and a number of GPUs. Out: settings for benchmarks/train.py, the base first. A lever
-that this trainer has no flag for is in NOT_HERE with the reason, so that the table says what it leaves out.
+without a flag is in NOT_HERE with the reason, so that the table shows what it leaves out.
 """
 
-# Eight layers of true width: a step of 0.3 s, so that a setting takes its compiler's time and little more.
+# Eight layers at full width: a step of 0.3 s, so that a setting takes little longer than its compilation.
 SHAPE = "--size 8b --layers 8 --seq-len 8192 --micro-batch 2 --lr 3e-5 --no-digest --no-preflight"
 TIMED = "--steps 60 --warmup 6 --warmup-s 12 --budget-s 32"
 
@@ -42,9 +42,9 @@ BASES = {
     ),
 }
 NOT_HERE = {
-    "attention efficient": "torch's memory-efficient backend takes no grouped queries",
+    "attention efficient": "torch's memory-efficient backend does not support grouped queries",
     "CUDA graph of the step": "the step is not captured; the fused layer waits for collectives on the host",
-    "separate projections": "the fused layer has no such flag; autograd and compiler keeps them separate",
+    "separate projections": "the fused layer has no such flag; `autograd and compiler` keeps them separate",
 }
 
 
@@ -56,9 +56,9 @@ def settings(base: str, gpus: int) -> list[str]:
 
 
 def table(base: str, results: list[dict]) -> str:
-    """Markdown: each setting's rate, memory and ratio to the base on its GPU; why where there is none."""
+    """Markdown: each setting's rate, memory and ratio to the base on its GPU, or why it has none."""
     bases, by_name, first = {}, {}, {}
-    for result in results:  # in the order of measuring: a base holds for what came after it
+    for result in results:  # in the order of measuring: a result is compared with the last base before it
         name, gpu = result["name"], result.get("gpu")
         if name == base:
             bases[gpu] = result.get("performance")

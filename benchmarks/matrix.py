@@ -57,7 +57,7 @@ def process(*arguments: str) -> None:
 
 def ten_thousand() -> int:
     """10,000 cells of one block, most of them refused: all are judged and rendered."""
-    value = yamlfile.read(ROOT / "matrix.yaml")
+    value = yamlfile.load(ROOT / "matrix.yaml")
     block = next(one for one in value["stacks"] if one["runtime"] == "rocm")
     rules = compat.load(IMAGES / "compat.yaml")
     versions = [f"7.{minor}.{patch}" for minor in range(1, 3) for patch in range(5)]

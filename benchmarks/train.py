@@ -4,11 +4,11 @@
     python benchmarks/train.py --out records.jsonl --budget-s 600 --ablate native --gpus 1
     python benchmarks/train.py --out records.jsonl --budget-s 600 --ablate native --beside 0,1,2,3
 
-A number says on how many GPUs the settings after it run. Every result is written as it comes, also that a
-setting did not run; a setting that --out already holds is not run again: a command that ran out of time is
-typed again. Under a power cap a cold chip is a faster chip: give the first setting a minute of --warmup-s.
---beside runs one-GPU settings on several GPUs at once. Chips of one model differ by 2 %, so each of them
-measures the base first, and a lever is compared with the base of its own GPU.
+A number is the number of GPUs for the settings after it. Every result is written when it comes, a failure
+too. A setting that is in --out does not run again, so the same command continues one that ran out of time.
+Under a power cap a cold chip is faster: give the first setting a minute of --warmup-s. --beside runs one-GPU
+settings on several GPUs at once. Chips of one model differ by 2 %, so each GPU measures the base first, and a
+lever is compared with the base of its own GPU.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 import ablation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "trainers"))
-import systems
+from tools import launch
 
 OUT_OF_MEMORY = 4
 WRITING = threading.Lock()
@@ -31,7 +31,7 @@ WRITING = threading.Lock()
 
 @dataclass(frozen=True)
 class Setting:
-    """Flags of train.py under a name, on a number of GPUs, or on this one."""
+    """Flags of train.py under a name, on a number of GPUs, or on the GPU `gpu`."""
 
     name: str
     gpus: int
@@ -72,7 +72,7 @@ def in_turn(options: argparse.Namespace, begin: float) -> None:
 
 
 def side_by_side(options: argparse.Namespace, begin: float) -> None:
-    """On each GPU the base, then levers from one queue until none or no time is left."""
+    """On each GPU the base, then levers from one queue, until the queue is empty or the time is over."""
     done = {result["name"] for result in kept(options.out)}
     _, base, *levers = ablation.settings(options.ablate, 1)
     waiting = iter([lever for lever in levers if lever.partition(":")[0] not in done])
@@ -95,20 +95,20 @@ def side_by_side(options: argparse.Namespace, begin: float) -> None:
 
 
 def kept(out: Path) -> list[dict]:
-    """The results that the file holds."""
+    """The results in the file."""
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def one(setting: Setting, limit_s: float, out: Path) -> str:
-    """Run one setting and keep its record, or why there is none; its line of the table."""
+    """Run one setting, and keep its record or the reason why there is none. Returns its line of the table."""
     begin, name, gpu = time.monotonic(), setting.name, setting.gpu
     seen = () if gpu is None else ("env", f"CUDA_VISIBLE_DEVICES={gpu}")  # HIP reads this name too
     try:
-        where = systems.System(name, (*seen, *systems.torchrun(setting.gpus)))
-        found = systems.run(where, [*setting.flags, "--no-digest"], timeout_s=limit_s)
+        system = launch.System(name, (*seen, *launch.torchrun(setting.gpus)))
+        found = launch.run(system, [*setting.flags, "--no-digest"], timeout_s=limit_s)
         result = {**asdict(setting), **found}
         text = line(name, setting.gpus, found)
-    except systems.RunError as error:
+    except launch.RunError as error:
         why = "out of memory" if error.code == OUT_OF_MEMORY else str(error).splitlines()[0]
         result = {**asdict(setting), "outcome": why, "said": str(error)[-4000:]}
         text = f"{name:34} {why if error.code == OUT_OF_MEMORY else error}"
@@ -118,7 +118,7 @@ def one(setting: Setting, limit_s: float, out: Path) -> str:
 
 
 def line(name: str, gpus: int, result: dict) -> str:
-    """The table's line for a record."""
+    """The line of the table for a record."""
     speed, memory = result["performance"], result["memory"] or {}
     if speed is None:
         return f"{name:34} x{gpus} no step was timed: {result['phases_s']}"
@@ -150,12 +150,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ablate", choices=sorted(ablation.BASES), help="one flag at a time, instead of settings"
     )
-    parser.add_argument("--gpus", type=int, default=1, help="of --ablate")
+    parser.add_argument("--gpus", type=int, default=1, help="with --ablate: GPUs of each setting")
     parser.add_argument(
         "--beside",
         type=lambda text: text.split(","),
         metavar="I,J",
-        help="of --ablate: these GPUs at once, a setting each",
+        help="with --ablate: use these GPUs at once, a setting each",
     )
     parser.add_argument("settings", nargs="*", metavar="N | NAME: FLAGS")
     return parser

@@ -1,17 +1,17 @@
-"""Every failure a user can meet, each with its exit code; the command line turns them into messages."""
+"""The errors that a user can meet. In: what failed. Out: an exception with a message and an exit code."""
 
 from __future__ import annotations
 
 
 class StackcheckError(Exception):
-    """A failure with what, where, got, expected and the next command to type.
+    """An error with what, where, got, expected and the next command to type.
 
     Args:
-        what: One sentence that names what failed.
-        where: File and place, reference, or host the failure is about.
+        what: What is wrong, in one sentence.
+        where: The file and place, reference or host.
         got: The value that was found.
-        expected: What would have been right.
-        next_step: The command to type, or the thing to change, next.
+        expected: The value that would be right.
+        next_step: The next command to type, or what to change.
     """
 
     exit_code = 1
@@ -33,7 +33,7 @@ class StackcheckError(Exception):
         self.next_step = next_step
 
     def __str__(self) -> str:
-        """The sentence, then one indented line for each thing that is known."""
+        """The sentence, then one indented line for each known detail."""
         details = {"where": self.where, "got": self.got, "expected": self.expected, "next": self.next_step}
         return "\n".join([self.what, *(f"  {name}: {text}" for name, text in details.items() if text)])
 
@@ -45,13 +45,13 @@ class ConfigurationError(StackcheckError):
 
 
 class NothingSelectedError(StackcheckError):
-    """A selector matched no stack."""
+    """No stack is selected: a selector matches none, or none runs on this host."""
 
     exit_code = 3
 
 
 class EngineError(StackcheckError):
-    """The container engine is missing, too old, or stopped answering."""
+    """The container engine is missing, too old, or does not answer."""
 
     exit_code = 4
 
@@ -63,30 +63,30 @@ class BuildError(StackcheckError):
 
 
 class ChecksFailedError(StackcheckError):
-    """The suites ran and the verdict is not PASSED."""
+    """The suites ran, and the verdict is not PASSED."""
 
     exit_code = 6
 
 
 class CertificateError(StackcheckError):
-    """A certificate is missing, forged, too old, revoked, or about something else."""
+    """A certificate is missing, forged, too old, revoked, or about another image or host."""
 
     exit_code = 7
 
 
 class PublishError(StackcheckError):
-    """Nothing was published: the image, its proof or the target was refused."""
+    """Nothing was published: the image, its certificate or the target was refused."""
 
     exit_code = 8
 
 
-class FileError(StackcheckError):
-    """A file cannot be read or written: the disk is full or read-only, or a permission is missing."""
-
-    exit_code = 10
-
-
 class MachineUnfitError(StackcheckError):
-    """The machine was throttled, shared or broken, so nothing can be said of the image."""
+    """The machine was throttled, shared or broken, so that the run says nothing about the image."""
 
     exit_code = 9
+
+
+class FileError(StackcheckError):
+    """A file cannot be read or written: full or read-only disk, missing permission, or a file in the way."""
+
+    exit_code = 10

@@ -1,7 +1,7 @@
 """The main job on one page: build, test, judge, sign, publish. Every verb runs a part of it.
 
-In: stacks or an image, and `Settings`. Out: an `Outcome` for each. Each step leaves its files under
-`build/<name>/`. A step is skipped only if nothing that it depends on has changed; the outcome says so.
+In: stacks or an image, and `FlowSettings`. Out: a `StackOutcome` for each stack, and the files of each step
+under `build/<name>/`. A step is skipped only if nothing that it depends on has changed; the outcome says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stackcheck import vendors
 from stackcheck.build import build
-from stackcheck.certificate import keys, publish, pull, signing
+from stackcheck.certificate import keys, publish, signing, verify
 from stackcheck.errors import (
     CertificateError,
     ChecksFailedError,
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from stackcheck.suite.verdict import Status, Verdict, Waiver
     from stackcheck.vendors import Vendor
 
-State = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
-SHOWN_REASONS = 8
+StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
+SHOWN_REASONS = 8  # of a verdict, in an error message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class FlowSettings:
     """What a user can choose.
 
     Attributes:
         root: The checkout.
         target: Where to publish (`oci:DIR` or `HOST/REPO`).
-        key: Signing key, PEM; made on first use.
+        key: Path of the signing key (PEM); it is made on first use.
         tier: How thorough the suites are.
-        vendor: The vendor whose checks run; None means the stack's own.
+        vendor: The vendor whose checks run; None: the stack's own.
         waivers: Named exceptions; each is signed into the certificate.
-        force: Run again even if nothing changed.
-        plain_http: Talk http to a registry that is not on a loopback address.
+        force: Run the suites again even if nothing changed.
+        plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
     """
 
@@ -79,12 +79,14 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedRun:
     """A run of the suites and its verdict.
 
     Attributes:
-        folder: The files of this subject; where a reader finds the log.
-        reused: Whether the result is of an earlier run, because nothing changed since.
+        result: What the suites measured.
+        verdict: PASSED, FAILED or UNFIT, with reasons.
+        folder: `build/<name>/`, with the log of the run.
+        reused: Whether the result is of an earlier run, because nothing has changed since.
     """
 
     result: RunResult
@@ -93,7 +95,7 @@ class Judged:
     reused: bool
 
     def require(self, *accepted: Status) -> None:
-        """Raise the error that a verdict ends with, unless its status is one of `accepted`.
+        """Raise the error of the verdict, unless its status is one of `accepted`.
 
         Raises:
             MachineUnfitError: The verdict is UNFIT.
@@ -104,11 +106,23 @@ class Judged:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How far one stack came, and why no further."""
+class StackOutcome:
+    """How far one stack got in the flow, and why no further.
+
+    Attributes:
+        name: The stack id.
+        state: What is true of the stack now.
+        reason: Why it is in this state; empty for `certified`.
+        seconds: How long the flow took.
+        image: The built image; None if the build failed. The following are None if their step did not run.
+        result: What the suites measured.
+        verdict: The verdict on that result.
+        reference: The published image, by its floating tag.
+        error: The error that ended the flow.
+    """
 
     name: str
-    state: State
+    state: StackState
     reason: str
     seconds: float
     image: Image | None = None
@@ -119,20 +133,22 @@ class Outcome:
 
 
 def images(
-    stacks: Iterable[Stack], engine: Engine, settings: Settings, report: Callable[[str], None]
-) -> Iterator[Outcome]:
-    """Build, test, certify and publish each stack; if one fails, the others still run."""
+    stacks: Iterable[Stack], engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> Iterator[StackOutcome]:
+    """Build, test, certify and publish each stack, in order. If one fails, the next ones still run."""
     for stack in stacks:
         start = time.monotonic()
         ended = _image(stack, engine, settings, report)
         yield dataclasses.replace(ended, seconds=time.monotonic() - start)
 
 
-def _image(stack: Stack, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Outcome:
-    """One stack through all steps; the first error decides the state."""
-    reached = Outcome(name=stack.id, state="not built", reason="", seconds=0.0)
+def _image(
+    stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> StackOutcome:
+    """One stack through all steps. The first error ends it and decides the state."""
+    reached = StackOutcome(name=stack.id, state="not built", reason="", seconds=0.0)
     try:
-        subject = built(stack, engine, settings, report)
+        subject = build_subject(stack, engine, settings, report)
         reached = dataclasses.replace(reached, state="failed", image=subject.image)
         judged = test(subject, engine, settings, report)
         reached = dataclasses.replace(reached, result=judged.result, verdict=judged.verdict)
@@ -151,40 +167,55 @@ def _image(stack: Stack, engine: Engine, settings: Settings, report: Callable[[s
     return dataclasses.replace(reached, state="certified", reference=str(published.reference))
 
 
-def find_subject(name: str, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Subject:
-    """STACK|IMAGE as typed: a stack of the matrix, built if it has to be, or any image of the engine."""
+def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Callable[[str], None]) -> Subject:
+    """The subject that the user typed as STACK|IMAGE: a stack, which is built if needed, or an image.
+
+    Raises:
+        NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: The image's label names a stack that the matrix does not have.
+        BuildError: The build failed.
+        EngineError: The engine does not have the image.
+    """
     found = subjects.find_stack(name, settings.root)
     if found:
-        return built(found, engine, settings, report)
+        return build_subject(found, engine, settings, report)
     tag = label(name)
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
     loaded = matrix.load(settings.root / "matrix.yaml")
     labels = engine.inspect(image.reference).labels
-    stack = subjects.declared(labels, resolve.load_stacks(settings.root), name)
-    return subjects.foreign(image, loaded, stack, name=tag, vendor=settings.vendor)
+    stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.root), name)
+    return subjects.of_image(image, loaded, stack, name=tag, vendor=settings.vendor)
 
 
-def built(stack: Stack, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Subject:
-    """Build a stack's image, unless nothing changed."""
-    (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
-    return subjects.of_stack(stack, image, root=settings.root, vendor=settings.vendor)
-
-
-def test(subject: Subject, engine: Engine, settings: Settings, report: Callable[[str], None]) -> Judged:
-    """Run the suites, or take the earlier result if nothing changed; then judge, and list the packages.
+def build_subject(
+    stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> Subject:
+    """The subject of a stack, whose image is built unless nothing changed.
 
     Raises:
-        ChecksFailedError: The run left no result that can be read.
+        BuildError: The build failed.
+    """
+    (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
+    return subjects.of_stack(stack, image, vendor=settings.vendor)
+
+
+def test(
+    subject: Subject, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+) -> JudgedRun:
+    """Run the suites, or take the earlier result if nothing changed; then judge it, and write the SBOM.
+
+    Raises:
+        ChecksFailedError: The run has no valid result, or the image's packages cannot be listed.
     """
     folder = settings.folder(subject.name)
     plan = run.plan(subject, tier=settings.tier, root=settings.root, out=folder)
-    for reason in verdict.other_machine((device.model for device in plan.host.devices), subject.machines):
+    for reason in verdict.machine_mismatch((device.model for device in plan.host.devices), subject.machines):
         report(f"{subject.name}: this run cannot end PASSED: {reason}")
     earlier = None if settings.force else run.earlier_result(plan, folder)
     if earlier:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     result = earlier or run.run(plan, engine, out=folder, report=report)
-    sbom.keep(subject.image, engine, folder, report)
+    sbom.load_or_create(subject.image, engine, folder, report)
     judged = verdict.judge(
         result,
         subject.required,
@@ -196,26 +227,30 @@ def test(subject: Subject, engine: Engine, settings: Settings, report: Callable[
     text = json.dumps(dataclasses.asdict(judged), indent=2).encode()
     write_atomically(folder / "verdict.json", (text,))
     report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
-    return Judged(result=result, verdict=judged, folder=folder, reused=earlier is not None)
+    return JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
 
 
-def sign(subject: Subject, judged: Judged, settings: Settings) -> tuple[Envelope, ...]:
-    """Sign a verdict, PASSED or FAILED. Raises MachineUnfitError for UNFIT: there is nothing to state."""
+def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[Envelope, ...]:
+    """Sign the statements about an image, PASSED or FAILED, and write them to `build/<name>/statements/`.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
+    """
     judged.require("PASSED", "FAILED")
-    return signing.sign(subject, judged.result, judged.verdict, judged.folder, settings.key)
+    return signing.sign_to_files(subject, judged.result, judged.verdict, judged.folder, settings.key)
 
 
 def publish_signed(
     image: Image,
     tag: str,
     envelopes: tuple[Envelope, ...],
-    settings: Settings,
+    settings: FlowSettings,
     report: Callable[[str], None],
 ) -> publish.Published:
-    """Publish an image with its statements under a floating tag.
+    """Publish an image with its signed statements under a floating tag.
 
     Raises:
-        PublishError: The target refused, or what it holds is damaged.
+        PublishError: The certificate is not valid for the image, or the target refused or is damaged.
     """
     key = keys.load_or_create(settings.key)
     try:
@@ -234,7 +269,7 @@ def publish_signed(
 
 
 def _with_next_step(error: RegistryError, target: str) -> PublishError:
-    """A damaged layout may hide a revocation, so only its owner may move it away."""
+    """The same error with a next step. Only a user may move a damaged layout: it may hold a revocation."""
     folder = target.removeprefix("oci:")
     if error.next_step or folder == target:
         return error
@@ -243,15 +278,15 @@ def _with_next_step(error: RegistryError, target: str) -> PublishError:
         where=error.where,
         got=error.got,
         expected=error.expected,
-        next_step=f"move {folder} away, then run the same command again: it publishes everything anew",
+        next_step=f"move {folder} away, then run the same command again: it publishes to a new folder",
     )
 
 
-def _still_valid(reference: str, subject: Subject, result: RunResult, settings: Settings) -> bool:
-    """Whether the target holds this image under a fresh certificate of this run and these waivers."""
+def _still_valid(reference: str, subject: Subject, result: RunResult, settings: FlowSettings) -> bool:
+    """Whether the target has this image with a certificate of this run and these waivers, not yet due."""
     host = vendors.host(subject.vendor)
     try:
-        verified = pull.verify(
+        verified = verify.verify(
             reference,
             public_key=keys.load_or_create(settings.key).public_key(),
             max_age=run.RENEW_AFTER,
@@ -259,20 +294,18 @@ def _still_valid(reference: str, subject: Subject, result: RunResult, settings: 
             driver=host.driver,
         )
     except (CertificateError, ConfigurationError, PublishError):
-        return False  # nothing there, too old, or damaged: publish again
+        return False  # missing, too old or damaged: publish again
     waivers = [dataclasses.asdict(waiver) for waiver in settings.waivers]
     found = (verified.digest, verified.facts["run"]["id"], verified.facts["waivers"])
     return found == (subject.image.manifest_digest, result.run_id, waivers)
 
 
 def _refusal(judged: Verdict, folder: Path) -> StackcheckError:
-    """The error of a verdict other than PASSED: the first reasons, and where to find all of them."""
+    """The error of a verdict that is not PASSED: the first reasons, and where to find all of them."""
     hidden = len(judged.reasons) - SHOWN_REASONS
     shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
     expected, next_step = "every required check passed", f"read {folder / 'container.log'}"
-    if (
-        judged.status == "UNFIT" and not judged.invalid
-    ):  # no check found it: this is not a machine of the stack
+    if judged.status == "UNFIT" and not judged.invalid:  # the stack does not name this machine
         expected += ", on a machine that the stack names"
         next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
     kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError

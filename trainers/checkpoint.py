@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or absent: torch.distributed.checkpoint in a folder that gets its name last.
+"""Checkpoints that are complete or absent: torch.distributed.checkpoint in a folder that is renamed last.
 
-In: a state of (sharded) tensors. Out: `step_00000042/` with the file COMPLETE in it. Two tiers: every
-checkpoint holds all that training needs (float32 master weights, moments, step), so each one is restorable; a
-`full` one adds `weights.pt`, whole weights under this project's names for evaluation and export. Restorable
-ones are pruned, full ones are kept.
+In: a state of (sharded) tensors. Out: `step_00000042/` with the file COMPLETE in it. There are two tiers.
+Every checkpoint holds what training needs (float32 master weights, moments, step), so each can be restored. A
+`full` one also has `weights.pt`: whole weights under this project's names, for evaluation and export. Full
+ones are kept; of the others only the newest.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MARKER = "COMPLETE"
-KEPT = 2  # restorable checkpoints that stay beside the full ones
+KEPT = 2  # checkpoints that are kept beside the full ones
 
 
 @dataclass
 class Pending:
-    """A checkpoint being written."""
+    """A checkpoint that is being written."""
 
     folder: Path
     facts: dict[str, Any]
-    future: Future | None
+    future: Future[Any] | None
 
 
 class Stager:
-    """Copies a state to the CPU before training goes on; torch's own stagers cannot copy every DTensor."""
+    """Copies a state to the CPU before training continues; torch's own stagers cannot copy every DTensor."""
 
     should_synchronize_after_execute = False
 
     def stage(self, state: dict[str, Any]) -> dict[str, Any]:
         """The copy, made before this returns."""
-        return on_host(state)
+        return {key: on_host(value) for key, value in state.items()}
 
     def synchronize_staging(self) -> None:
-        """Nothing is under way after stage."""
+        """Nothing to wait for: `stage` returns when the copy is made."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
 
 def on_host(value: Any) -> Any:
-    """A copy in the CPU's memory, sharded as it was."""
+    """A copy in CPU memory, sharded in the same way."""
     if isinstance(value, dict):
         return {key: on_host(item) for key, item in value.items()}
     if isinstance(value, DTensor):
@@ -71,7 +71,7 @@ def on_host(value: Any) -> Any:
 
 
 class Checkpoints:
-    """A folder of checkpoints; at most one is being written at a time."""
+    """A folder of checkpoints; at most one is written at a time."""
 
     def __init__(self, root: Path, *, asynchronous: bool) -> None:
         self.root, self.asynchronous = root, asynchronous
@@ -80,7 +80,7 @@ class Checkpoints:
         self.seconds: list[float] = []
 
     def save(self, step: int, state: dict[str, Any], *, weights: dict[str, Any] | None = None) -> None:
-        """Write the state after `step`; on return it is complete, or under way when asynchronous."""
+        """Write the state after `step`. On return it is complete, or still being written if asynchronous."""
         self.finish()
         begin = time.perf_counter()
         folder = self.root / f"step_{step:08}.partial"
@@ -90,19 +90,22 @@ class Checkpoints:
             if weights is not None:
                 torch.save(weights, folder / "weights.pt")
         dist.barrier(group=self.group)
-        where = {"checkpoint_id": folder, "process_group": self.group}
+        target: dict[str, Any] = {"checkpoint_id": folder, "process_group": self.group}
+        future = None
         if self.asynchronous:
-            result = dcp.async_save(state, **where, async_stager=Stager())
+            future = dcp.async_save(state, **target, async_stager=Stager())
         else:
-            result = dcp.save(state, **where)
+            dcp.save(state, **target)
         facts = {"step": step, "world_size": dist.get_world_size(), "full": weights is not None}
-        self.pending = Pending(folder, facts, result if self.asynchronous else None)
+        self.pending = Pending(folder, facts, future)
         if not self.asynchronous:
             self.finish()
         self.seconds.append(time.perf_counter() - begin)
 
     def finish(self) -> None:
-        """Wait for what is being written and give it its name; readers never see less than a whole one."""
+        """Wait for the checkpoint that is being written, then rename it: readers never see an
+        incomplete one.
+        """
         if self.pending is None:
             return
         pending, self.pending = self.pending, None
@@ -117,13 +120,17 @@ class Checkpoints:
         dist.barrier(group=self.group)
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint; every rank gets rank 0's answer."""
-        found = [complete(self.root)[-1] if complete(self.root) else None] if dist.get_rank() == 0 else [None]
+        """The newest complete checkpoint. Every rank gets rank 0's answer: a shared folder may show ranks
+        different states.
+        """
+        found: list[Path | None] = [None]
+        if dist.get_rank() == 0:
+            found = [next(reversed(complete(self.root)), None)]
         dist.broadcast_object_list(found, src=0, group=self.group)
         return found[0]
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
-        """Fill the state in place; ranks may be fewer or more than wrote it."""
+        """Fill the state in place. The number of ranks may differ from the run that wrote it."""
         dcp.load(state, checkpoint_id=folder, process_group=self.group)
 
     def _prune(self) -> None:
@@ -138,5 +145,6 @@ def complete(root: Path) -> list[Path]:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """What the marker says: step, world_size, full."""
-    return json.loads((folder / MARKER).read_text())
+    """The content of COMPLETE: step, world_size, full."""
+    found: dict[str, Any] = json.loads((folder / MARKER).read_text())
+    return found

@@ -1,8 +1,8 @@
-"""What is learned from: seeded sequences, a shipped text, or MosaicML streaming shards.
+"""Training data: seeded sequences, the shipped text, or MosaicML streaming shards.
 
-In: the number of a sample. Out: its tokens. A sample depends on the seed and its number alone, and step s
-takes the numbers s·global_batch … (s+1)·global_batch - 1, so order and resumption do not depend on how many
-GPUs there are.
+In: the number of a sample. Out: its tokens. A sample depends on the seed and its number only, and step s
+takes the numbers s x global_batch to (s + 1) x global_batch - 1. So order and resumption do not depend on the
+number of GPUs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ import struct
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+import presets
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from options import Options
+    from plan import Plan
+    from presets import Preset
 
 TEXT = Path(__file__).with_name("text.txt")
 
 
 class Source(Protocol):
-    """Anything that has numbered samples."""
+    """Numbered samples."""
 
     def sample(self, number: int) -> Tensor:
         """Tokens [sequence + 1], int64, on the CPU."""
@@ -32,9 +38,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """Counting with a fixed stride, restarted at random places: a rule that a model learns within a few
-    steps.
-    """
+    """Counting with a fixed stride, restarted at random places: a rule that a model learns in a few steps."""
 
     vocab: int
     seq_len: int
@@ -49,14 +53,14 @@ class Synthetic:
         fresh = torch.rand(length, generator=random) < self.restart
         fresh[0] = True
         start = torch.randint(self.vocab, (length,), generator=random)
-        place = torch.arange(length)
-        last = torch.cummax(torch.where(fresh, place, 0), 0).values
-        return (start[last] + self.stride * (place - last)) % self.vocab
+        position = torch.arange(length)
+        last = torch.cummax(torch.where(fresh, position, 0), 0).values
+        return (start[last] + self.stride * (position - last)) % self.vocab
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Windows of one byte string at seeded places; a token is a byte."""
+    """Windows of one text, which begin at seeded random places; a token is a byte."""
 
     data: bytes
     seq_len: int
@@ -70,11 +74,11 @@ class Text:
 
 
 class Shards:
-    """A folder in MosaicML streaming's MDS format (index.json, uncompressed shards), column `tokens` of
+    """A folder in MosaicML streaming's MDS format: index.json and uncompressed shards, column `tokens` of
     bytes.
 
-    A shard is: count (uint32), count + 1 offsets (uint32), then the samples; a variable-length column is
-    preceded by its length (uint32). Format: mosaicml/streaming, streaming/base/format/mds.
+    A shard holds count (uint32), count + 1 offsets (uint32), then the samples; a column of variable length
+    begins with its length (uint32). Format: mosaicml/streaming, streaming/base/format/mds.
     """
 
     def __init__(self, folder: Path, seq_len: int, seed: int) -> None:
@@ -85,29 +89,33 @@ class Shards:
         self.order: dict[int, Tensor] = {}
 
     def sample(self, number: int) -> Tensor:
-        """Tokens [sequence + 1]; each pass over the shards has its own seeded order."""
+        """Tokens [sequence + 1] of this number. Each pass over the shards has its own seeded order."""
         epoch, place = divmod(number, self.ends[-1])
         if epoch not in self.order:
             random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self.order = {epoch: torch.randperm(self.ends[-1], generator=random)}
         data = self.raw(int(self.order[epoch][place]))
         if len(data) < self.seq_len + 1:
-            raise ValueError(f"sample {place} holds {len(data)} tokens, --seq-len wants {self.seq_len + 1}")
+            raise ValueError(
+                f"sample {place} has {len(data)} tokens, --seq-len {self.seq_len} needs "
+                f"{self.seq_len + 1}; lower it"
+            )
         return torch.tensor(list(data[: self.seq_len + 1]))
 
     def raw(self, place: int) -> bytes:
-        """The bytes of the sample at this place of the folder."""
+        """The bytes of the sample at this place in the folder."""
         shard = bisect.bisect_right(self.ends, place)
         local = place - (self.ends[shard - 1] if shard else 0)
         with self.files[shard].open("rb") as file:
             file.seek(4 + 4 * local)
             begin, end = struct.unpack("<2I", file.read(8))
             file.seek(begin)
-            return file.read(end - begin)[4:]
+            sample: bytes = file.read(end - begin)
+            return sample[4:]
 
 
 def write_shards(folder: Path, text: bytes, *, sample_bytes: int, per_shard: int = 64) -> None:
-    """Cut a text into samples and store them as MDS shards that mosaicml-streaming reads too."""
+    """Cut a text into samples and write them as MDS shards, which mosaicml-streaming reads too."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [text[i : i + sample_bytes] for i in range(0, len(text) - sample_bytes + 1, sample_bytes)]
     shards = [
@@ -117,7 +125,7 @@ def write_shards(folder: Path, text: bytes, *, sample_bytes: int, per_shard: int
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
 
 
-def _write_shard(folder: Path, number: int, pieces: list[bytes]) -> dict:
+def _write_shard(folder: Path, number: int, pieces: list[bytes]) -> dict[str, Any]:
     basename, start = f"shard.{number:05}.mds", 4 + 4 * (len(pieces) + 1)
     offsets = accumulate((4 + len(piece) for piece in pieces), initial=start)
     body = b"".join(struct.pack("<I", len(piece)) + piece for piece in pieces)
@@ -153,3 +161,22 @@ def batch(source: Source, numbers: range, device: torch.device) -> dict[str, Ten
     if device.type == "cuda":
         rows = rows.pin_memory().to(device, non_blocking=True)
     return {"tokens": rows[:, :-1], "labels": rows[:, 1:]}
+
+
+class Feed:
+    """Batches of a family: tokens and labels for text; the family itself makes other inputs (FLUX)."""
+
+    def __init__(self, options: Options, preset: Preset, plan: Plan) -> None:
+        self.family: Any = presets.MODELS[options.model]
+        self.preset, self.seed = preset, options.seed
+        self.drawn_on = torch.device("cpu") if options.portable else None
+        if not hasattr(self.family, "batch"):
+            vocab = preset.config.vocab
+            self.source = open_source(options.data, vocab=vocab, seq_len=plan.seq_len, seed=options.seed)
+
+    def batch(self, numbers: range, device: torch.device) -> dict[str, Tensor]:
+        """Keyword arguments of the model's forward, on the device."""
+        if hasattr(self.family, "batch"):
+            made = self.family.batch(self.preset.config, numbers, self.seed, self.drawn_on or device)
+            return {name: value.to(device) for name, value in made.items()}
+        return batch(self.source, numbers, device)

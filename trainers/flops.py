@@ -1,23 +1,28 @@
 """Floating-point operations of one training token or image, under three named conventions.
 
-In: the shape of a model. Out: operations for forward and backward (3 x forward). `noncausal` counts every
-score of attention (LLM Foundry, torchtitan, NVIDIA to 24.12); `causal` counts only those that the mask keeps
-(NVIDIA from 25.x); `hardware` is `noncausal` plus one more forward where activations are recomputed
-(Megatron-LM's and Frontier's print). Vendors changed convention between releases: a figure without its name
-means nothing.
+In: the shape of a model. Out: operations of forward and backward (3 x forward). `noncausal` counts every
+attention score (LLM Foundry, torchtitan, NVIDIA to 24.12). `causal` counts only the scores that the mask
+keeps (NVIDIA from 25.x). `hardware` is `noncausal` plus one more forward where activations are recomputed
+(Megatron-LM, Frontier). Vendors changed their convention between releases, so a figure always needs the name
+of its convention.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models import flux as flux_model
+    from models import llama, mpt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one token costs: weights multiplied once a token, and attention by layer, width and keys seen.
+    """What the operations of one token follow from.
 
-    `matmul_weights`: weights in matrix products, the head in, the embedding's look-up out; active ones only.
-    `keys_noncausal`, `keys_causal`: keys a query meets on average under each convention.
+    `matmul_weights`: active weights in matrix products: with the head, without the embedding (a look-up).
+    `keys_noncausal`, `keys_causal`: keys that a query attends to on average, under each convention.
     """
 
     matmul_weights: int
@@ -37,7 +42,9 @@ class Flops:
 
 
 def per_token(work: Work, *, recompute: bool = False) -> Flops:
-    """6 operations a weight; 12 a layer, attention width and key: 2 products x 2 operations x 3 passes."""
+    """6 operations a weight (2 x 3 passes); 12 a layer, width and key (2 products x 2
+    operations x 3 passes).
+    """
     gemm = 6.0 * work.matmul_weights
     attention = 12.0 * work.layers * work.attention_width
     noncausal = gemm + attention * work.keys_noncausal
@@ -49,20 +56,22 @@ def per_token(work: Work, *, recompute: bool = False) -> Flops:
 
 
 def keys_causal(seq_len: int, window: int | None = None) -> float:
-    """Mean keys a query sees under a causal mask, exact band: S/2 in the field's convention, less for a
-    window.
+    """Keys that a query sees on average under a causal mask: S/2 by the field's convention,
+    less in a window.
     """
     if window is None or window >= seq_len:
         return seq_len / 2
     return window - window**2 / (2 * seq_len)
 
 
-def decoder(config: object, seq_len: int) -> Work:
-    """Llama, Mistral and the sparse families: fields of models.llama.Config and models.moe.Config."""
+def decoder(config: llama.Config, seq_len: int) -> Work:
+    """Llama, Mistral and the sparse family."""
     width, head = config.width, config.head_dim
     attention = width * head * (2 * config.heads + 2 * config.kv_heads)
-    experts = getattr(config, "active_experts", 1)
-    router = width * config.experts if hasattr(config, "experts") else 0
+    experts: int = getattr(
+        config, "active_experts", 1
+    )  # models.moe.Config has them, a dense model has one MLP
+    router: int = width * getattr(config, "experts", 0)
     weights = config.layers * (attention + experts * 3 * width * config.ffn + router) + width * config.vocab
     keys = min(config.window or seq_len, seq_len)
     return Work(
@@ -74,9 +83,9 @@ def decoder(config: object, seq_len: int) -> Work:
     )
 
 
-def gpt(config: object, seq_len: int) -> Work:
-    """MPT and GPT. LLM Foundry multiplies all of N, positions and biases in: its published figures need
-    that.
+def gpt(config: mpt.Config, seq_len: int) -> Work:
+    """MPT and GPT. As LLM Foundry's published figures do, this counts all weights: positions
+    and biases too.
     """
     return Work(
         matmul_weights=config.parameters(seq_len),
@@ -87,10 +96,10 @@ def gpt(config: object, seq_len: int) -> Work:
     )
 
 
-def flux(config: object, image_tokens: int, text_tokens: int, *, recompute: bool = False) -> Flops:
-    """Operations per image: each stream's weights by its own tokens, attention over both, bidirectional.
+def flux(config: flux_model.Config, image_tokens: int, text_tokens: int, *, recompute: bool = False) -> Flops:
+    """Operations per image: each stream's weights x its own tokens, and bidirectional attention over both.
 
-    torchtitan's counter halves the attention as if it were causal; ours counts it in full.
+    torchtitan counts half of the attention, as if it were causal; this counts all of it.
     """
     d, tokens = config.width, image_tokens + text_tokens
     hidden = config.mlp_ratio * d

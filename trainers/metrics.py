@@ -1,5 +1,5 @@
-"""From step times to one record. In: durations, counts, memory. Out: JSON-ready facts whose names carry
-their units.
+"""What a run measures: step times, energy, memory, versions. Out: JSON-ready facts with the unit in each
+name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ TRACKED = (
 
 
 class Clock:
-    """Durations of steps: device events on a GPU, so that nothing waits for the host; wall time on a CPU."""
+    """Durations of steps: device events on a GPU, so that the host does not wait for it; wall
+    time on a CPU.
+    """
 
     def __init__(self, world: World) -> None:
         self.gpu = world.gpu
@@ -78,7 +80,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def memory(world: World) -> dict[str, float | int] | None:
-    """Peaks of the caching allocator, and how often it had to give memory back and try again."""
+    """Peaks of the caching allocator, and how often it ran out, freed its cache and tried again."""
     if not world.gpu:
         return None
     stats = torch.cuda.memory_stats(world.device)
@@ -89,8 +91,42 @@ def memory(world: World) -> dict[str, float | int] | None:
     }
 
 
+def joules(world: World) -> float | None:
+    """Energy in joules that this rank's device used since its driver was loaded, by the vendor's library.
+
+    None on a CPU, and where the library is not installed.
+    """
+    if not world.gpu:
+        return None
+    return _amd_joules(world) if torch.version.hip else _nvidia_joules(world)
+
+
+def _nvidia_joules(world: World) -> float | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    pynvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(world.device).uuid)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
+
+def _amd_joules(world: World) -> float | None:
+    try:
+        import amdsmi
+    except ImportError:
+        return None
+    amdsmi.amdsmi_init()
+    properties = torch.cuda.get_device_properties(world.device)
+    bus = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+    handle = amdsmi.amdsmi_get_processor_handle_from_bdf("{:04x}:{:02x}:{:02x}.0".format(*bus))
+    count = amdsmi.amdsmi_get_energy_count(handle)
+    return float(count["energy_accumulator"] * count["counter_resolution"]) / 1e6
+
+
 def software() -> dict[str, str | None]:
-    """Versions of what ran."""
+    """Versions of the software that ran."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -101,18 +137,20 @@ def software() -> dict[str, str | None]:
 
 
 def environment() -> dict[str, str]:
-    """Variables that change how fast or how a job runs."""
+    """Environment variables that change how a job runs, or how fast."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(TRACKED)}
 
 
 def cost(tokens_per_s: float, price_per_hour: float) -> dict[str, float]:
-    """Dollars for a million and for 1e12 tokens on GPUs of this price; independent of their number."""
+    """Dollars for 1e6 and for 1e12 tokens, from the rate of one GPU and its price an hour."""
     per_token = price_per_hour / 3600 / tokens_per_s
     return {"dollars_per_1m_tokens": per_token * 1e6, "dollars_per_1t_tokens": per_token * 1e12}
 
 
 def speed(step_s: list[float], units_per_step: float, gpus: int, unit: str) -> dict[str, Any]:
-    """Tokens (or images) per second and GPU from the median step, its spread, and from the whole time."""
+    """Tokens (or images) per second and GPU: from the median step, from its percentiles, and from the whole
+    time.
+    """
     times = spread(step_s)
     share = units_per_step / gpus
     return {

@@ -1,5 +1,7 @@
-"""The command line of the trainer: flags in, one frozen Options out. Combinations that cannot work are
-refused here.
+"""The command line of train.py. In: flags. Out: one frozen Options, or a refusal of flags that cannot work
+together.
+
+What each flag means is its help text below; `train.py --help` prints them with their defaults.
 """
 
 from __future__ import annotations
@@ -7,22 +9,30 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal, get_args
 
 import presets
 
-PARALLEL = ("fsdp2", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "zero1")
-PRECISION = ("fp32", "bf16", "fp8", "fp8-rowwise")
-ATTENTION = ("auto", "cudnn", "flash", "efficient", "math")
+WARMUP = 3  # steps; compilation and the caching allocator settle in them
+
+Implementation = Literal["native", "fused", "transformers"]
+Precision = Literal["fp32", "bf16", "fp8", "fp8-rowwise"]
+Parallel = Literal["fsdp2", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "zero1"]
+Storage = Literal["fp32", "bf16"]  # of gradients while they are summed, and of AdamW's moments
+CompileScope = Literal["block", "model"]
+Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
+Recompute = Literal["none", "full"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. None means the preset's value, or what suits the device; see --help."""
+    """One run. None: the preset's value, or what suits the device; see --help."""
 
     model: str
     size: str
     layers: int | None
-    implementation: str
+    implementation: Implementation
     steps: int
     until: int | None
     warmup: int
@@ -36,20 +46,20 @@ class Options:
     clip: float
     seed: int
     data: str
-    precision: str
-    parallel: str
+    precision: Precision
+    parallel: Parallel
     tp: int
     pp: int
     replicas: int
     reshard: bool
-    reduce: str
-    moments: str
+    reduce: Storage
+    moments: Storage
     loss_chunks: int | None
     compile: bool | None
-    compile_scope: str
-    attention: str
-    recompute: str
-    device: str
+    compile_scope: CompileScope
+    attention: Attention
+    recompute: Recompute
+    device: Device
     deterministic: bool
     portable: bool
     preflight: bool | None
@@ -65,15 +75,46 @@ class Options:
     price_per_hour: float | None
     digest: bool
 
+    @property
+    def below_fp32(self) -> bool:
+        """Whether matrix products run in fewer than 32 bits."""
+        return self.precision != "fp32"
+
+    @property
+    def last_step(self) -> int:
+        """How many steps are done when this run ends."""
+        return self.until or self.steps
+
 
 def parse(arguments: list[str]) -> Options:
-    """Options of these arguments; exits with 2 and one line when they contradict each other."""
+    """The options of these arguments. Exits with 2 and one line when they contradict each other."""
     parser = _parser()
-    options = Options(**vars(parser.parse_args(arguments)))
-    problem = contradiction(options)
+    given = parser.parse_args(arguments)
+    # Only a warm-up that was asked for can be wrong: a run of one or two steps is fine, it only has no speed.
+    explicit = given.warmup is not None
+    if not explicit:
+        given.warmup = WARMUP
+    options = Options(**vars(given))
+    problem = contradiction(options) or nothing_to_time(options, explicit=explicit)
     if problem:
         parser.error(problem)
     return options
+
+
+def nothing_to_time(options: Options, *, explicit: bool) -> str | None:
+    """Why no step of this run could be timed: its warm-up is as long as the run."""
+    if options.budget_s is not None and options.warmup_s >= options.budget_s:
+        return (
+            f"--warmup-s {options.warmup_s:g} leaves nothing of --budget-s {options.budget_s:g} to time; "
+            f"give a budget above {options.warmup_s:g} s, or a shorter warm-up"
+        )
+    if explicit and options.warmup >= options.last_step:
+        flag = "--until" if options.until else "--steps"
+        return (
+            f"--warmup {options.warmup} leaves none of {flag} {options.last_step} to be timed; "
+            f"give more than {options.warmup} steps, or a warm-up below {options.last_step}"
+        )
+    return None
 
 
 def contradiction(options: Options) -> str | None:
@@ -81,24 +122,30 @@ def contradiction(options: Options) -> str | None:
     model_parallel = options.tp * options.pp > 1
     rules = (
         (model_parallel and options.parallel != "fsdp2", "--tp and --pp work with --parallel fsdp2 only"),
-        (options.tp > 1 and options.precision.startswith("fp8"), "--tp works with fp32 and bf16 only"),
+        (
+            options.tp > 1 and options.precision.startswith("fp8"),
+            "--tp works with --precision fp32 and bf16 only",
+        ),
         (
             options.tp > 1 and options.model in {"moe", "flux"},
-            f"--tp is not defined for --model {options.model}",
+            f"--tp does not work with --model {options.model}",
         ),
         (
             options.pp > 1 and options.model in {"flux", "moe"},
-            f"--pp is not defined for --model {options.model}",
+            f"--pp does not work with --model {options.model}",
         ),
         (
             options.implementation == "transformers"
             and not (options.model == "llama" and options.parallel == "fsdp2" and options.precision != "fp8"),
-            "--implementation transformers is for llama, --parallel fsdp2, fp32 or bf16",
+            "--implementation transformers works with llama, --parallel fsdp2, fp32 or bf16 only",
         ),
-        (model_parallel and options.implementation != "native", "--tp and --pp need --implementation native"),
+        (
+            model_parallel and options.implementation != "native",
+            "--tp and --pp work with --implementation native only",
+        ),
         (
             options.implementation == "fused" and not (options.parallel == "zero1" and _fusible(options)),
-            "--implementation fused is for llama and mistral's full window, --parallel zero1, bf16 or fp8",
+            "--implementation fused works with --model llama, --parallel zero1, --precision bf16 or fp8 only",
         ),
         (
             options.parallel == "zero1"
@@ -108,13 +155,16 @@ def contradiction(options: Options) -> str | None:
         ),
         (
             options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
-            "--replicas is for --parallel fsdp2 and hybrid_shard",
+            "--replicas works with --parallel fsdp2 and hybrid_shard only",
         ),
         (
             options.full_every % options.checkpoint_every != 0,
-            "--full-every is a multiple of --checkpoint-every",
+            f"--full-every must be a multiple of --checkpoint-every {options.checkpoint_every}",
         ),
-        (options.until is not None and not 0 < options.until <= options.steps, "--until is within --steps"),
+        (
+            options.until is not None and not 0 < options.until <= options.steps,
+            f"--until {options.until} must be between 1 and --steps {options.steps}",
+        ),
     )
     return next((reason for broken, reason in rules if broken), None)
 
@@ -123,11 +173,18 @@ def _fusible(options: Options) -> bool:
     return options.model == "llama" and options.precision in {"bf16", "fp8"}
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults in the help text, except None: such a flag's text says itself what happens without it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchrun --nproc-per-node N trainers/train.py",
         description="Train one model end to end and print one JSON record.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     _what(parser.add_argument_group("what"))
     _how(parser.add_argument_group("how"))
@@ -139,31 +196,50 @@ def _parser() -> argparse.ArgumentParser:
 
 def _what(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--model", choices=presets.families(), default="llama", help="family")
-    add("--size", default="tiny", help="name in presets.py")
-    add("--layers", type=int, help="width-true proxy with this many layers")
+    add("--model", choices=presets.families(), default="llama", help="model family")
+    add("--size", default="tiny", help="size of the family; presets.py lists them")
+    add("--layers", type=int, help="only this many layers, at full width")
     add(
         "--implementation",
-        choices=("native", "fused", "transformers"),
+        choices=get_args(Implementation),
         default="native",
-        help="whose forward runs",
+        help="native: plain torch; fused: hand-written backward; transformers: the library's model",
     )
-    add("--steps", type=int, default=20, help="optimizer steps in all, resumed ones included")
-    add("--until", type=int, help="end after this step of --steps; the learning rate goes by --steps")
-    add("--warmup", type=int, default=3, help="steps of this run that are not timed")
-    add("--warmup-s", type=float, default=0.0, help="and seconds: a chip meets its power cap after a minute")
-    add("--budget-s", type=float, help="end at the next step when this run has lasted so long")
-    add("--seq-len", type=int, help="tokens a sequence")
+    add(
+        "--steps",
+        type=int,
+        default=20,
+        help="optimizer steps of the whole job, with those before a resumption",
+    )
+    add("--until", type=int, help="end after this step; the learning rate still follows --steps")
+    add("--warmup", type=int, help=f"steps of this run that are not timed [{WARMUP}]")
+    add(
+        "--warmup-s",
+        type=float,
+        default=0.0,
+        help="and seconds: a chip reaches its power cap within a minute",
+    )
+    add("--budget-s", type=float, help="end at the next step after this many seconds")
+    add("--seq-len", type=int, help="tokens per sequence")
     add(
         "--micro-batch",
         default="preset",
-        help="samples a GPU and microbatch: a number, or preset (tune.py searches)",
+        help="samples per GPU and microbatch: a number, or preset (tools/tune.py searches)",
     )
-    add("--global-batch", type=int, help="sequences a step over all GPUs; accumulates what does not fit")
+    add(
+        "--global-batch",
+        type=int,
+        help="samples per step over all GPUs; more than one microbatch per GPU accumulates",
+    )
     add("--lr", type=float, help="peak learning rate")
-    add("--lr-warmup", type=int, default=10, help="steps of linear warm-up, then cosine to a tenth")
+    add(
+        "--lr-warmup",
+        type=int,
+        default=10,
+        help="steps of linear warm-up; then a cosine to a tenth of the peak",
+    )
     add("--clip", type=float, default=1.0, help="largest global gradient norm")
-    add("--seed", type=int, default=1, help="of weights and data; the same on every number of GPUs")
+    add("--seed", type=int, default=1, help="of weights and data; independent of the number of GPUs")
     add(
         "--data",
         default="synthetic",
@@ -173,48 +249,71 @@ def _what(group: argparse._ArgumentGroup) -> None:
 
 def _how(group: argparse._ArgumentGroup) -> None:
     add, toggle = group.add_argument, argparse.BooleanOptionalAction
-    add("--precision", choices=PRECISION, default="fp32", help="bf16 keeps float32 master weights")
-    add("--parallel", choices=PARALLEL, default="fsdp2", help="how parameters and state are shared")
+    add("--precision", choices=get_args(Precision), default="fp32", help="bf16 keeps float32 master weights")
+    add(
+        "--parallel",
+        choices=get_args(Parallel),
+        default="fsdp2",
+        help="layout: how the ranks share parameters and optimizer state",
+    )
     add("--tp", type=int, default=1, help="tensor parallel ranks, inside one node")
     add("--pp", type=int, default=1, help="pipeline stages")
-    add("--replicas", type=int, default=1, help="HSDP: groups that each hold a whole sharded copy")
+    add("--replicas", type=int, default=1, help="HSDP: groups of ranks, each with one whole sharded copy")
     add("--reshard", action=toggle, default=True, help="free gathered weights between forward and backward")
-    add("--reduce", choices=("fp32", "bf16"), default="fp32", help="type in which gradients are summed")
-    add("--moments", choices=("fp32", "bf16"), default="fp32", help="type of AdamW's moments (zero1)")
-    add("--loss-chunks", type=int, help="pieces of the loss; 1 holds all logits")
-    add("--compile", action=toggle, help="torch.compile; default: on a GPU")
-    add("--compile-scope", choices=("block", "model"), default="block", help="what is compiled as one")
-    add("--attention", choices=ATTENTION, default="auto", help="backend; auto tries cuDNN first on NVIDIA")
+    add("--reduce", choices=get_args(Storage), default="fp32", help="type in which gradients are summed")
+    add("--moments", choices=get_args(Storage), default="fp32", help="type of AdamW's moments (zero1)")
+    add("--loss-chunks", type=int, help="chunks of the loss; 1 holds all logits at once [8 on a GPU, else 1]")
+    add("--compile", action=toggle, help="torch.compile [on a GPU]")
     add(
-        "--recompute", choices=("none", "full"), default="none", help="activation checkpointing of each block"
+        "--compile-scope",
+        choices=get_args(CompileScope),
+        default="block",
+        help="compile each block, or the whole model",
     )
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is ROCm's name too")
-    add("--deterministic", action=toggle, default=False, help="refuse kernels that may differ between runs")
+    add(
+        "--attention",
+        choices=get_args(Attention),
+        default="auto",
+        help="attention backend; auto tries cuDNN first on NVIDIA",
+    )
+    add(
+        "--recompute",
+        choices=get_args(Recompute),
+        default="none",
+        help="activation checkpointing of each block",
+    )
+    add("--device", choices=get_args(Device), default="auto", help="torch calls ROCm's device cuda too")
+    add("--deterministic", action=toggle, default=False, help="refuse kernels that are not deterministic")
     add(
         "--portable",
         action=toggle,
         default=False,
         help="draw weights and synthetic inputs on the CPU: the same on every device",
     )
-    add("--preflight", action=toggle, help="measure GEMM, copy and collectives first; default: on a GPU")
+    add("--preflight", action=toggle, help="measure GEMM, copy and collectives first [on a GPU]")
     add(
         "--phase-limit-s",
         type=float,
         default=600,
-        help="a phase, or a step, that lasts longer ends the run with every rank's stacks",
+        help="a phase or step that takes longer ends the run with every rank's stacks",
     )
-    add("--price-per-hour", type=float, help="of one GPU in dollars; adds the cost of a million tokens")
+    add("--price-per-hour", type=float, help="of one GPU, in dollars; adds the cost of tokens to the record")
 
 
 def _files(group: argparse._ArgumentGroup) -> None:
     add, toggle = group.add_argument, argparse.BooleanOptionalAction
     add("--checkpoint", type=Path, help="folder of checkpoints; SIGTERM writes one and exits with 1")
-    add("--checkpoint-every", type=int, default=100, help="steps between restorable checkpoints")
-    add("--full-every", type=int, default=500, help="steps between those that also hold exportable weights")
-    add("--asynchronous", action=toggle, default=False, help="write checkpoints while training goes on")
+    add("--checkpoint-every", type=int, default=100, help="steps between checkpoints")
+    add(
+        "--full-every",
+        type=int,
+        default=500,
+        help="steps between checkpoints that also hold whole weights for export",
+    )
+    add("--asynchronous", action=toggle, default=False, help="write checkpoints while training continues")
     add("--resume", action=toggle, default=True, help="continue from the newest complete checkpoint")
     add("--record", type=Path, help="write the JSON record here too")
-    add("--profile", action=toggle, default=False, help="add a table of where one step's time goes (GPU)")
+    add("--profile", action=toggle, default=False, help="add the kernel times of one step (GPU)")
     add(
         "--backend-check",
         action=toggle,

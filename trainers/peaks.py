@@ -1,9 +1,9 @@
-"""Dense peaks of the accelerators that results may be compared with. In: a device's name. Out: its Peak, or
-a refusal.
+"""Dense peak performance of accelerators, by their datasheets. In: a device's name. Out: its Peak, or a
+refusal.
 
-A figure of merit against a guessed peak is worse than none: pytorch/torchtitan takes an unknown device for an
-A100 and users saw 152 % (torchtitan#4779). One unit is one device as torch counts it: of MI250 and MI250X
-half a card (a GCD).
+There is no default: pytorch/torchtitan takes an unknown device for an A100, and users saw an MFU of 152 %
+(torchtitan#4779). A peak is of one device as torch counts it; for MI250 and MI250X that is half a card (a
+GCD).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """TFLOP/s, dense; `None`: the device has no such format. `fnuz`: its FP8 lacks a negative zero."""
+    """TFLOP/s without sparsity; None: the device has no such format. `fnuz`: its FP8 has no negative zero."""
 
     model: str
     bf16: float | None
@@ -68,11 +68,11 @@ def find(world: World) -> Peak:
 
 
 def named(name: str) -> Peak:
-    """The peak of the device that reports this name: the longest entry that begins it."""
+    """The peak of the device with this name: the first entry that the name begins with."""
     matches = [peak for start, peak in PEAKS if name.startswith(start)]
     if not matches:
         known = ", ".join(peak.model for _, peak in PEAKS)
         raise RefusedError(
-            f"no peak known for device {name!r}; known: {known}. Add it to trainers/peaks.py with a source"
+            f"no peak known for device {name!r}, known: {known}; add it to trainers/peaks.py, with a source"
         )
     return matches[0]

@@ -1,7 +1,7 @@
-"""What the process is doing, and its end with every stack when that takes too long.
+"""The phase that a process is in, and a watchdog that ends it with all stacks when a phase takes too long.
 
 In: names of phases as they begin. Out: a line of progress on rank 0's stdout, seconds by phase for the
-record, and on a hang the Python stacks of all threads of this rank on stderr. Ranks report one after the
+record, and on a hang the Python stacks of all threads of this rank on stderr. Ranks print one after the
 other, so that their stacks do not mix in one file.
 """
 
@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 
 HUNG = 6  # the exit code of a rank that its watchdog ended
-STAGGER_S = 0.3
-# Later than the watchdog: ends a process whose hang holds the interpreter, so that no Python thread can run.
+STAGGER_S = 0.3  # between the stacks of two ranks
+# After the watchdog: ends a process whose hang holds the interpreter lock, so that the watchdog cannot run.
 LAST_RESORT_S = 15.0
 
 
 class Phases:
-    """One process's phases; `import` is over when this is made."""
+    """The phases of one process; the phase `import` ends when this object is made."""
 
     def __init__(self, limit_s: float) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -30,7 +30,9 @@ class Phases:
         self.seconds: dict[str, float] = {}
         self.deadline = time.monotonic() + limit_s
         self._say(f"import took {since_start():.1f} s")
-        if "STACKCHECK_STACKS" not in os.environ:  # whose harness has its own answer to this signal
+        if (
+            "STACKCHECK_STACKS" not in os.environ
+        ):  # under the acceptance suites their harness handles the signal
             faulthandler.register(signal.SIGUSR1, all_threads=True)
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -43,7 +45,7 @@ class Phases:
         self._say(name)
 
     def alive(self) -> None:
-        """The phase goes on and is no hang: a step has ended."""
+        """The phase makes progress (a step has ended): restart its time limit."""
         self.deadline = time.monotonic() + self.limit_s
 
     def _say(self, text: str) -> None:
@@ -63,7 +65,7 @@ class Phases:
 
 
 def since_start() -> float:
-    """Seconds since this process was started, the interpreter's own start and imports included (Linux)."""
+    """Seconds since this process was started, with the start of the interpreter and the imports (Linux)."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     up = float(Path("/proc/uptime").read_text().split()[0])
     return up - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,9 @@
-"""What this machine can do right now, measured before a job: products, copies and collectives.
+"""What this machine can do now, measured before a job: matrix products, copies and collectives.
 
 In: the ranks' devices. Out: figures of the slowest rank, and reasons why the machine is unfit. A job on an
-unfit machine says nothing of the software, so it is not begun. Figures are of short runs after a rest: under
-a power cap a product that runs for a second is a fifth slower, and published bounds are of short runs.
+unfit machine would measure the machine and not the software, so it does not start. Figures are from short
+runs after a rest, as published bounds are: under a power cap a product that runs for a second is a fifth
+slower.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ COPY_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
 COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 1 << 20}
 REST_S, CALLS, WARM_UP = 0.2, 20, 3
 WIPE_BYTES, WIPES = 512 << 20, 60
-LEAST_OF_PEAK = 0.4  # of the datasheet; Primus asks 600 of an MI300X's 1307 TFLOP/s, an H200 gives 800 of 989
+LEAST_OF_PEAK = (
+    0.4  # of the datasheet; Primus requires 600 of an MI300X's 1307 TFLOP/s, an H200 reaches 800 of 989
+)
 LEAST_OF_FASTEST = 0.85  # a rank's GEMM against the fastest rank's; four healthy H200s lay within 3 %
 
 
 def measure(world: World, peak: Peak, *, fp8: bool) -> dict[str, Any]:
-    """All figures and `problems`; a collective call, every rank gets the same answer."""
+    """All figures and `problems`. A collective call: every rank gets the same answer."""
     kind = world.device.type
     figures = {
         "bf16" if world.gpu else "fp32": _product(world.device),
-        **(_eight(world, peak) if fp8 else {}),
+        **(_fp8_product(world, peak) if fp8 else {}),
     }
     mine = {"gemm_tflops": figures, "copy_gb_per_s": _copy(world.device)}
     ranks: list[Any] = [None] * world.size
@@ -65,28 +68,32 @@ def measure(world: World, peak: Peak, *, fp8: bool) -> dict[str, Any]:
 
 
 def ceiling(found: dict[str, Any] | None, precision: str) -> float | None:
-    """TFLOP/s that a product of this precision reached; None without a preflight."""
+    """TFLOP/s that the matrix product of this precision reached; None without a preflight."""
     by_type = {entry["dtype"]: entry["tflops"] for entry in found["gemm"]} if found else {}
     return by_type.get("fp8" if precision.startswith("fp8") else "bf16")
 
 
 def problems(found: dict[str, Any], peak: Peak) -> list[str]:
-    """Why no job should be judged on this machine; pure."""
+    """Why this machine is unfit; no reasons if it is fit. Pure."""
     reasons = []
     for entry in found["gemm"]:
         name, rates = entry["dtype"], entry["per_rank"]
         top = {"bf16": peak.bf16, "fp8": peak.fp8}.get(name)
         label = f"{name} product of {entry['m']}³"
         if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-            reasons.append(f"{label}: {rates} TFLOP/s")
+            reasons.append(f"{label}: expected finite rates above 0, got {rates} TFLOP/s")
         elif top and min(rates) < LEAST_OF_PEAK * top:
-            reasons.append(f"{label}: {min(rates):.1f} TFLOP/s is under {LEAST_OF_PEAK:.0%} of {top:g}")
+            reasons.append(
+                f"{label}: {min(rates):.1f} TFLOP/s is under {LEAST_OF_PEAK:.0%} of {top:g} by the datasheet"
+            )
         elif top and min(rates) < LEAST_OF_FASTEST * max(rates):
             slow = rates.index(min(rates))
-            reasons.append(f"{label}: rank {slow} reaches {min(rates):.1f} TFLOP/s, another {max(rates):.1f}")
+            reasons.append(
+                f"{label}: rank {slow} reaches {min(rates):.1f} TFLOP/s, the fastest rank {max(rates):.1f}"
+            )
     others = [found["copy"]["gb_per_s"], *(entry["busbw_gb_per_s"] for entry in found["collectives"])]
     if not all(math.isfinite(rate) and rate > 0 for rate in others):
-        reasons.append(f"copy and collectives: {others} GB/s")
+        reasons.append(f"copy and collectives: expected finite rates above 0, got {others} GB/s")
     return reasons
 
 
@@ -97,8 +104,8 @@ def _product(device: torch.device) -> float:
     return 2 * n**3 / _seconds(lambda: torch.mm(a, b.t(), out=out), device) / 1e12
 
 
-def _eight(world: World, peak: Peak) -> dict[str, float]:
-    """The scaled product, where the device has one."""
+def _fp8_product(world: World, peak: Peak) -> dict[str, float]:
+    """The scaled FP8 product, if the device has one."""
     if not (world.gpu and peak.fp8):
         return {}
     n, device = GEMM["cuda"], world.device
@@ -106,14 +113,14 @@ def _eight(world: World, peak: Peak) -> dict[str, float]:
     a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
     one = torch.ones((), device=device)
     call = functools.partial(
-        torch._scaled_mm,  # noqa: SLF001 - the only door to FP8 products
+        torch._scaled_mm,  # noqa: SLF001 - torch has no public FP8 product
         a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True,
     )  # fmt: skip
     return {"fp8": 2 * n**3 / _seconds(call, device) / 1e12}
 
 
 def _copy(device: torch.device) -> float:
-    """GB/s read and written."""
+    """GB/s, bytes read plus bytes written."""
     size = COPY_BYTES[device.type]
     source = torch.zeros(size // 4, device=device)
     target = torch.empty_like(source)
@@ -121,7 +128,9 @@ def _copy(device: torch.device) -> float:
 
 
 def _collectives(world: World) -> list[dict[str, Any]]:
-    """Bus bandwidth as nccl-tests defines it: what FSDP and ZeRO-1 use; none on one rank."""
+    """Bus bandwidth (nccl-tests' definition) of the collectives that FSDP and ZeRO-1 use; empty
+    on one rank.
+    """
     if world.size == 1:
         return []
     size = COLLECTIVE_BYTES[world.device.type]
@@ -139,7 +148,7 @@ def _collectives(world: World) -> list[dict[str, Any]]:
 
 
 def _slowest(call: Callable[[], object], world: World) -> float:
-    """Seconds of one call in a row of them, of the slowest rank."""
+    """Seconds a call on the slowest rank, from CALLS calls without a pause."""
     for _ in range(WARM_UP):
         call()
     world.synchronize()
@@ -154,7 +163,7 @@ def _slowest(call: Callable[[], object], world: World) -> float:
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call on this rank."""
+    """Median seconds a call on this rank."""
     for _ in range(WARM_UP):
         call()
     if device.type != "cuda":
@@ -162,7 +171,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     idle = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device)
     torch.cuda.synchronize()
     time.sleep(REST_S)
-    for _ in range(WIPES):  # clocks come up under a load that leaves the power budget alone
+    for _ in range(WIPES):  # raises the clocks without using up the power budget
         idle.zero_()
     events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(CALLS)]
     for start, end in events:
@@ -170,7 +179,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
         call()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+    return float(statistics.median(start.elapsed_time(end) for start, end in events)) / 1e3
 
 
 def _on_host(call: Callable[[], object]) -> float:

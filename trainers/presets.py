@@ -1,7 +1,7 @@
-"""The one table of models: (family, size) to a shape and how it is trained by default.
+"""The table of models: family and size to a shape and its training defaults.
 
-In: names. Out: a Preset. A `proxy` keeps every width and has fewer layers, for models larger than the
-machine.
+In: names. Out: a Preset. A proxy (`layers`) keeps every width and has fewer layers, for a model that the
+machine cannot hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from models import flux, gpt, llama, mistral, moe, mpt
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A model and its training defaults; `source` says who fixed the shape."""
+    """A model and its training defaults. `source`: where the shape comes from. `unit`: what its
+    speed counts.
+    """
 
     config: Any
     seq_len: int
@@ -49,8 +51,9 @@ def _gpt(layers: int, width: int, heads: int, lr: float) -> Preset:
 
 
 def _mistral(window: int, source: str) -> Preset:
-    shape = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000}
-    config = mistral.Config(**shape, theta=1e4, window=window)
+    config = mistral.Config(
+        layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, theta=1e4, window=window
+    )
     return Preset(config=config, seq_len=8192, micro_batch=2, lr=3e-4, source=source)
 
 
@@ -60,7 +63,10 @@ def _flux(side: int, micro_batch: int) -> Preset:
     return Preset(config=config, seq_len=0, micro_batch=micro_batch, lr=1e-5, source=source, unit="images")
 
 
-_TINY_DECODER = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "vocab": 256, "head_dim": 16}
+_TINY_LLAMA = llama.Config(layers=2, width=64, heads=4, kv_heads=2, ffn=160, vocab=256, head_dim=16)
+_TINY_MOE = moe.Config(
+    layers=2, width=64, heads=4, kv_heads=2, ffn=64, vocab=256, head_dim=16, experts=4, active_experts=2
+)
 _TINY_FLUX = flux.Config(
     double_blocks=1,
     single_blocks=1,
@@ -73,17 +79,31 @@ _TINY_FLUX = flux.Config(
     side=8,
     text_tokens=16,
 )
-_MIXTRAL = {
-    "layers": 32,
-    "width": 4096,
-    "heads": 32,
-    "kv_heads": 8,
-    "ffn": 14336,
-    "vocab": 32000,
-    "theta": 1e6,
-}
-# ZAYA1's attention compresses by convolutions; the proxy has plain attention of its head counts.
-_ZAYA = {"layers": 40, "width": 2048, "heads": 8, "kv_heads": 2, "ffn": 2048, "vocab": 262272, "theta": 5e6}
+_MIXTRAL = moe.Config(
+    layers=32,
+    width=4096,
+    heads=32,
+    kv_heads=8,
+    ffn=14336,
+    vocab=32000,
+    theta=1e6,
+    experts=8,
+    active_experts=2,
+)
+# ZAYA1 compresses its attention with convolutions; this shape has plain attention with the same head counts.
+_ZAYA = moe.Config(
+    layers=40,
+    width=2048,
+    heads=8,
+    kv_heads=2,
+    ffn=2048,
+    vocab=262272,
+    theta=5e6,
+    experts=16,
+    active_experts=1,
+    renormalise=False,
+    tied=True,
+)
 
 
 def _tiny(config: Any, seq_len: int = 64, lr: float = 3e-3, unit: str = "tokens") -> Preset:
@@ -91,7 +111,7 @@ def _tiny(config: Any, seq_len: int = 64, lr: float = 3e-3, unit: str = "tokens"
 
 
 PRESETS: dict[tuple[str, str], Preset] = {
-    ("llama", "tiny"): _tiny(llama.Config(**_TINY_DECODER, ffn=160)),
+    ("llama", "tiny"): _tiny(_TINY_LLAMA),
     ("llama", "1b"): Preset(
         config=_llama(16, 2048, 32, 8192, head_dim=64, tied=True),
         seq_len=8192,
@@ -105,21 +125,21 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("llama", "70b"): Preset(
         config=_llama(80, 8192, 64, 28672), seq_len=8192, micro_batch=1, lr=1.5e-4, source=_TITAN
     ),
-    ("mistral", "tiny"): _tiny(mistral.Config(**_TINY_DECODER, ffn=160, window=16)),
+    ("mistral", "tiny"): _tiny(dataclasses.replace(_TINY_LLAMA, window=16)),
     ("mistral", "7b"): _mistral(4096, "Mistral 7B v0.1, arXiv 2310.06825"),
     ("mistral", "7b-window1024"): _mistral(
         1024, "AMD-AIG-AIMA/pytorch-training-benchmark, mistral-7b-v0.1.json"
     ),
-    ("moe", "tiny"): _tiny(moe.Config(**_TINY_DECODER, ffn=64, experts=4, active_experts=2)),
+    ("moe", "tiny"): _tiny(_TINY_MOE),
     ("moe", "mixtral-8x7b"): Preset(
-        config=moe.Config(**_MIXTRAL, experts=8, active_experts=2),
+        config=_MIXTRAL,
         seq_len=4096,
         micro_batch=1,
         lr=3e-4,
         source="Mixtral 8x7B, arXiv 2401.04088",
     ),
     ("moe", "zaya1-like"): Preset(
-        config=moe.Config(**_ZAYA, experts=16, active_experts=1, renormalise=False, tied=True),
+        config=_ZAYA,
         seq_len=4096,
         micro_batch=1,
         lr=3e-4,
@@ -154,15 +174,17 @@ PRESETS: dict[tuple[str, str], Preset] = {
 
 
 def find(family: str, size: str, *, layers: int | None = None) -> Preset:
-    """The preset of this name; `layers` makes it a width-true proxy."""
+    """The preset of this name; with `layers`, its proxy of that many layers at full width."""
     if (family, size) not in PRESETS:
         known = ", ".join(s for f, s in PRESETS if f == family) or f"families: {', '.join(families())}"
-        raise RefusedError(f"no preset {family}/{size}; known: {known}")
+        raise RefusedError(f"no preset {family}/{size}; known: {known}; choose one with --model and --size")
     preset = PRESETS[family, size]
     if layers is None:
         return preset
     if family == "flux":
-        raise RefusedError("--layers is not defined for --model flux: it has two kinds of blocks")
+        raise RefusedError(
+            "--layers does not work with --model flux, which has two kinds of blocks; leave it out"
+        )
     return dataclasses.replace(preset, config=dataclasses.replace(preset.config, layers=layers))
 
 
@@ -170,7 +192,7 @@ MODELS = {"llama": llama, "mistral": mistral, "moe": moe, "mpt": mpt, "gpt": gpt
 
 
 def flops_per_unit(preset: Preset, seq_len: int, *, recompute: bool) -> flops.Flops:
-    """Operations of one token at this sequence length, or of one image."""
+    """Floating-point operations of one token at this sequence length, or of one image."""
     config = preset.config
     if isinstance(config, flux.Config):
         return flops.flux(config, config.side**2, config.text_tokens, recompute=recompute)

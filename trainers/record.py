@@ -1,7 +1,6 @@
-"""The one JSON record of a run: what ran, what it measured, and whether the numbers are sound.
+"""The JSON record of a run: what ran, what it measured, and whether the numbers are sound.
 
-In: the pieces of a finished run. Out: a dict of finite numbers, strings and nulls. `problems` is empty in a
-sound run.
+In: a finished Run. Out: a dict of finite numbers, strings and nulls. `problems` is empty if the run is sound.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 import metrics
-import plan as plans
 import preflight
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ SCHEMA = 1
 
 
 def make(run: Run) -> dict[str, Any]:
-    """The record; a collective, every rank gets the same one."""
+    """The record. A collective call: every rank gets the same one."""
     options, plan, world, job = run.options, run.plan, run.world, run.job
     losses, norms = shared_losses(run), _values(run.norms)
     weights = metrics.digest(job.weights()) if options.digest else None
@@ -41,7 +39,7 @@ def make(run: Run) -> dict[str, Any]:
         "options": {
             k: v if isinstance(v, int | float | str | None) else str(v) for k, v in vars(options).items()
         },
-        "plan": plans.facts(plan),
+        "plan": plan.facts(),
         "world_size": world.size,
         "device": dataclasses.asdict(plan.peak),
         "first_step": run.first_step,
@@ -70,7 +68,8 @@ def shared_losses(run: Run) -> list[float]:
     stacked = (torch.stack(run.losses) if run.losses else empty).double()
     every = [torch.empty_like(stacked) for _ in range(run.world.size)]
     dist.all_gather(every, stacked)
-    return torch.stack(every).mean(0).tolist()
+    means: list[float] = torch.stack(every).mean(0).tolist()
+    return means
 
 
 def _values(scalars: list[torch.Tensor]) -> list[float]:
@@ -87,7 +86,7 @@ def _finite(value: float) -> float | None:
 
 
 def performance(run: Run) -> dict[str, Any] | None:
-    """Speed under every convention, and against the datasheet; None when no step was timed."""
+    """Speed, and the MFU under each FLOP convention; None when no step was timed."""
     options, plan, step_s = run.options, run.plan, run.clock.seconds()
     if not step_s:
         return None
@@ -114,7 +113,7 @@ def performance(run: Run) -> dict[str, Any] | None:
 
 
 def fallback(options: Options, attention: dict[str, Any] | None, *, gpu: bool) -> list[str]:
-    """The attention that ran is not the one that was named, or no fused one where 16 bits are used."""
+    """The problem that another attention backend ran than asked for, or no fused one below 32 bits."""
     if attention is None or not gpu:
         return []
     ran, named = attention["backend"], options.attention
@@ -128,7 +127,7 @@ def fallback(options: Options, attention: dict[str, Any] | None, *, gpu: bool) -
 
 
 def unsound(losses: list[float], norms: list[float], timed: dict[str, Any] | None) -> list[str]:
-    """Reasons why the record must not count as a result."""
+    """Reasons why the record is not a result."""
     found = []
     if not losses:
         found.append("no step was run")
@@ -136,8 +135,8 @@ def unsound(losses: list[float], norms: list[float], timed: dict[str, Any] | Non
         found.append("a loss is not finite")
     if not all(map(math.isfinite, norms)):
         found.append("a gradient norm is not finite")
-    if 0.0 in norms:  # steps whose gradient a compiler lost are fast
-        found.append("a gradient is zero: nothing was learnt from that step")
+    if 0.0 in norms:  # a compiler may lose a gradient, and such steps are fast
+        found.append("a gradient norm is zero: that step learned nothing")
     shares = [timed[key] for key in ("mfu_noncausal_percent", "mfu_causal_percent")] if timed else []
     if any(share is not None and share > 100 for share in shares):
         found.append(f"more than 100 % of the device's peak: {shares}")

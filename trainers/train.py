@@ -1,9 +1,13 @@
-"""Train one model end to end: arguments, model, layout, steps, one JSON record on the last line of stdout.
+"""Train one model end to end, and print one JSON record as the last line of stdout.
 
     torchrun --nproc-per-node 2 trainers/train.py --model llama --size tiny
 
-Exit code 0: done. 1: told to stop by SIGTERM, after a checkpoint. 2: arguments. 3: ran, and the numbers are
-not sound. 4: out of memory. 5: the machine failed its preflight. 6: a phase hung (phases.py).
+Read it from top to bottom: configuration, one run from its arguments to its record, one job from its model to
+its record, the training loop, and what happens between two steps. Every rank runs this same program.
+
+Exit code 0: done. 1: stopped by SIGTERM, after a checkpoint. 2: these arguments cannot run. 3: ran, but
+`problems` in the record says why its numbers do not count. 4: out of memory. 5: the machine failed its
+preflight. 6: a phase hung.
 """
 
 from __future__ import annotations
@@ -18,41 +22,101 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import backend
+import attention_backend
 import checkpoint
+import data
+import kernel_times
 import metrics
-import options as cli
 import peaks
-import plan as plans
-import power
 import preflight
 import presets
 import record
-import where
-import world as place
 from errors import RefusedError, UnfitError
+from layouts import job as layouts
+from options import parse
 from phases import Phases
+from plan import settle
+from world import joined_ranks, seed_process
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from layouts.job import Job
     from options import Options
-    from parallel import Job
-    from plan import Feed, Plan
+    from plan import Plan
     from world import World
 
-OUT_OF_MEMORY, UNFIT = 4, 5
+# ---- Configuration ---------------------------------------------------------------------------------------
+# options.py has every flag with its default, presets.py the shape, batch and peak learning rate of each model
+# and size. The optimizer is AdamW with betas 0.9 and 0.95 (layouts/optimizer.py). The rest of the loop's
+# constants are here.
+
+LR_FLOOR = 0.1  # of the peak learning rate, reached at the last step (arXiv 2302.13971, section 2.3)
+GC_EVERY = 50  # steps between two garbage collections, as in pytorch/torchtitan
+
+STOPPED, REFUSED, UNSOUND, OUT_OF_MEMORY, UNFIT = 1, 2, 3, 4, 5  # exit codes; phases.HUNG is 6
+
+
+def learning_rate(step: int, peak: float, options: Options) -> float:
+    """Linear warm-up to the peak, then a cosine to LR_FLOOR x peak at the last step (arXiv 1608.03983).
+
+    AdamW's moments are poor estimates in the first steps, and large steps by them can diverge (arXiv
+    1908.03265): hence the warm-up. The schedule follows --steps, not --until, so a job in several segments
+    has the schedule of the whole.
+    """
+    if step < options.lr_warmup:
+        return peak * (step + 1) / options.lr_warmup
+    done = (step - options.lr_warmup) / max(1, options.steps - options.lr_warmup)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))  # from 1 to 0
+    return peak * (LR_FLOOR + (1 - LR_FLOOR) * cosine)
+
+
+# ---- One run: arguments, ranks, preflight, job, record ---------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """Run one job; its exit code."""
+    options = parse(arguments)
+    phases = Phases(options.phase_limit_s)
+    phases.enter("connect")
+    with joined_ranks(options) as world:
+        fitness = fit(options, world, phases)
+        result = job(options, world, phases, fitness)
+    if world.rank == 0:
+        line = json.dumps(result, allow_nan=False)
+        if options.record:
+            options.record.write_text(line + "\n")
+        print(line, flush=True)
+    return STOPPED if result["stopped"] else UNSOUND if result["problems"] else 0
+
+
+def fit(options: Options, world: World, phases: Phases) -> dict[str, Any] | None:
+    """The figures of the preflight, if there is one. Raises UnfitError if the machine is unfit."""
+    if not (options.preflight if options.preflight is not None else world.gpu):
+        return None
+    phases.enter("preflight")
+    found = preflight.measure(world, peaks.find(world), fp8=options.precision.startswith("fp8"))
+    if found["problems"]:
+        raise UnfitError("; ".join(found["problems"]))
+    return found
+
+
+# ---- One job: model, layout, data, steps, record ---------------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class Run:
-    """One run: its parts, and what it has done so far."""
+    """One job: its parts, and what it has done so far.
+
+    Losses and norms stay tensors on the device until the record is made: reading one as a number would make
+    the host wait for the device at every step.
+    """
 
     options: Options
     world: World
     plan: Plan
     job: Job
-    feed: Feed
+    feed: data.Feed
     store: checkpoint.Checkpoints | None
     clock: metrics.Clock
     first_step: int = 0
@@ -67,63 +131,39 @@ class Run:
     first_step_s: float | None = None
 
 
-def main(arguments: list[str]) -> int:
-    """The exit code of one run."""
-    options = cli.parse(arguments)
-    phases = Phases(options.phase_limit_s)
-    phases.enter("connect")
-    with place.started(options) as world:
-        fitness = fit(options, world, phases)
-        result = job(options, world, phases, fitness)
-    if world.rank == 0:
-        line = json.dumps(result, allow_nan=False)
-        if options.record:
-            options.record.write_text(line + "\n")
-        print(line, flush=True)
-    return 1 if result["stopped"] else 3 if result["problems"] else 0
-
-
-def fit(options: Options, world: World, phases: Phases) -> dict[str, Any] | None:
-    """The preflight's figures, where one was asked for. Raises UnfitError when no job would mean anything."""
-    if not (options.preflight if options.preflight is not None else world.gpu):
-        return None
-    phases.enter("preflight")
-    found = preflight.measure(world, peaks.find(world), fp8=options.precision.startswith("fp8"))
-    if found["problems"]:
-        raise UnfitError("; ".join(found["problems"]))
-    return found
-
-
 def job(options: Options, world: World, phases: Phases, fitness: dict[str, Any] | None) -> dict[str, Any]:
-    """One job from its model to its record, in a process group that may serve others after it."""
+    """One job from its model to its record. The process group may run more jobs after it."""
     phases.enter("build")
-    place.settle(options)
-    run = prepare(options, world, phases)
+    seed_process(options)
+    run = build(options, world, phases)
     run.extra["preflight"] = fitness
     run.first_step = resume(run)
-    with backend.order(options, world):
+    with attention_backend.order(options, world):
         train(run)
         phases.enter("check")
         if options.backend_check:
-            run.extra["attention"] = backend.seen(lambda: microbatches(run), world)
+            run.extra["attention"] = attention_backend.seen(lambda: unrecorded_microbatches(run), world)
         if options.profile and world.gpu:
-            run.extra["where"] = where.of(lambda: one_step(run))
+            run.extra["where"] = kernel_times.measure(lambda: unrecorded_step(run))
     phases.enter("record")
     return record.make(run)
 
 
-def prepare(options: Options, world: World, phases: Phases) -> Run:
-    """Everything a run needs before its first step."""
+def build(options: Options, world: World, phases: Phases) -> Run:
+    """Everything that a run needs before its first step."""
     begin_s = time.perf_counter()
+    # The shape of the model, and how a step's batch is divided over ranks and microbatches.
     preset = presets.find(options.model, options.size, layers=options.layers)
-    plan = plans.settle(options, preset, world)
+    plan = settle(options, preset, world)
     folder = options.checkpoint
     return Run(
         options=options,
         world=world,
         plan=plan,
-        job=plans.layout(options, preset, plan, world),
-        feed=plans.Feed(options, preset, plan),
+        # The model is made without memory, gets the same weights on any layout, and is then spread over the
+        # ranks.
+        job=layouts.create(options, preset, plan, world),
+        feed=data.Feed(options, preset, plan),
         store=checkpoint.Checkpoints(folder, asynchronous=options.asynchronous) if folder else None,
         clock=metrics.Clock(world),
         phases=phases,
@@ -131,108 +171,136 @@ def prepare(options: Options, world: World, phases: Phases) -> Run:
     )
 
 
+def resume(run: Run) -> int:
+    """The first step of this run: 0, or the step of the newest complete checkpoint, which is then loaded."""
+    newest = run.store.newest() if run.store and run.options.resume else None
+    if run.store is None or newest is None:
+        return 0
+    state = {"job": run.job.state()}
+    run.store.load(newest, state)
+    run.job.restore(state["job"])
+    step: int = checkpoint.facts(newest)["step"]
+    return step
+
+
+# ---- The training loop -----------------------------------------------------------------------------------
+
+
 def train(run: Run) -> None:
-    """Every step from run.first_step on. The host waits for the device only to write a checkpoint."""
-    options, plan, job, device = run.options, run.plan, run.job, run.world.device
-    gc.disable()  # a collection in one rank stalls all; collected between steps instead
-    run.phases.enter("compile")  # the first step: whatever compiles does so in it
-    for step in range(run.first_step, last_step(options)):
-        share, loss = 1 / plan.accumulate, torch.zeros((), device=device)
-        for micro in range(plan.accumulate):
-            begin = time.perf_counter()
-            batch = run.feed.batch(plan.numbers(step, micro, job), device)
-            run.data_wait_s.append(time.perf_counter() - begin)
-            loss += job.microbatch(batch, last=micro == plan.accumulate - 1, share=share) * share
-        run.norms.append(job.step(learning_rate(step, plan.lr, options)))
-        run.losses.append(loss)
-        if step % 50 == 0:
+    """Every step from run.first_step to the last.
+
+    The host only starts work on the device and does not wait for it, so the device always has the next
+    kernels in its queue (https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution). It
+    waits after the first step, for a checkpoint, and at the two ends of what is timed.
+    """
+    # Left alone, Python collects garbage at another step on each rank. All ranks wait for the slowest one at
+    # every collective, so each would also pay for the others' collections. Instead all collect between the
+    # same two steps.
+    gc.disable()
+    run.phases.enter("compile")  # torch.compile, Triton and the libraries compile during the first step
+    for step in range(run.first_step, run.options.last_step):
+        run.losses.append(accumulate(run, step))
+        run.norms.append(run.job.step(learning_rate(step, run.plan.lr, run.options)))
+        if step % GC_EVERY == 0:
             gc.collect()
-        if housekeeping(run, step + 1):
+        if between_steps(run, step + 1):
             break
     gc.enable()
     run.world.synchronize()
-    end = power.joules(run.world)
-    run.joules = end - run.joules if end is not None and run.joules is not None else None
+    joules = metrics.joules(run.world)
+    run.joules = joules - run.joules if joules is not None and run.joules is not None else None
 
 
-def last_step(options: Options) -> int:
-    """How many steps are done when this run ends."""
-    return options.until or options.steps
+def accumulate(run: Run, step: int) -> Tensor:
+    """Forward and backward of all microbatches of a step. Returns this rank's mean loss, on the device.
+
+    A rank's share of a step's batch may need more memory than the device has. So it runs as several
+    microbatches, whose gradients add up. The loss of a microbatch is a mean over its samples; multiplied by
+    1/number of microbatches, the sum of gradients is that of the mean over the whole batch, as if it had run
+    at once. The layouts average over the data ranks in the same way.
+    """
+    plan, device = run.plan, run.world.device
+    share, loss = 1 / plan.accumulate, torch.zeros((), device=device)
+    for micro in range(plan.accumulate):
+        begin = time.perf_counter()
+        batch = run.feed.batch(plan.numbers(step, micro, run.job), device)
+        run.data_wait_s.append(time.perf_counter() - begin)
+        # Only the last microbatch reduces gradients over the ranks: once a step, whatever the number of
+        # microbatches.
+        last = micro == plan.accumulate - 1
+        loss += run.job.microbatch(batch, last=last, share=share) * share
+    return loss
 
 
-def microbatches(run: Run) -> None:
-    """Forward and backward of a step outside the record; no weight changes."""
+def unrecorded_microbatches(run: Run) -> None:
+    """Forward and backward of a step that is not in the record; no weight changes."""
     for micro in range(run.plan.accumulate):
         batch = run.feed.batch(run.plan.numbers(run.options.steps, micro, run.job), run.world.device)
         last = micro == run.plan.accumulate - 1
         run.job.microbatch(batch, last=last, share=1 / run.plan.accumulate)
 
 
-def one_step(run: Run) -> None:
-    """A step outside the record, for the profiler."""
-    microbatches(run)
+def unrecorded_step(run: Run) -> None:
+    """A whole step that is not in the record, for the profiler; a learning rate of 0 keeps the weights."""
+    unrecorded_microbatches(run)
     run.job.step(0.0)
 
 
-def housekeeping(run: Run, done: int) -> bool:
-    """What is due between two steps: the clock, a checkpoint, the end. True when the run ends here."""
+# ---- Between two steps: the clock, a checkpoint, the end -------------------------------------------------
+
+
+def between_steps(run: Run, done: int) -> bool:
+    """What is due after `done` steps of the job. True when the run ends here."""
     options, here = run.options, done - run.first_step
     run.phases.alive()
     if here == 1:
         run.world.synchronize()
         run.first_step_s = time.perf_counter() - run.begin_s
+    # Ranks decide together: one that leaves the loop alone would leave the others waiting in their next
+    # collective.
     stop, elapsed_s = run.world.stop.agreed(time.perf_counter() - run.begin_s)
     over = options.budget_s is not None and elapsed_s > options.budget_s
-    ends = stop or over or done == last_step(options)
-    run.stopped = stop and done < last_step(options)
-    _time(run, warm=here >= options.warmup and elapsed_s >= options.warmup_s, first=here == 1)
-    whole = done == options.steps
-    if run.store is not None and (ends or done % options.checkpoint_every == 0):
-        full = whole or done % options.full_every == 0
-        run.store.save(done, {"job": run.job.state()}, weights=run.job.weights() if full else None)
-        if ends:
-            run.store.finish()
+    ends = stop or over or done == options.last_step
+    run.stopped = stop and done < options.last_step
+    mark_time(run, warm=here >= options.warmup and elapsed_s >= options.warmup_s, first=here == 1)
+    save(run, done, ends=ends)
     return ends
 
 
-def _time(run: Run, *, warm: bool, first: bool) -> None:
-    """Mark the end of a timed step, or the end of the warm-up."""
+def mark_time(run: Run, *, warm: bool, first: bool) -> None:
+    """Mark the end of a timed step, or of the warm-up: steps before it compile, and the device is not hot
+    yet.
+    """
     if run.clock.marks:
         run.clock.mark()
     elif warm:
         run.phases.enter("timed")
         run.world.synchronize()
-        run.joules = power.joules(run.world)
+        run.joules = metrics.joules(run.world)
         run.data_wait_s.clear()
         run.clock.mark()
     elif first:
         run.phases.enter("warm-up")
 
 
-def resume(run: Run) -> int:
-    """The step to start from: 0, or that of the newest complete checkpoint, which is then loaded."""
-    newest = run.store.newest() if run.store and run.options.resume else None
-    if newest is None:
-        return 0
-    state = {"job": run.job.state()}
-    run.store.load(newest, state)
-    run.job.restore(state["job"])
-    return checkpoint.facts(newest)["step"]
-
-
-def learning_rate(step: int, peak: float, options: Options) -> float:
-    """Linear warm-up, then a cosine to a tenth of the peak at the last step."""
-    if step < options.lr_warmup:
-        return peak * (step + 1) / options.lr_warmup
-    done = (step - options.lr_warmup) / max(1, options.steps - options.lr_warmup)
-    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
+def save(run: Run, done: int, *, ends: bool) -> None:
+    """Write a checkpoint if one is due. Some also hold whole weights; the last one of a run is complete on
+    return.
+    """
+    options = run.options
+    if run.store is None or not (ends or done % options.checkpoint_every == 0):
+        return
+    full = done == options.steps or done % options.full_every == 0
+    run.store.save(done, {"job": run.job.state()}, weights=run.job.weights() if full else None)
+    if ends:
+        run.store.finish()
 
 
 if __name__ == "__main__":
     try:
         code = main(sys.argv[1:])
     except RefusedError as error:
-        code = 2
+        code = REFUSED
         print(f"train.py: {error}", file=sys.stderr)
     except UnfitError as error:
         code = UNFIT

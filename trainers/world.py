@@ -1,4 +1,7 @@
-"""The process and its place: device, process group, stop signal. In: Options and torchrun's environment."""
+"""This process among the ranks: its device, the process group, the stop signal.
+
+In: Options, and the environment that torchrun sets. Out: a World.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ class World:
 
     @property
     def gpu(self) -> bool:
-        """Whether steps are timed by device events (ROCm's device is called cuda too)."""
-        return self.device.type == "cuda"
+        """Whether the device is a GPU. torch calls ROCm's device cuda too."""
+        kind: str = self.device.type
+        return kind == "cuda"
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -43,7 +47,7 @@ class World:
 
 
 class Stop:
-    """Remembers SIGTERM. Ranks hear it at different times, so they decide together, between steps."""
+    """Remembers SIGTERM. Ranks receive it at different times, so they decide together between two steps."""
 
     def __init__(self) -> None:
         self.heard = False
@@ -53,10 +57,10 @@ class Stop:
         self.heard = True
 
     def agreed(self, elapsed_s: float = 0.0) -> tuple[bool, float]:
-        """Whether any rank was told to stop, and the longest time that has passed on one.
+        """Whether any rank received SIGTERM, and the longest elapsed time of all ranks.
 
-        Every rank gets the same answer (a collective, on the CPU): clocks differ, and what is decided by time
-        must be decided alike.
+        A collective call on the CPU: every rank gets the same answer. Clocks differ, and a rank that ended
+        its loop a step earlier than the others would leave them waiting.
         """
         both = torch.tensor([float(self.heard), elapsed_s], dtype=torch.float64)
         dist.all_reduce(both, op=dist.ReduceOp.MAX)
@@ -64,7 +68,7 @@ class Stop:
 
 
 @contextmanager
-def started(options: Options) -> Iterator[World]:
+def joined_ranks(options: Options) -> Iterator[World]:
     """Open the process group that torchrun describes (or one process without it), close it at the end.
 
     Raises:
@@ -72,17 +76,17 @@ def started(options: Options) -> Iterator[World]:
     """
     if importlib.util.find_spec("numpy") is None:
         raise RefusedError(
-            "torch hands objects round the ranks by NumPy, which is missing; pip install numpy"
+            "torch needs NumPy to exchange objects between ranks, and it is not installed; pip install numpy"
         )
     stop = Stop()
-    alone = {
+    single = {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
     }
-    for name, value in alone.items():
+    for name, value in single.items():
         os.environ.setdefault(name, value)
     device = _device(options)
     if device.type == "cuda":
@@ -92,12 +96,12 @@ def started(options: Options) -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size(), device, stop)
         dist.barrier()
     finally:
-        gc.collect()  # groups end while their peers still live, not with the interpreter
+        gc.collect()  # what holds a group must end before the group, not with the interpreter
         dist.destroy_process_group()
 
 
-def settle(options: Options) -> None:
-    """What a job expects of its process: its seed, and whether kernels may differ between runs."""
+def seed_process(options: Options) -> None:
+    """Seed this process, and refuse kernels that differ between runs if --deterministic says so."""
     torch.manual_seed(options.seed)
     torch.use_deterministic_algorithms(options.deterministic)
 
@@ -109,11 +113,11 @@ def _device(options: Options) -> torch.device:
 
 def _open_group(device: torch.device) -> None:
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == int(os.environ["WORLD_SIZE"]):
-        # One node talks over the loopback: a container without a network cannot resolve its own name, and
-        # torchrun hands that name out as the master's address, --standalone or not.
+        # All ranks are on this node, so they use the loopback: torchrun gives the host's name as the master's
+        # address (--standalone too), and a container without a network cannot resolve its own name.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ["MASTER_ADDR"] = "127.0.0.1"
-    # gloo serves the CPU beside the GPU's library: stop flag and checkpoints must not wait for the device.
+    # gloo serves CPU tensors beside NCCL or RCCL: the stop flag and checkpoints must not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,

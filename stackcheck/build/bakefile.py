@@ -1,9 +1,9 @@
-"""The definition that `docker buildx bake` takes: one target a distinct stage, and one an image.
+"""The definition that `docker buildx bake` takes: one target for each distinct stage and each image.
 
 In: plans of images, where wheels come from. Out: a `Bake`, with each target's context, folder of wheels and
-secrets on disk. A stage takes the stages it needs by `target:` contexts, so that the builder sees one and the
-same graph for all images: by names alone each image has its own context, and equal stages only meet again
-when the builder has hashed the files that they copy.
+secrets on disk. A stage refers to the stages it needs by `target:` contexts, so that the builder sees one
+graph for all images: with names alone each image has its own context, and the builder finds equal stages only
+after it has hashed the files that they copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.build.plans import Plan
+    from stackcheck.build.plans import BuildPlan
     from stackcheck.build.stages import Stage
     from stackcheck.build.wheels.wheel_supply import Supply
 
@@ -41,8 +41,8 @@ class Bake:
     """
 
     definition: Mapping[str, Any]
-    owners: Mapping[str, Plan]
-    plans: Mapping[str, Plan]
+    owners: Mapping[str, BuildPlan]
+    plans: Mapping[str, BuildPlan]
     handed_over: Mapping[str, Path]
 
     @property
@@ -56,18 +56,18 @@ def stage_target(stage: Stage) -> str:
     return f"stage-{re.sub(r'[^A-Za-z0-9_-]', '-', stage.name)}-{stage.key[:16]}"
 
 
-def make(plans: Sequence[Plan], supply: Supply, scratch: Path, *, classic: bool, no_cache: bool) -> Bake:
+def make(plans: Sequence[BuildPlan], supply: Supply, scratch: Path, *, classic: bool, no_cache: bool) -> Bake:
     """Lay out everything that a build of these plans reads.
 
     Args:
         plans: The images, with their stages.
         supply: Where wheels, and files of stages that were built before, come from.
-        scratch: A folder for secrets that ends with the build.
+        scratch: A folder for secrets; the caller removes it after the build.
         classic: Whether the engine has the classic image store.
         no_cache: Build every step again.
     """
-    owners: dict[str, Plan] = {}
-    made_by: dict[str, Plan] = {}
+    owners: dict[str, BuildPlan] = {}
+    made_by: dict[str, BuildPlan] = {}
     taken: dict[str, Path] = {}
     handed_over: dict[str, Path] = {}
     targets: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def make(plans: Sequence[Plan], supply: Supply, scratch: Path, *, classic: bool,
     )
 
 
-def _order(plan: Plan, known: Mapping[str, Path], taken: dict[str, Path]) -> tuple[Stage, ...]:
+def _order(plan: BuildPlan, known: Mapping[str, Path], taken: dict[str, Path]) -> tuple[Stage, ...]:
     """The stages to build: the last one, and what it needs that no cache hands over."""
     by_name = {stage.name: stage for stage in plan.stages}
     wanted: dict[str, Stage] = {}
@@ -116,7 +116,7 @@ def _order(plan: Plan, known: Mapping[str, Path], taken: dict[str, Path]) -> tup
 
 
 def _target(
-    plan: Plan, stage: Stage, context: Path, supply: Supply, *, secrets: Path, taken: Mapping[str, Path]
+    plan: BuildPlan, stage: Stage, context: Path, supply: Supply, *, secrets: Path, taken: Mapping[str, Path]
 ) -> dict[str, Any]:
     """One stage's target, with its wheels and secrets on disk."""
     by_name = {other.name: other for other in plan.stages}
@@ -145,7 +145,7 @@ def _target(
         "context": str(context),
         "contexts": contexts,
         "args": {"SOURCE_DATE_EPOCH": str(bootstrap.SOURCE_DATE_EPOCH), **arguments},
-        # An empty certificate file would hide the base's own.
+        # An empty certificate file would hide the one of the base.
         "secret": [f"id={name},src={secrets / name}" for name, text in texts.items() if text],
     }
     if plan.foreign:
@@ -157,7 +157,7 @@ def _asks(stage: Stage, secret: str) -> bool:
     return any(f"id={secret}" in line for line in stage.instructions)
 
 
-def _image_output(plan: Plan, *, classic: bool) -> str:
+def _image_output(plan: BuildPlan, *, classic: bool) -> str:
     if classic:
         return f"type=docker,name={temporary_name(plan)}"
     unfinished = plan.folder / "oci.unfinished"
@@ -165,25 +165,24 @@ def _image_output(plan: Plan, *, classic: bool) -> str:
     return f"type=oci,dest={unfinished},tar=false,rewrite-timestamp=true,{plans.COMPRESSION}"
 
 
-def temporary_name(plan: Plan) -> str:
+def temporary_name(plan: BuildPlan) -> str:
     """What the classic image store calls an image until its layout is written."""
     return f"stackcheck/{plan.stack.id}:unfinished"
 
 
-def _context(plan: Plan, *, closed: bool) -> Path:
+def _context(plan: BuildPlan, *, closed: bool) -> Path:
     """The folder that the builder sees: the stack's committed files and the base.
 
-    A `closed` supply leaves nothing to fetch, and so nothing that installs wheels can.
+    With a `closed` supply, steps that install wheels have no network.
     """
     context = plan.folder / "context"
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir(parents=True)
-    for path in plans.context_files(plan.source):
-        shutil.copy(path, context / path.name)
+    for name, data in plan.files.items():
+        (context / name).write_bytes(data)
     if closed:
-        dockerfile = context / "Dockerfile"
-        text = stages.without_network(dockerfile.read_text(encoding="utf-8"))
-        dockerfile.write_text(text, encoding="utf-8")
+        text = stages.without_network(plan.files["Dockerfile"].decode())
+        (context / "Dockerfile").write_text(text, encoding="utf-8")
     if plan.rootfs:
         os.link(plan.rootfs.path, context / "rootfs.tar")
     return context

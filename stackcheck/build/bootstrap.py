@@ -31,7 +31,7 @@ TIMEOUT_S = 900.0
 SUITES = frozenset({"bookworm", "trixie", "forky"})
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
 
-# Manual pages and translations, as the slim variants of the official images leave out; copyright files stay.
+# Manual pages and translations, which the official slim images leave out too; copyright files stay.
 EXCLUDED = (
     "/usr/share/man/*",
     "/usr/share/locale/*",
@@ -73,7 +73,7 @@ class RootFs:
         path: The tar.
         digest: sha256 of the tar, "sha256:…".
         packages: Version of each installed package.
-        reused: Whether it was there already.
+        reused: Whether it existed already.
     """
 
     path: Path
@@ -98,10 +98,10 @@ def bootstrap(
     selected: Selected = NOTHING_SELECTED,
     report: Callable[[str], None] = print,
 ) -> RootFs:
-    """Make a base, or give the one that was made from the same recipe.
+    """Make a base, or return the one that was made from the same recipe.
 
     Raises:
-        ConfigurationError: A suite or package name that is none.
+        ConfigurationError: The name of a suite or package is invalid.
         EngineError: mmdebstrap is missing and may not be installed.
         BuildError: The archive could not be reached or a package does not exist.
     """
@@ -149,10 +149,10 @@ def _check_names(suite: str, packages: Sequence[str]) -> None:
     wrong += [package for package in packages if not _PACKAGE.fullmatch(package)]
     if wrong:
         raise ConfigurationError(
-            "a bootstrapped base names a suite or package that cannot be one",
+            "invalid name of a suite or package for a bootstrapped base",
             got=", ".join(repr(name) for name in wrong),
             expected=f"a suite of {', '.join(sorted(SUITES))}, and package names or name=version",
-            next_step="correct `base` in matrix.yaml",
+            next_step="correct `systems` or `system_packages` in matrix.yaml",
         )
 
 

@@ -1,7 +1,7 @@
-"""Stacks -> images: one bake definition, one OCI layout a stack, and `image.json`, which describes it.
+"""Stacks -> images: one bake definition, one OCI layout for each stack, and `image.json`, which describes it.
 
-In: resolved stacks with their rendered files, an engine. Out: `build/<stack-id>/oci` with exactly one
-manifest, the same image in the engine, and an `Image` that says which stages ran and what sharing saved. An
+In: resolved stacks with their generated files, an engine. Out: `build/<stack-id>/oci` with exactly one
+manifest, the same image in the engine, and an `Image` that names which stages ran and what sharing saved. An
 image whose inputs did not change is kept.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.build import bakefile
 from stackcheck.build.image import Image, StageUse, describe, load_image, save_image, size_report
-from stackcheck.build.plans import Plan, make_plan
+from stackcheck.build.plans import BuildPlan, make_plan
 from stackcheck.build.wheels import host_settings, wheel_supply
 from stackcheck.build.wheels.wheel_cache import WheelCache
 from stackcheck.engine import buildx
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stackcheck.build.bakefile import Bake
-    from stackcheck.build.image import How, Image
-    from stackcheck.build.plans import Plan
+    from stackcheck.build.image import How
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user can choose of a build.
+    """What a user can choose about a build.
 
     Attributes:
-        wheelhouse: The only folder that wheels come from; no index is asked. None: as the host's pip is set.
-        wheel_cache: A folder that keeps what was downloaded or built, by hash; None for none.
+        wheelhouse: The only folder that wheels come from; no index is asked. None: wheels come from where the
+            host's pip is configured to look.
+        wheel_cache: A folder that keeps downloaded and built wheels, by hash; None to keep nothing.
         platform: `linux/amd64` or `linux/arm64`; None for this host's own.
-        no_cache: Build every step again, as a proof that the same comes out.
+        no_cache: Build every step again, to show that the result is the same.
     """
 
     wheelhouse: Path | None = None
@@ -55,7 +55,7 @@ DEFAULTS = Options()
 
 def build(
     stacks: Sequence[Stack],
-    engine: Engine,  # its set-up has made the host ready
+    engine: Engine,
     *,
     root: Path,
     report: Callable[[str], None],
@@ -64,20 +64,19 @@ def build(
     """Make the images of stacks, or keep those whose inputs did not change.
 
     Args:
-        stacks: In this order they come back.
+        stacks: The images come back in this order.
         engine: Builds, and then holds, the images.
         root: The checkout.
-        report: Gets a line a step, and at the end what was built, reused and saved.
+        report: Gets one line for each step, and at the end what was built, reused and saved.
         options: What the user chose.
 
     Raises:
         BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
-        ConfigurationError: There is no such wheelhouse.
+        ConfigurationError: The wheelhouse does not exist, or generated files do not follow from matrix.yaml.
     """
     if options.wheelhouse:
-        host_settings.only(
-            options.wheelhouse
-        )  # before an image is kept: what is named wrongly is never passed over
+        # First: a wrong folder is refused even if no image has to be built.
+        host_settings.only(options.wheelhouse)
     plans = [
         make_plan(stack, engine.description, root, report, platform=options.platform) for stack in stacks
     ]
@@ -87,19 +86,19 @@ def build(
     missing = [plan for plan in plans if plan.stack.id not in kept]
     made = _bake(missing, engine, report, options) if missing else {}
     images = tuple((kept | made)[stack.id] for stack in stacks)
-    report(line(images))
+    report(summary(images))
     return images
 
 
 def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str], None]) -> Image:
-    """Any image as a subject of tests: fetched when the engine lacks it, and written as a layout."""
+    """Make any image ready for tests: pull it if the engine does not have it, and write it as a layout."""
     start = time.monotonic()
     if not engine.has(reference):
         report(f"{reference}: pulling")
         engine.pull(reference)
     report(f"{reference}: writing its layout")
     engine.save(reference, folder / "oci")
-    fixed = engine.inspect(reference).id  # a tag may move between the test and the verdict
+    fixed = engine.inspect(reference).id  # a tag may move between test and verdict
     image = describe(
         folder / "oci",
         sizes=engine.step_sizes(fixed),
@@ -113,8 +112,8 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
     return image
 
 
-def _kept(plan: Plan, engine: Engine, report: Callable[[str], None]) -> Image | None:
-    """The earlier image, when nothing that decides it changed and it is still there."""
+def _kept(plan: BuildPlan, engine: Engine, report: Callable[[str], None]) -> Image | None:
+    """The earlier image, if it still exists and nothing that decides it has changed."""
     path = plan.folder / "image.json"
     if not path.exists():
         return None
@@ -122,14 +121,14 @@ def _kept(plan: Plan, engine: Engine, report: Callable[[str], None]) -> Image | 
     if image.key != plan.key or not archive.blob(image.layout, image.manifest_digest).exists():
         return None
     if not engine.has(image.reference):
-        report(f"{plan.stack.id}: loading the layout again, as the engine lost the image")
+        report(f"{plan.stack.id}: loading the layout again: the engine no longer has the image")
         engine.load(image.layout, image.reference)
     report(f"{plan.stack.id}: not built again: same Dockerfile, lock, base and engine")
     return dataclasses.replace(image, reused=True)
 
 
 def _bake(
-    plans: Sequence[Plan], engine: Engine, report: Callable[[str], None], options: Options
+    plans: Sequence[BuildPlan], engine: Engine, report: Callable[[str], None], options: Options
 ) -> dict[str, Image]:
     cache = WheelCache(options.wheel_cache) if options.wheel_cache else None
     supply = wheel_supply.prepare(plans, wheelhouse_only=options.wheelhouse, cache=cache, report=report)
@@ -153,8 +152,8 @@ def _bake(
     return {plan.stack.id: _finish(plan, engine, report, done.seconds, used[plan.stack.id]) for plan in plans}
 
 
-def _check_platforms(plans: Sequence[Plan]) -> None:
-    """Say before the first step that this builder cannot run a platform's programs."""
+def _check_platforms(plans: Sequence[BuildPlan]) -> None:
+    """Refuse before the first step if this builder cannot run a platform's programs."""
     wanted = {plan.platform for plan in plans if plan.foreign}
     if not wanted:
         return
@@ -170,13 +169,13 @@ def _check_platforms(plans: Sequence[Plan]) -> None:
 
 
 def _finish(
-    plan: Plan,
-    engine: Engine,  # its set-up has made the host ready
+    plan: BuildPlan,
+    engine: Engine,
     report: Callable[[str], None],
     seconds: float,
     stages: tuple[StageUse, ...],
 ) -> Image:
-    """Put the finished layout in its place, load it, and write down what it is."""
+    """Move the finished layout into place, load it, and describe it in `image.json`."""
     start = time.monotonic()
     layout = plan.folder / "oci"
     if engine.containerd_store:
@@ -211,39 +210,51 @@ def _finish(
     return image
 
 
-def _check_architecture(plan: Plan, config: Mapping[str, object]) -> None:
-    """A base image of one architecture is taken for any platform without a word."""
+def _check_architecture(plan: BuildPlan, config: Mapping[str, object]) -> None:
+    """BuildKit accepts a base image of one architecture for any platform, without a warning."""
     if config.get("architecture", "") != plan.platform.partition("/")[2]:
         raise BuildError(
-            "an image is of another platform than was asked for",
+            "the image is for the wrong platform",
             where=plan.stack.id,
             got=f"{config.get('os')}/{config.get('architecture')}",
             expected=plan.platform,
-            next_step="take a base image that is published for this platform",
+            next_step="name a base image in matrix.yaml that is published for this platform",
         )
 
 
 def _check_size(image: Image, budget_bytes: int) -> None:
     if image.size_bytes > budget_bytes:
         raise BuildError(
-            "an image is over its size budget",
+            "the image is over its size budget",
             where=image.stack_id,
             got=f"{image.size_bytes / 1e9:.2f} GB unpacked:\n    "
             + "\n    ".join(size_report(image, budget_bytes)),
             expected=f"at most {budget_bytes / 1e9:.2f} GB (size_budget_gb in matrix.yaml)",
-            next_step="make the largest layer smaller, or raise the budget",
+            next_step="make the largest layer smaller, or raise size_budget_gb in matrix.yaml",
         )
 
 
+def recorded(build_folder: Path, but: Path) -> tuple[Image, ...]:
+    """The images that were built here and still exist, except the one in the folder `but`."""
+    paths = (path for path in sorted(build_folder.glob("*/image.json")) if path.parent != but)
+    return tuple(load_image(path) for path in paths if (path.parent / "oci").is_dir())
+
+
+def shared_bytes(image: Image, others: Sequence[Image]) -> int:
+    """Unpacked bytes of the layers that other images also have: they are stored once."""
+    known = {layer.digest for other in others for layer in other.layers}
+    return sum(layer.size_bytes for layer in image.layers if layer.digest in known)
+
+
 def uses(
-    plans: Sequence[Plan], bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]
+    plans: Sequence[BuildPlan], bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]
 ) -> dict[str, tuple[StageUse, ...]]:
     """Stack id -> where each stage of its image came from.
 
     Args:
         plans: The images of this build.
-        bake: What was asked of the builder.
-        ran: (Target, stage) -> steps that ran, steps that were there (`BakeResult.stages`).
+        bake: What the builder was asked to build.
+        ran: (Target, stage) -> steps that ran, steps that were cached (`BakeResult.stages`).
     """
     worked = _worked(bake, ran)
     return {
@@ -256,7 +267,7 @@ def uses(
 
 
 def _worked(bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]) -> frozenset[str]:
-    """The keys of the stages of which a step ran; the builder names each by any target that needs it."""
+    """The keys of the stages in which a step ran; the builder may name any target that needs the stage."""
     keys = {(name, stage.name): stage.key for name, plan in bake.plans.items() for stage in plan.stages}
     keys |= {(name, ""): plan.stages[0].key for name, plan in bake.plans.items() if len(plan.stages) == 1}
     alone = bake.targets[0] if len(bake.targets) == 1 else ""
@@ -267,7 +278,7 @@ def _worked(bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]) -> froze
     )
 
 
-def _how(key: str, plan: Plan, bake: Bake, worked: frozenset[str]) -> How:
+def _how(key: str, plan: BuildPlan, bake: Bake, worked: frozenset[str]) -> How:
     owner = bake.owners.get(key)
     if owner is None:
         return "handed over"
@@ -276,24 +287,7 @@ def _how(key: str, plan: Plan, bake: Bake, worked: frozenset[str]) -> How:
     return "built" if key in worked else "cached"
 
 
-def shared_bytes(image: Image, others: Sequence[Image]) -> int:
-    """Unpacked bytes of an image's layers that other images have as well, and that are stored once."""
-    known = {layer.digest for other in others for layer in other.layers}
-    return sum(layer.size_bytes for layer in image.layers if layer.digest in known)
-
-
-def stored_bytes(images: Sequence[Image]) -> int:
-    """Unpacked bytes that a store needs for all of these images: equal layers are there once."""
-    return sum({layer.digest: layer.size_bytes for image in images for layer in image.layers}.values())
-
-
-def recorded(build_folder: Path, but: Path) -> tuple[Image, ...]:
-    """The images of other folders than `but` that were built here and are still there."""
-    paths = (path for path in sorted(build_folder.glob("*/image.json")) if path.parent != but)
-    return tuple(load_image(path) for path in paths if (path.parent / "oci").is_dir())
-
-
-def line(images: Sequence[Image]) -> str:
+def summary(images: Sequence[Image]) -> str:
     """One line for a user: stages built, stages reused and why, bytes saved."""
     counted = collections.Counter(
         "kept" if image.reused else use.how for image in images for use in image.stages

@@ -1,7 +1,7 @@
-"""What a build would do, without doing any of it: for `--dry-run`.
+"""What a build would do: for `--dry-run`.
 
-In: stacks and the options of a build. Out: a `Forecast` a stack, with its stages, their keys and where each
-would come from. Nothing is made, downloaded or asked of the engine.
+In: stacks and the options of a build. Out: a `Forecast` for each stack, with its stages, their keys and where
+each would come from. Nothing is made or downloaded, and the engine is not asked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.build.build import Options
-    from stackcheck.build.plans import Plan
+    from stackcheck.build.plans import BuildPlan
     from stackcheck.matrix.stack import Stack
 
 State = Literal["keep", "build", "refuse"]
@@ -42,7 +42,7 @@ class Forecast:
 
     Attributes:
         reason: Why it would be kept or refused, in one sentence.
-        error: What a build would end with.
+        error: The error that a build would end with.
     """
 
     stack_id: str
@@ -53,10 +53,10 @@ class Forecast:
 
 
 def forecast(stacks: Sequence[Stack], root: Path, options: Options) -> Iterator[Forecast]:
-    """What would become of each stack.
+    """What a build would do with each stack.
 
     Raises:
-        ConfigurationError: There is no such wheelhouse.
+        ConfigurationError: The wheelhouse does not exist.
     """
     if options.wheelhouse:
         host_settings.only(options.wheelhouse)
@@ -76,7 +76,7 @@ def _one(
     plan = plans.look_ahead(stack, "", root, platform=options.platform)
     path = plan.folder / "image.json"
     image = load_image(path) if path.exists() else None
-    if image:  # as if the engine were the one of then: nothing is asked of it
+    if image:  # assume the recorded engine: a dry run does not ask it
         plan = plans.look_ahead(stack, image.engine, root, platform=options.platform)
     if not plan.key:
         return Forecast(
@@ -96,7 +96,7 @@ def _one(
 
 
 def _stages(
-    plan: Plan, options: Options, built: Mapping[str, str], first: dict[str, str]
+    plan: BuildPlan, options: Options, built: Mapping[str, str], first: dict[str, str]
 ) -> Iterator[StageForecast]:
     cache = WheelCache(options.wheel_cache) if options.wheel_cache else None
     for stage in plan.stages:

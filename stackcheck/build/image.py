@@ -1,6 +1,6 @@
 """What an image is: its digests, its layers with their sizes, and the layout that holds it.
 
-In: an OCI image layout. Out: `Image`, and `image.json` from which it comes back.
+In: an OCI image layout. Out: an `Image`; it is saved as `image.json`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StageUse:
     """Where one stage of an image came from.
 
     Attributes:
-        key: Equal for equal stages, of whatever stack.
+        key: Equal for equal stages, in any stack.
         how: `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once
             for several images of this build; `handed over` by the wheel cache.
     """
@@ -65,14 +65,14 @@ class Image:
         config_digest: Ties a test run to what is published.
         manifest_digest: The one manifest in `layout`.
         size_bytes: Unpacked.
-        reused: Whether it was there already.
+        reused: Whether it existed already.
         seconds: Time to build and load it.
         key: Hash of everything that decided it.
         inputs: URI -> digest of what went in.
         built: When, RFC 3339.
-        engine: What built it, in its own words.
+        engine: Name and version of what built it.
         stages: Where each stage came from when it was built.
-        shared_bytes: Of its layers, what images of other stacks here had already: stored once.
+        shared_bytes: Size of its layers that images of other stacks here have too: they are stored once.
     """
 
     stack_id: str | None
@@ -166,7 +166,7 @@ def _layers(
     steps = [not step.get("empty_layer") for step in history]
     if len(sizes) != len(history) or len(entries) != sum(steps):
         raise ConfigurationError(
-            "the image's history does not say which step made which layer",
+            "the image's history does not match its layers",
             where=where,
             got=f"{len(history)} steps, {len(entries)} layers, {len(sizes)} sizes by the engine",
             expected="an image whose builder records its history",
@@ -179,7 +179,7 @@ def _layers(
 
 
 def save_image(image: Image, path: Path) -> None:
-    """Write `image.json`, whole or not at all; the layout lies beside it."""
+    """Write `image.json`, whole or not at all; the layout is beside it."""
     document = {"schema_version": 1, **dataclasses.asdict(image)}
     del document["layout"], document["reused"]
     write_atomically(path, ((json.dumps(document, indent=1) + "\n").encode(),))
@@ -189,7 +189,7 @@ def load_image(path: Path) -> Image:
     """Read `image.json`; the layout is the folder `oci` beside it.
 
     Raises:
-        ConfigurationError: The file is not there, or is not one of ours.
+        ConfigurationError: The file does not exist, or was not written by this version of stackcheck.
     """
     try:
         read = _ImageFile.model_validate_json(path.read_bytes())
@@ -203,7 +203,7 @@ def load_image(path: Path) -> Image:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigurationError(
-            "image.json is damaged or of another version",
+            "image.json is damaged, or from another version of stackcheck",
             where=str(path),
             got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
             next_step=f"remove it, then: stackcheck build {path.parent.name}",
@@ -216,7 +216,7 @@ def load_image(path: Path) -> Image:
 
 
 def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...]:
-    """One line a layer, the largest first: where the bytes go, and with which layer the budget is passed."""
+    """One line for each layer, the largest first, with a mark at the layer that exceeds the budget."""
     sums = itertools.accumulate(layer.size_bytes for layer in image.layers)
     over = next(
         (n for n, total in enumerate(sums) if budget_bytes is not None and total > budget_bytes), None

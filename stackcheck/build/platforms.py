@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 # Minor version of each distribution's glibc (2.x); wheels name the oldest that they run with.
 GLIBC = {"debian12": 36, "debian13": 41, "ubuntu22.04": 35, "ubuntu24.04": 39}
-OLDEST_GLIBC = 28  # what torch's own wheels ask for: right for any distribution that is not in the table
+OLDEST_GLIBC = 28  # what torch's own wheels need; for any distribution that is not in the table
 # glibc 2.5, the oldest that a wheel may name (PEP 600, PEP 513).
 FIRST_GLIBC = 5
 LEGACY = {"x86_64": ("manylinux2014", "manylinux2010", "manylinux1"), "aarch64": ("manylinux2014",)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
+class InstallTarget:
     """Where wheels are to be installed.
 
     Attributes:
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def machine(self) -> str:
-        """As wheels name it."""
+        """The machine, as in the names of wheels."""
         return MACHINES[self.platform]
 
     @property
@@ -73,7 +73,7 @@ class Target:
         )
 
     def takes(self, filename: str) -> bool:
-        """Whether a wheel installs there; a source archive does, where it may be compiled."""
+        """Whether a file installs there: a wheel that fits, or any source archive."""
         if not filename.endswith(".whl"):
             return True
         try:
@@ -82,16 +82,16 @@ class Target:
             return False
 
 
-def target(stack: Stack, platform: str) -> Target:
+def target(stack: Stack, platform: str) -> InstallTarget:
     """Where a stack's wheels are to be installed."""
-    return Target(platform=platform, python=stack.python, glibc=GLIBC.get(stack.os, OLDEST_GLIBC))
+    return InstallTarget(platform=platform, python=stack.python, glibc=GLIBC.get(stack.os, OLDEST_GLIBC))
 
 
 def native() -> str:
     """This host's own platform.
 
     Raises:
-        ConfigurationError: No image is built for such a machine.
+        ConfigurationError: Images are not built for such a machine.
     """
     return checked(f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(host.machine(), host.machine()) }")
 
@@ -100,7 +100,7 @@ def checked(name: str) -> str:
     """A platform that images are built for.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: Images are not built for it.
     """
     if name not in MACHINES:
         raise ConfigurationError(
@@ -113,7 +113,7 @@ def checked(name: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _tags(wanted: Target) -> frozenset[tags.Tag]:
+def _tags(wanted: InstallTarget) -> frozenset[tags.Tag]:
     major, minor = (int(part) for part in wanted.python.split("."))
     own = tags.cpython_tags((major, minor), platforms=wanted.names)
     general = tags.compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=wanted.names)

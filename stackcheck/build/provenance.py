@@ -1,4 +1,7 @@
-"""How an image came to be. In: a stack and its built image. Out: a `Provenance`, for the SLSA statement."""
+"""How an image was built, for its SLSA statement.
+
+In: a stack and its built image. Out: a `Provenance`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,8 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.build.plans import digest_of
-
 if TYPE_CHECKING:
     from collections.abc import Mapping  # pydantic reads annotations at run time
-    from pathlib import Path
 
     from stackcheck.build.image import Image
     from stackcheck.matrix.stack import Stack
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """How an image came to be.
+    """How an image was built.
 
     Args:
-        parameters: What was asked for: the cell of the matrix.
+        parameters: The cell of the matrix that was built.
         dependencies: URI -> digest (`sha256:…`) of each input: Dockerfile, lock, base image, matrix.
         builder: URI of the builder; the default means "a stackcheck on some machine".
         started: When the build began; None when it is not known.
@@ -35,12 +35,15 @@ class Provenance:
     finished: dt.datetime | None = None
 
 
-def of_build(stack: Stack, image: Image, *, root: Path) -> Provenance:
-    """The provenance of an image that was built in the checkout `root`."""
-    matrix = root / "matrix.yaml"
+def of_build(stack: Stack, image: Image) -> Provenance:
+    """The provenance of an image that was built from a stack.
+
+    It names the matrix that the stack was resolved from. A build refuses a Dockerfile that does not follow
+    from that matrix, so the two belong together, even if somebody edits matrix.yaml during the build.
+    """
     dependencies = dict(image.inputs)
-    if matrix.exists():
-        dependencies["file:matrix.yaml"] = digest_of(matrix.read_bytes())
+    if stack.matrix_digest:
+        dependencies["file:matrix.yaml"] = stack.matrix_digest
     finished = dt.datetime.fromisoformat(image.built) if image.built else None
     return Provenance(
         parameters={"stack": stack.id, "torch": stack.torch, "python": stack.python, "os": stack.os},

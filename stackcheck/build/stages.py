@@ -1,8 +1,8 @@
 """A Dockerfile's stages, each with one key for everything that decides it.
 
 In: the text of a Dockerfile, the digests of the files of its context, the platform. Out: the stages that
-the last one is made from, in order. Equal keys mean equal stages, whichever stack or machine they are of:
-comments, the stack's name and stages that are not used do not count.
+the last one is made from, in order. Equal keys mean equal stages, in any stack and on any machine:
+comments, the stack's name and unused stages do not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Raised when the way of hashing changes what equal keys mean.
 KEYS = 1
-# What the builder replaces by a folder of wheels. It decides nothing: pip takes from it by the lock's hashes.
+# The stage that the builder replaces by a folder of wheels. It does not count: pip checks the lock's hashes.
 GIVEN = "wheelhouse"
 _FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(?P<base>\S+)(?:\s+AS\s+(?P<name>\S+))?\s*$", re.IGNORECASE)
 _COPY = re.compile(r"(?:COPY|ADD)\s+(?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
@@ -36,13 +36,13 @@ class Stage:
     """One stage.
 
     Attributes:
-        name: What the Dockerfile calls it; its number where it has no name.
+        name: Its name in the Dockerfile; its number if it has no name.
         key: Of everything that decides it: base, instructions, files, and the stages it takes from.
         parent: The stage that it is FROM, if it is one of this Dockerfile's.
         needs: The stages that it takes from, its parent among them.
         instructions: Its instructions after FROM, one line each, without comments.
         files: The files of the context that it copies or mounts.
-        hands_over: Whether it is nothing but files of other stages: a folder that a later build can be given.
+        hands_over: Whether it only has files of other stages: a later build can be given them as a folder.
     """
 
     name: str
@@ -66,7 +66,7 @@ class _Part:
     instructions: tuple[str, ...]
 
 
-def read(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[Stage, ...]:
+def read_stages(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[Stage, ...]:
     """The stages that the last one is made from, each after those that it needs; the last one last.
 
     Args:
@@ -79,7 +79,7 @@ def read(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[S
     """
     head, parts = _parts(dockerfile)
     if not parts:
-        raise BuildError("a Dockerfile has no stage", expected="FROM … AS …", next_step="stackcheck render")
+        raise BuildError("the Dockerfile has no stage", expected="FROM … AS …", next_step="stackcheck render")
     made: dict[str, Stage] = {}
     for part in parts:
         if part.name != GIVEN:
@@ -90,7 +90,7 @@ def read(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[S
 
 
 def without_network(dockerfile: str) -> str:
-    """The same Dockerfile with no network in any RUN but those that the host's apt sources are given to.
+    """The same Dockerfile without a network, except in a RUN that gets the host's apt sources.
 
     buildx 0.13 reads no `network` in a bake definition. What a RUN may reach is no part of an image or its
     history; the builder's cache tells the two apart, so the first build without a network runs each step.
@@ -237,9 +237,10 @@ def _matching(source: str, files: Mapping[str, str], instruction: str) -> tuple[
     )
     if not found:
         raise BuildError(
-            "a Dockerfile copies a file that is not in its folder",
+            "the Dockerfile copies a file that is not in its folder",
             where=instruction[:100],
             got=f"no {source}",
-            next_step="stackcheck lock and stackcheck render write what is copied",
+            expected="a file that `stackcheck lock` or `stackcheck render` writes",
+            next_step="stackcheck lock, then stackcheck render",
         )
     return found

@@ -1,1 +1,1 @@
-"""Signed statements: made, stored, published, verified, revoked."""
+"""Certificates: sign statements about an image, store them, publish, verify, revoke."""

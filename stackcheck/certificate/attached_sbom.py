@@ -1,4 +1,4 @@
-"""The package list published with an image. In: a reference, a key. Out: the signed CycloneDX document."""
+"""The SBOM that is published with an image. In: a reference, a public key. Out: the CycloneDX document."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments
 from stackcheck.certificate.statement import SBOM, VSA, evidence, time_verified
-from stackcheck.certificate.verify import refused
+from stackcheck.certificate.verify import as_certificate_error
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.store import parse_reference
@@ -19,25 +19,32 @@ if TYPE_CHECKING:
 def attached(
     reference: str, *, public_key: EllipticCurvePublicKey, plain_http: bool = False
 ) -> dict[str, Any]:
-    """The document that was published with an image: the one that its newest certificate was given on.
+    """The SBOM that the newest certificate of an image names.
+
+    Args:
+        reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
+        public_key: The pinned key; statements that other keys signed do not count.
+        plain_http: Use http for a registry that is not on a loopback address.
 
     Raises:
-        CertificateError: The key signed none for this image, or the store does not hold what was signed.
+        CertificateError: The key signed no SBOM for this image, or the store does not hold what was signed.
     """
     parsed = parse_reference(reference)
     try:
         store = open_store(parsed.target, plain_http=plain_http)
         digest = store.read_manifest(parsed.name).digest
-        known = [item.statement for item in attachments.read(store, digest, public_key)]
+        known = [item.statement for item in attachments.read_envelopes(store, digest, public_key)]
     except RegistryError as error:
-        raise refused(error, reference) from error
+        raise as_certificate_error(error, reference) from error
     summaries = sorted((item for item in known if item.predicate_type == VSA), key=time_verified)
     latest = {name: time_verified(item) for item in summaries for name in evidence(item)}
     documents = [item for item in known if item.predicate_type == SBOM and item.digest in latest]
     if not documents:
         raise CertificateError(
-            "there is no list of packages signed with the pinned key",
+            "there is no SBOM signed with the pinned key",
             where=reference,
+            got=f"{len(known)} statements of this key, no SBOM that a certificate names",
+            expected="an SBOM and a certificate that names it",
             next_step="name the publisher's public key: --key PATH; or certify the image again",
         )
     return max(documents, key=lambda item: latest[item.digest]).predicate

@@ -1,7 +1,7 @@
-"""Signing keys: an ECDSA P-256 key pair on disk, made on first use and kept out of every checkout.
+"""Signing keys: an ECDSA P-256 key pair on disk, made on first use, outside every checkout.
 
-In: a path, or none for the user's own. Out: the private or public key. Both files are PEM (PKCS8 and SPKI),
-which `cosign import-key-pair` and `cosign verify-attestation --key` read as they are.
+In: a path, or None for the user's own key. Out: the private or the public key. Both files are PEM (PKCS8 and
+SPKI), which `cosign import-key-pair` and `cosign verify-attestation --key` read without conversion.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def default_path() -> Path:
 
 
 def public_path(path: Path) -> Path:
-    """The file of the public key beside a private one: x.pub for x.key, and name.pub for any other name."""
+    """The path of the public key beside a signing key: x.pub for x.key, name.pub for any other name."""
     return path.with_name((path.stem if path.suffix == ".key" else path.name) + ".pub")
 
 
 def load_or_create(path: Path | None = None) -> ec.EllipticCurvePrivateKey:
-    """The signing key; made with mode 0600, with its public key beside it, when the file is not there.
+    """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it.
 
     Raises:
-        ConfigurationError: The file cannot be made, is readable by others, or holds no P-256 key.
+        ConfigurationError: The file cannot be made, is readable by others, or is not a P-256 key.
     """
     path = path or default_path()
     if not path.exists():
@@ -48,7 +48,7 @@ def load(path: Path) -> ec.EllipticCurvePrivateKey:
     """The signing key in a file.
 
     Raises:
-        ConfigurationError: As for `load_or_create`, or there is no such file.
+        ConfigurationError: There is no such file, it is readable by others, or it is not a P-256 key.
     """
     body = _read(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -57,23 +57,23 @@ def load(path: Path) -> ec.EllipticCurvePrivateKey:
             where=str(path),
             got=f"mode {stat.S_IMODE(path.stat().st_mode):04o}",
             expected="mode 0600",
-            next_step=f"chmod 600 {path}, or make a new key if others may have read it",
+            next_step=f"chmod 600 {path}; or make a new key, if others may have read this one",
         )
     try:
         key = serialization.load_pem_private_key(body, password=None)
     except (ValueError, TypeError) as error:  # TypeError: the key is encrypted
-        raise _no_key(path, str(error)) from error
+        raise _unusable_key(path, str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise _no_key(path, type(key).__name__)
+        raise _unusable_key(path, _kind(key))
     return key
 
 
 def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
-    """The public key to verify with: of a public or a private PEM file; by default this user's own.
+    """The public key to verify with, from a public or a signing key file; by default this user's own.
 
     Raises:
-        CertificateError: There is no key, so nothing can be verified.
-        ConfigurationError: The file holds no P-256 key.
+        CertificateError: There is no such file, so nothing can be verified.
+        ConfigurationError: The file cannot be read or is not a P-256 key.
     """
     own = default_path()
     path = path or (public_path(own) if public_path(own).exists() or not own.exists() else own)
@@ -81,7 +81,9 @@ def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
         raise CertificateError(
             "there is no public key to verify with",
             where=str(path),
-            next_step="name the publisher's key: --key stackcheck.pub, or make your own: stackcheck key",
+            got="no such file",
+            expected="an ECDSA P-256 public key in PEM",
+            next_step="name the publisher's key: --key stackcheck.pub; or make your own: stackcheck key",
         )
     body = _read(path)
     if b"PRIVATE KEY" in body:
@@ -89,9 +91,9 @@ def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
     try:
         key = serialization.load_pem_public_key(body)
     except ValueError as error:
-        raise _no_key(path, str(error)) from error
+        raise _unusable_key(path, str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise _no_key(path, type(key).__name__)
+        raise _unusable_key(path, _kind(key))
     return key
 
 
@@ -101,35 +103,40 @@ def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def hint(key: ec.EllipticCurvePublicKey) -> str:
-    """The name a sigstore bundle gives a key: base64 of the SHA-256 of its SPKI DER."""
+    """How a sigstore bundle names a key (`publicKey.hint`): base64 of the SHA-256 of its SPKI DER."""
     spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return base64.b64encode(hashlib.sha256(spki).digest()).decode()
 
 
-def _publish(path: Path, pem: bytes) -> None:
-    """Write the public key, or take the private one back where that cannot be: both halves or none."""
+def _write_public(path: Path, pem: bytes) -> None:
+    """Write the public key. If that fails, delete the signing key too: there are both files or none."""
     public = public_path(path)
-    made = [path]
+    created = [path]
     try:
         with public.open("xb") as file:
-            made.append(public)
+            created.append(public)
             file.write(pem)
     except OSError as error:
-        for half in made:
-            half.unlink(missing_ok=True)
+        for file_path in created:
+            file_path.unlink(missing_ok=True)
         if not isinstance(error, FileExistsError):
             raise
         raise ConfigurationError(
-            "the public key of another signing key is in the way",
+            "the public key of a different signing key is in the way",
             where=str(public),
-            next_step=f"move it away, or name another place for the signing key than {path}: --key PATH",
+            got="a file that exists already",
+            expected=f"no file there: it would be the public key of {path}",
+            next_step="move that file away, or name a different signing key: --key PATH",
         ) from None
 
 
 def _create(path: Path) -> None:
     if path.suffix == ".pub":
         raise ConfigurationError(
-            "the signing key would be named as a public one", got=str(path), next_step="--key NAME.key"
+            "the signing key would be named as a public one",
+            got=str(path),
+            expected="a name that does not end in .pub",
+            next_step=f"--key {path.with_suffix('.key')}",
         )
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(
@@ -145,13 +152,14 @@ def _create(path: Path) -> None:
                 os.link(file.name, path)  # never overwrites: another process may have been first
             except FileExistsError:
                 return
-        _publish(path, public_pem(key.public_key()))
+        _write_public(path, public_pem(key.public_key()))
     except OSError as error:
         raise ConfigurationError(
             "the signing key could not be made",
             where=str(path),
             got=error.strerror,
-            next_step="name another place: --key PATH",
+            expected="a folder that you can write to",
+            next_step="name a different place: --key PATH",
         ) from error
 
 
@@ -159,13 +167,26 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigurationError("the key cannot be read", where=str(path), got=error.strerror) from error
+        raise ConfigurationError(
+            "the key cannot be read",
+            where=str(path),
+            got=error.strerror,
+            expected="a file that you can read",
+            next_step="name the key: --key PATH; or make one: stackcheck key",
+        ) from error
 
 
-def _no_key(path: Path, got: str) -> ConfigurationError:
+def _kind(key: object) -> str:
+    """The kind of a key: its class, and the curve of an elliptic one."""
+    curve = getattr(key, "curve", None)
+    return type(key).__name__ + (f" on {curve.name}" if curve else "")
+
+
+def _unusable_key(path: Path, got: str) -> ConfigurationError:
     return ConfigurationError(
         "the file holds no key that can be used",
         where=str(path),
         got=got,
         expected="an ECDSA P-256 key in PEM, not encrypted",
+        next_step="name a different key: --key PATH; or make one: stackcheck key --key NEW.key",
     )

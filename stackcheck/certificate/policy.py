@@ -1,28 +1,29 @@
-"""Which verdicts on an image are valid, and which of them admits it to a target.
+"""Which verdicts on an image are valid, and which certificate may be published.
 
-In: statements signed with one key, a moment, an age. Out: the valid PASSED verdicts, or a `CertificateError`;
-the certificate that admits an image, or a `PublishError`.
+In: statements signed with one key, a time, a maximum age. Out: the valid PASSED summaries, or a
+`CertificateError`; the certificate to publish, or a `PublishError`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 from typing import TYPE_CHECKING
 
-from stackcheck.certificate.predicates import lifting
+from stackcheck.certificate.predicates import superseding
 from stackcheck.certificate.statement import (
     VSA,
     Envelope,
     Statement,
     evidence,
     facts,
+    last_revoked,
     newest,
     not_before,
     sign,
     status,
     subject_digests,
     time_verified,
-    withdrawn,
 )
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Manifest
@@ -32,99 +33,112 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+MAX_AGE = dt.timedelta(days=30)
+CLOCK_SKEW = dt.timedelta(minutes=10)
 
-def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime | None = None) -> Statement:
-    """The certificate that lets an image be published: the newest VSA, PASSED, for this very image.
+
+def valid_verdicts(
+    reference: str, statements: Sequence[Statement], now: dt.datetime, max_age: dt.timedelta
+) -> list[Statement]:
+    """The PASSED summaries that count: not too old, and not older than the last revocation.
+
+    A newer PASSED summary that supersedes a revocation does not bring back the summaries from before it.
 
     Raises:
-        PublishError: There is none, it says FAILED, it is from the future, or about another image.
+        CertificateError: There is no summary, or the newest is FAILED, from the future or too old.
+    """
+    _check_newest(reference, newest(statements), now, max_age)
+    passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
+    revoked_at = last_revoked(statements)
+    return [
+        item
+        for item in passed
+        if now - time_verified(item) <= max_age and (revoked_at is None or time_verified(item) >= revoked_at)
+    ]
+
+
+def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime | None = None) -> Statement:
+    """The certificate that lets an image be published: the newest summary, if it is PASSED for this image.
+
+    Raises:
+        PublishError: It is missing, FAILED, from the future, incomplete, or about a different image.
     """
     if manifest.media_type not in IMAGE_MANIFESTS:
-        raise PublishError("only a single-platform image is published", got=manifest.media_type)
-    (config,) = manifest.descriptors("config") or (None,)
+        raise PublishError(
+            "only an image for a single platform can be published",
+            where=manifest.digest,
+            got=manifest.media_type,
+            expected=" or ".join(sorted(IMAGE_MANIFESTS)),
+            next_step="name the image of one platform by its digest",
+        )
     latest = newest(envelope.statement for envelope in envelopes)
     if latest is None:
         raise PublishError(
-            "the image has no certificate", where=manifest.digest, next_step="stackcheck certify STACK"
+            "the image has no certificate",
+            where=manifest.digest,
+            got=f"{len(envelopes)} signed statements, no verification summary",
+            expected="a PASSED verification summary",
+            next_step="stackcheck certify STACK",
         )
-    if status(latest) != "PASSED":
-        raise PublishError("the newest verdict on the image is FAILED", got=str(facts(latest).get("reasons")))
-    if time_verified(latest) > (now or dt.datetime.now(dt.UTC)) + CLOCK_SKEW:
-        raise PublishError(
-            "the certificate is from the future",
-            got=time_verified(latest).isoformat(),
-            next_step="set this host's clock, then: stackcheck certify --force",
-        )
-    named = (subject_digests(latest), facts(latest)["configDigest"])
-    lost = evidence(latest) - {envelope.statement.digest for envelope in envelopes}
-    if lost:
-        raise PublishError("statements that the certificate names are not there", got=", ".join(sorted(lost)))
-    if config is None or named != ((manifest.digest,), config.digest):
-        raise PublishError(
-            "the certificate is about another image",
-            got=f"manifest {' '.join(named[0])}, config {named[1]}",
-            expected=f"manifest {manifest.digest}, config {config.digest if config else 'none'}",
-            next_step="certify the image that is to be published",
-        )
+    _check_passed(manifest, latest, now or dt.datetime.now(dt.UTC))
+    _check_complete(manifest, latest, envelopes)
+    _check_subject(manifest, latest)
     return latest
 
 
-def lifted_by(
+def supersede_revocation(
     envelopes: Sequence[Envelope],
     certified: Statement,
     known: Sequence[Envelope],
     where: str,
     key: EllipticCurvePrivateKey | None,
 ) -> tuple[Envelope, ...]:
-    """The statements, the certificate among them naming the withdrawal that it lifts.
+    """The statements to publish, where the target may hold a revocation of the same image.
 
-    A run made after the withdrawal lifts it, never an older run that is signed again.
+    If it does, the certificate is signed again with the revocation that it supersedes (`notBefore`). Only a
+    run that began after the revocation supersedes it: signing an older run again does not.
+
+    Args:
+        envelopes: The statements to publish.
+        certified: The certificate among them.
+        known: What the target holds about this image, signed with the same key.
+        where: The target, for messages.
+        key: The signing key; None where only the public key is at hand, as in `promote`.
+
+    Raises:
+        PublishError: The run began before the revocation, or the certificate has to be signed and cannot be.
     """
     statements = [envelope.statement for envelope in known]
-    withdrawal = withdrawn(statements)
-    if withdrawal is None:
+    revoked_at = last_revoked(statements)
+    if revoked_at is None:
         return tuple(envelopes)
     started = dt.datetime.fromisoformat(facts(certified)["run"]["started"])
-    if withdrawal > started:
-        failed = [item for item in statements if item.predicate_type == VSA and status(item) == "FAILED"]
-        reasons = [reason for item in failed for reason in facts(item).get("reasons", ())]
+    if revoked_at > started:
         raise PublishError(
-            "the image was withdrawn after the run that certifies it",
+            "the image was revoked after the run that certifies it",
             where=where,
-            got=": ".join(filter(None, (withdrawal.isoformat(), "; ".join(reasons)))),
-            expected=f"a run that began later than that, not {started.isoformat()}",
-            next_step="run the suites again: stackcheck certify --force",
+            got=f"revoked at {revoked_at.isoformat()}: {_failed_reasons(statements)}",
+            expected=f"a run that began later than that, not at {started.isoformat()}",
+            next_step="run the suites again: stackcheck certify STACK --force",
         )
-    lifts = not_before(certified)
-    if lifts is not None and lifts >= withdrawal:  # a later one takes the earlier along
+    superseded = not_before(certified)
+    if superseded is not None and superseded >= revoked_at:  # it supersedes the earlier ones too
         return tuple(envelopes)
     if key is None:
         raise PublishError(
-            "the image was withdrawn there, and its certificate does not say that it lifts that",
+            "the image was revoked there; this certificate does not supersede the revocation",
             where=where,
-            got=withdrawal.isoformat(),
+            got=f"notBefore {superseded.isoformat() if superseded else 'not set'}",
+            expected=f"notBefore {revoked_at.isoformat()} or later",
             next_step=f"publish it there with the signing key: stackcheck publish STACK --to {where}",
         )
-    lifted = sign(lifting(certified, withdrawal), key)
-    return tuple(lifted if envelope.statement == certified else envelope for envelope in envelopes)
+    renewed = sign(superseding(certified, revoked_at), key)
+    return tuple(renewed if envelope.statement == certified else envelope for envelope in envelopes)
 
 
-MAX_AGE = dt.timedelta(days=30)
-CLOCK_SKEW = dt.timedelta(minutes=10)
-
-
-def standing(
-    reference: str, statements: Sequence[Statement], now: dt.datetime, max_age: dt.timedelta
-) -> list[Statement]:
-    """The PASSED verdicts that count: within the age, and later than every withdrawal, lifted or not."""
-    _check_newest(reference, newest(statements), now, max_age)
-    passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
-    since = withdrawn(statements)
-    return [
-        item
-        for item in passed
-        if now - time_verified(item) <= max_age and (since is None or time_verified(item) >= since)
-    ]
+def age_text(age: dt.timedelta) -> str:
+    """An age in days and whole seconds, rounded up: an age above a limit never reads like the limit."""
+    return str(dt.timedelta(seconds=math.ceil(age.total_seconds())))
 
 
 def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, max_age: dt.timedelta) -> None:
@@ -132,24 +146,81 @@ def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, ma
         raise CertificateError(
             "there is no certificate signed with the pinned key",
             where=reference,
+            got="no verification summary that this key signed",
+            expected="at least one",
             next_step="name the publisher's public key: --key PATH",
         )
+    moment = time_verified(latest)
     if status(latest) != "PASSED":
         raise CertificateError(
             "the newest verdict on this image is FAILED",
             where=reference,
-            got=f"{time_verified(latest).isoformat()}: {'; '.join(facts(latest).get('reasons', ()))}",
-            next_step="take another image of this stack: stackcheck list",
+            got=f"FAILED at {moment.isoformat()}: {'; '.join(facts(latest).get('reasons', ()))}",
+            expected="PASSED",
+            next_step="use a different image of this stack: stackcheck list",
         )
-    if time_verified(latest) > now + CLOCK_SKEW:
+    if moment > now + CLOCK_SKEW:
         raise CertificateError(
-            "the certificate is from the future", where=reference, got=time_verified(latest).isoformat()
+            "the certificate is from the future",
+            where=reference,
+            got=moment.isoformat(),
+            expected=f"at most {CLOCK_SKEW} after this host's clock, {now.isoformat()}",
+            next_step="set this host's clock, or ask the publisher to",
         )
-    if now - time_verified(latest) > max_age:
+    if now - moment > max_age:
         raise CertificateError(
             "the certificate is too old",
             where=reference,
-            got=f"{(now - time_verified(latest)).days} days",
+            got=f"{age_text(now - moment)} old, signed at {moment.isoformat()}",
             expected=f"at most {max_age}",
-            next_step="certify it again, or accept older ones: --max-age",
+            next_step="certify the image again, or accept an older certificate: --max-age",
         )
+
+
+def _check_passed(manifest: Manifest, latest: Statement, now: dt.datetime) -> None:
+    if status(latest) != "PASSED":
+        raise PublishError(
+            "the newest verdict on the image is FAILED",
+            where=manifest.digest,
+            got="; ".join(facts(latest).get("reasons", ())) or "FAILED, without a reason",
+            expected="PASSED",
+            next_step="fix what failed, then: stackcheck certify STACK --force",
+        )
+    if time_verified(latest) > now + CLOCK_SKEW:
+        raise PublishError(
+            "the certificate is from the future",
+            where=manifest.digest,
+            got=time_verified(latest).isoformat(),
+            expected=f"at most {CLOCK_SKEW} after this host's clock, {now.isoformat()}",
+            next_step="set this host's clock, then: stackcheck certify STACK --force",
+        )
+
+
+def _check_complete(manifest: Manifest, latest: Statement, envelopes: Sequence[Envelope]) -> None:
+    missing = evidence(latest) - {envelope.statement.digest for envelope in envelopes}
+    if missing:
+        raise PublishError(
+            "statements that the certificate names are missing",
+            where=manifest.digest,
+            got=f"without {', '.join(sorted(missing))}",
+            expected="the signed test result, provenance and SBOM",
+            next_step="certify the image again: stackcheck certify STACK --force",
+        )
+
+
+def _check_subject(manifest: Manifest, latest: Statement) -> None:
+    (config,) = manifest.descriptors("config") or (None,)
+    named = (subject_digests(latest), facts(latest)["configDigest"])
+    if config is None or named != ((manifest.digest,), config.digest):
+        raise PublishError(
+            "the certificate is about a different image",
+            got=f"manifest {' '.join(named[0])}, config {named[1]}",
+            expected=f"manifest {manifest.digest}, config {config.digest if config else 'none'}",
+            next_step="certify the image that you want to publish: stackcheck certify STACK",
+        )
+
+
+def _failed_reasons(statements: Sequence[Statement]) -> str:
+    failed = [item for item in statements if item.predicate_type == VSA and status(item) == "FAILED"]
+    reasons = [reason for item in failed for reason in facts(item).get("reasons", ())]
+    return "; ".join(reasons) or "no reason is signed"

@@ -1,12 +1,12 @@
-"""What is certified: four signed in-toto statements about one image digest.
+"""The four in-toto statements about one image digest that make up what is certified.
 
-In: an image, a run, its verdict, how the image was built and what is in it. Out: test result, build
-provenance, package list (SBOM) and verification summary (VSA), in signed envelopes. The VSA is the
+In: an image, a run, its verdict, the image's provenance and SBOM. Out: the test result, the build provenance,
+the SBOM and the verification summary (VSA), each as a statement or in a signed envelope. The VSA is the
 certificate: it alone says PASSED or FAILED, and a later FAILED one revokes it.
 
-The predicates follow https://in-toto.io/attestation/test-result/v0.1, https://slsa.dev/provenance/v1 and
-https://slsa.dev/spec/v1.2/verification_summary. What they have no field for goes under a URI of ours, as they
-ask.
+The predicates follow https://in-toto.io/attestation/test-result/v0.1, https://slsa.dev/provenance/v1,
+https://cyclonedx.org/bom and https://slsa.dev/spec/v1.2/verification_summary. Fields that those do not define
+are named by a URI of this project, as the specifications ask.
 """
 
 from __future__ import annotations
@@ -46,72 +46,128 @@ if TYPE_CHECKING:
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
-
-def level(name: str) -> str:
-    """The custom SLSA level that names an architecture or a device model: STACKCHECK_GFX942."""
-    return "STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_")
+# The fields of the certificate that a revocation keeps: which image and host it is about.
+_SCOPE = ("stackId", "configDigest", "host", "experimental")
 
 
-def summary(
-    certificate: Mapping[str, Any],
+class Certifiable(Protocol):
+    """What a certificate says about an image; `stackcheck.build.image.Image` satisfies it."""
+
+    @property
+    def stack_id(self) -> str | None:
+        """The stack, or None for an image that was not built here."""
+
+    @property
+    def config_digest(self) -> str:
+        """Digest of the image's config: the tested container was started from it."""
+
+    @property
+    def manifest_digest(self) -> str:
+        """Digest of the manifest: what is published, and the subject of every statement."""
+
+
+def certify(
+    image: Certifiable,
+    result: RunResult,
+    verdict: Verdict,
+    provenance: Provenance,
+    sbom: Mapping[str, Any],
     *,
-    status: str,
-    resource: str,
-    evidence: Sequence[Statement],
+    key: ec.EllipticCurvePrivateKey,
     now: dt.datetime,
-) -> dict[str, Any]:
-    """The predicate of the VSA."""
-    policy = compact_json({"required": certificate["required"], "waivers": certificate["waivers"]})
-    return {
-        "verifier": {"id": VERIFIER_ID, "version": {"stackcheck": __version__}},
-        "timeVerified": timestamp(now),
-        "resourceUri": resource,
-        "policy": {"uri": "urn:stackcheck:policy:v1", "digest": {"sha256": _hex(sha256(policy))}},
-        "inputAttestations": [reference(statement) for statement in evidence],
-        "verificationResult": status,
-        "verifiedLevels": _levels(certificate) if status == "PASSED" else ["FAILED"],
-        CERTIFICATE_FIELD: certificate,
+    experimental: bool = False,
+) -> tuple[Envelope, ...]:
+    """The `statements` about a judged image, each signed in an envelope.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT.
+    """
+    made = statements(image, result, verdict, provenance, sbom, now=now, experimental=experimental)
+    return tuple(sign(statement, key) for statement in made)
+
+
+def statements(
+    image: Certifiable,
+    result: RunResult,
+    verdict: Verdict,
+    provenance: Provenance,
+    sbom: Mapping[str, Any],
+    *,
+    now: dt.datetime,
+    experimental: bool = False,
+) -> tuple[Statement, ...]:
+    """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
+    """
+    if verdict.status == "UNFIT":
+        raise MachineUnfitError(
+            "the machine was unfit, so the run says nothing about the image",
+            got="; ".join(verdict.reasons[:5]),
+            expected="a verdict PASSED or FAILED",
+            next_step="run the suites again on an idle and healthy machine",
+        )
+    evidence = (
+        _statement(image, TEST_RESULT, _test_result(result, verdict)),
+        _statement(image, PROVENANCE, _build_provenance(provenance)),
+        _statement(image, SBOM, sbom),
+    )
+    scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
+    summary = _summary(
+        scope | _certificate_field(result, verdict),
+        status=verdict.status,
+        resource=f"pkg:oci/{image.stack_id or 'image'}@{image.manifest_digest}",
+        evidence=evidence,
+        now=now,
+    )
+    return (*evidence, _statement(image, VSA, summary))
+
+
+def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statement:
+    """A FAILED VSA about the same image as `certified`, which it revokes.
+
+    Its time is `now`, or a millisecond after the certificate's if this host's clock is behind.
+    """
+    document = certified.document
+    predicate = document["predicate"]
+    scope = {key: value for key, value in predicate[CERTIFICATE_FIELD].items() if key in _SCOPE}
+    document["predicate"] = {
+        **{key: predicate[key] for key in ("verifier", "resourceUri", "policy")},
+        "timeVerified": _timestamp(max(now, time_verified(certified) + dt.timedelta(milliseconds=1))),
+        "inputAttestations": [_reference(certified)],
+        "verificationResult": "FAILED",
+        "verifiedLevels": ["FAILED"],
+        CERTIFICATE_FIELD: {**scope, "reasons": [reason], "revoked": True},
     }
+    return Statement(predicate_type=VSA, payload=compact_json(document))
 
 
-def _levels(certificate: Mapping[str, Any]) -> list[str]:
-    host = certificate["host"]
-    names = {name for device in host["devices"] for name in (device["arch"], device["model"]) if name}
-    return [CERTIFIED_LEVEL, *sorted(map(level, names))]
+def superseding(certified: Statement, revoked_at: dt.datetime) -> Statement:
+    """The same PASSED VSA with `notBefore`: it supersedes the revocation, older verdicts stay revoked."""
+    document = certified.document
+    document["predicate"][CERTIFICATE_FIELD]["notBefore"] = _timestamp(revoked_at)
+    return Statement(predicate_type=VSA, payload=compact_json(document))
 
 
-def certificate_field(result: RunResult, verdict: Verdict) -> dict[str, Any]:
-    """Everything of a run that a consumer may want to decide on, in one place."""
-    return {
-        "host": _host(result),
-        "run": {"id": result.run_id, "tier": result.tier, "started": timestamp(result.started)},
-        "inputs": result.inputs.model_dump(),
-        "required": list(verdict.required),
-        "passed": list(verdict.passed),
-        "warned": list(verdict.warned),
-        "waivers": [asdict(waiver) for waiver in verdict.waivers],
-        "reasons": list(verdict.reasons),
-        "metrics": _metrics(result),
+def policy_text() -> str:
+    """The CUE policy for `cosign verify-attestation --policy`: it accepts PASSED only."""
+    return files("stackcheck.certificate").joinpath("stackcheck.cue").read_text(encoding="utf-8")
+
+
+def _statement(image: Certifiable, predicate_type: str, predicate: Mapping[str, Any]) -> Statement:
+    subject = {"name": image.stack_id or "image", "digest": {"sha256": _hex(image.manifest_digest)}}
+    document = {
+        "_type": STATEMENT,
+        "subject": [subject],
+        "predicateType": predicate_type,
+        "predicate": predicate,
     }
+    return Statement(predicate_type=predicate_type, payload=compact_json(document))
 
 
-def _host(result: RunResult) -> dict[str, Any]:
-    host = result.host.model_dump()
-    return host | {"deviceCount": len(result.host.devices)}
-
-
-def _metrics(result: RunResult) -> list[dict[str, Any]]:
-    """Every number that had a bound: what the certificate vouches for."""
-    return [
-        {"check": check.id, **metric.model_dump(exclude={"repeats", "ceiling"})}
-        for check in result.checks
-        for metric in check.metrics
-        if metric.verdict in {"pass", "fail"}
-    ]
-
-
-def test_result(result: RunResult, verdict: Verdict) -> dict[str, Any]:
-    """The predicate of the test result; https://in-toto.io/attestation/test-result/v0.1."""
+def _test_result(result: RunResult, verdict: Verdict) -> dict[str, Any]:
+    """The predicate of https://in-toto.io/attestation/test-result/v0.1."""
     inputs = result.inputs.model_dump()
     warned = set(verdict.warned)
     outcome = "FAILED" if verdict.status == "FAILED" else "WARNED" if warned else "PASSED"
@@ -126,8 +182,8 @@ def test_result(result: RunResult, verdict: Verdict) -> dict[str, Any]:
         RUN_FIELD: {
             "id": result.run_id,
             "tier": result.tier,
-            "started": timestamp(result.started),
-            "finished": timestamp(result.finished) if result.finished else None,
+            "started": _timestamp(result.started),
+            "finished": _timestamp(result.finished) if result.finished else None,
             "skippedTests": [name for name in verdict.skipped if name not in warned],
             "invalidTests": list(verdict.invalid),
             "selection": result.selection.model_dump(mode="json"),
@@ -138,8 +194,8 @@ def test_result(result: RunResult, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def build_provenance(provenance: Provenance) -> dict[str, Any]:
-    """The predicate of the build provenance; https://slsa.dev/provenance/v1."""
+def _build_provenance(provenance: Provenance) -> dict[str, Any]:
+    """The predicate of https://slsa.dev/provenance/v1."""
     metadata = {"startedOn": provenance.started, "finishedOn": provenance.finished}
     return {
         "buildDefinition": {
@@ -152,13 +208,72 @@ def build_provenance(provenance: Provenance) -> dict[str, Any]:
         },
         "runDetails": {
             "builder": {"id": provenance.builder, "version": {"stackcheck": __version__}},
-            "metadata": {key: timestamp(moment) for key, moment in metadata.items() if moment},
+            "metadata": {key: _timestamp(moment) for key, moment in metadata.items() if moment},
         },
     }
 
 
-def reference(statement: Statement) -> dict[str, Any]:
-    """A reference to another statement, by the digest of its signed bytes."""
+def _summary(
+    certificate: Mapping[str, Any],
+    *,
+    status: str,
+    resource: str,
+    evidence: Sequence[Statement],
+    now: dt.datetime,
+) -> dict[str, Any]:
+    """The predicate of https://slsa.dev/verification_summary/v1."""
+    policy = compact_json({"required": certificate["required"], "waivers": certificate["waivers"]})
+    return {
+        "verifier": {"id": VERIFIER_ID, "version": {"stackcheck": __version__}},
+        "timeVerified": _timestamp(now),
+        "resourceUri": resource,
+        "policy": {"uri": "urn:stackcheck:policy:v1", "digest": {"sha256": _hex(sha256(policy))}},
+        "inputAttestations": [_reference(statement) for statement in evidence],
+        "verificationResult": status,
+        "verifiedLevels": _levels(certificate) if status == "PASSED" else ["FAILED"],
+        CERTIFICATE_FIELD: certificate,
+    }
+
+
+def _certificate_field(result: RunResult, verdict: Verdict) -> dict[str, Any]:
+    """What a consumer may want to decide on, beyond the fields of SLSA."""
+    return {
+        "host": _host(result),
+        "run": {"id": result.run_id, "tier": result.tier, "started": _timestamp(result.started)},
+        "inputs": result.inputs.model_dump(),
+        "required": list(verdict.required),
+        "passed": list(verdict.passed),
+        "warned": list(verdict.warned),
+        "waivers": [asdict(waiver) for waiver in verdict.waivers],
+        "reasons": list(verdict.reasons),
+        "metrics": _metrics(result),
+    }
+
+
+def _levels(certificate: Mapping[str, Any]) -> list[str]:
+    """The SLSA levels of a PASSED summary: one for each architecture and device model (STACKCHECK_GFX942)."""
+    devices = certificate["host"]["devices"]
+    names = {name.upper() for device in devices for name in (device["arch"], device["model"]) if name}
+    levels = ("STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name).strip("_") for name in names)
+    return [CERTIFIED_LEVEL, *sorted(levels)]
+
+
+def _host(result: RunResult) -> dict[str, Any]:
+    return result.host.model_dump() | {"deviceCount": len(result.host.devices)}
+
+
+def _metrics(result: RunResult) -> list[dict[str, Any]]:
+    """Every metric that was compared with a bound."""
+    return [
+        {"check": check.id, **metric.model_dump(exclude={"repeats", "ceiling"})}
+        for check in result.checks
+        for metric in check.metrics
+        if metric.verdict in {"pass", "fail"}
+    ]
+
+
+def _reference(statement: Statement) -> dict[str, Any]:
+    """A reference to a statement, by the digest of its signed bytes."""
     return {
         "uri": statement.predicate_type,
         "mediaType": PAYLOAD_TYPE,
@@ -166,126 +281,11 @@ def reference(statement: Statement) -> dict[str, Any]:
     }
 
 
-def timestamp(moment: dt.datetime) -> str:
-    """A moment as RFC 3339 in UTC; milliseconds, as verdicts are ordered by it."""
+def _timestamp(moment: dt.datetime) -> str:
+    """A moment as RFC 3339 in UTC; with milliseconds, because verdicts are ordered by it."""
     text = moment.astimezone(dt.UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def _hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
-
-
-_SCOPE = ("stackId", "configDigest", "host", "experimental")
-
-
-class Certifiable(Protocol):
-    """What a certificate needs to know of an image; `stackcheck.build.build.Image` has it."""
-
-    @property
-    def stack_id(self) -> str | None:
-        """The stack, or None for an image that was not built here."""
-
-    @property
-    def config_digest(self) -> str:
-        """Digest of the image's config: what the container that was tested was started from."""
-
-    @property
-    def manifest_digest(self) -> str:
-        """Digest of the manifest: what is published, and the subject of every statement."""
-
-
-def statements(
-    image: Certifiable,
-    result: RunResult,
-    verdict: Verdict,
-    provenance: Provenance,
-    sbom: Mapping[str, Any],
-    *,
-    now: dt.datetime,
-    experimental: bool = False,
-) -> tuple[Statement, ...]:
-    """The statements about a judged image: test result, provenance, SBOM, and the VSA that names them. Pure.
-
-    Raises:
-        MachineUnfitError: The verdict is UNFIT: there is nothing to state.
-    """
-    if verdict.status == "UNFIT":
-        raise MachineUnfitError(
-            "the machine was unfit, so the run says nothing of the image",
-            got="; ".join(verdict.reasons[:5]),
-            next_step="run the suites again on a machine that is idle and healthy",
-        )
-    evidence = (
-        _statement(image, TEST_RESULT, test_result(result, verdict)),
-        _statement(image, PROVENANCE, build_provenance(provenance)),
-        _statement(image, SBOM, sbom),
-    )
-    scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
-    document = summary(
-        scope | certificate_field(result, verdict),
-        status=verdict.status,
-        resource=f"pkg:oci/{image.stack_id or 'image'}@{image.manifest_digest}",
-        evidence=evidence,
-        now=now,
-    )
-    return (*evidence, _statement(image, VSA, document))
-
-
-def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statement:
-    """A FAILED VSA about the same image as a PASSED one, which it withdraws from `now` on."""
-    document = certified.document
-    predicate = document["predicate"]
-    scope = {key: value for key, value in predicate[CERTIFICATE_FIELD].items() if key in _SCOPE}
-    document["predicate"] = {
-        **{key: predicate[key] for key in ("verifier", "resourceUri", "policy")},
-        "timeVerified": timestamp(max(now, time_verified(certified) + dt.timedelta(milliseconds=1))),
-        "inputAttestations": [reference(certified)],
-        "verificationResult": "FAILED",
-        "verifiedLevels": ["FAILED"],
-        CERTIFICATE_FIELD: {**scope, "reasons": [reason], "revoked": True},
-    }
-    return Statement(predicate_type=VSA, payload=compact_json(document))
-
-
-def lifting(certified: Statement, withdrawal: dt.datetime) -> Statement:
-    """A PASSED VSA that says which withdrawal it lifts, so that nobody can bring back what that ended."""
-    document = certified.document
-    document["predicate"][CERTIFICATE_FIELD]["notBefore"] = timestamp(withdrawal)
-    return Statement(predicate_type=VSA, payload=compact_json(document))
-
-
-def certify(
-    image: Certifiable,
-    result: RunResult,
-    verdict: Verdict,
-    provenance: Provenance,
-    sbom: Mapping[str, Any],
-    *,
-    key: ec.EllipticCurvePrivateKey,
-    now: dt.datetime,
-    experimental: bool = False,
-) -> tuple[Envelope, ...]:
-    """State and sign: `statements`, each in its envelope."""
-    made = statements(image, result, verdict, provenance, sbom, now=now, experimental=experimental)
-    return tuple(sign(statement, key) for statement in made)
-
-
-def policy_text() -> str:
-    """The CUE policy for `cosign verify-attestation --policy`: only PASSED is accepted."""
-    return files("stackcheck.certificate").joinpath("stackcheck.cue").read_text(encoding="utf-8")
-
-
-def _statement(image: Certifiable, predicate_type: str, predicate: Mapping[str, Any]) -> Statement:
-    document = {
-        "_type": STATEMENT,
-        "subject": [
-            {
-                "name": image.stack_id or "image",
-                "digest": {"sha256": image.manifest_digest.removeprefix("sha256:")},
-            }
-        ],
-        "predicateType": predicate_type,
-        "predicate": predicate,
-    }
-    return Statement(predicate_type=predicate_type, payload=compact_json(document))

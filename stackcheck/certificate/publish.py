@@ -1,8 +1,8 @@
-"""Make a certified image public: the order in which a store is written.
+"""Publish a certified image: copy it and its statements to a store, and move the tag last.
 
-In: an image and its signed statements. Out: a tag that names a digest whose certificate holds. The order is:
-copy the image without a tag, read it back, attach the statements, read those back and verify them, tag last.
-Whatever stops it on the way leaves the tag where it was, on the digest that was certified before.
+In: an image and its signed statements. Out: `Published`: a tag that names a digest with a valid certificate.
+The order is: copy the image without a tag, read it back, attach the statements, read them back and verify
+them, tag last. If any step fails, the tag still names the digest that was certified before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
-from stackcheck.certificate.policy import MAX_AGE, admit, lifted_by
+from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
 from stackcheck.certificate.statement import Envelope, facts, time_verified
 from stackcheck.errors import ConfigurationError, PublishError
 from stackcheck.oci import tags
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What was made public.
+    """A published image.
 
     Args:
-        reference: The floating tag, which moves with the next certified image of the stack.
-        unique: The tag that stays with this digest.
-        digest: The manifest's digest: what to run.
+        reference: The floating tag, which the next certified image of the stack takes over.
+        unique: The tag that stays on this digest.
+        digest: Digest of the manifest.
     """
 
     reference: Reference
@@ -61,19 +61,20 @@ def publish(
     Args:
         layout: An OCI image layout that holds exactly this image.
         tag: The floating tag: the stack's id.
-        envelopes: Its statements; the newest VSA among them has to be PASSED, for this very image.
+        envelopes: Its statements; the newest VSA among them must be PASSED and about this image.
         target: `oci:DIR` or `HOST/REPO`.
-        public_key: The key that the statements are verified with, before and after they are written.
-        report: Told each step.
-        plain_http: Talk http to a registry that is not on a loopback address.
-        key: Signs a certificate that lifts a withdrawal; without it such an image is refused.
+        public_key: The statements are verified with it before and after they are written.
+        report: Called with each line of progress.
+        plain_http: Use http for a registry that is not on a loopback address.
+        key: Signs the certificate anew if it has to supersede a revocation in the target; None refuses that.
 
     Raises:
-        PublishError: The certificate does not hold for this image, or the store failed; the tag did not move.
+        PublishError: The certificate is not valid for this image, or the store failed; the tag did not move.
+        ConfigurationError: `tag` or `target` is malformed.
     """
     source = OciLayout(layout)
     store = open_store(parse_target(target), plain_http=plain_http)
-    return release(
+    return copy_and_tag(
         source,
         source.only_manifest(),
         envelopes,
@@ -85,7 +86,7 @@ def publish(
     )
 
 
-def release(
+def copy_and_tag(
     source: Store,
     manifest: Manifest,
     envelopes: Sequence[Envelope],
@@ -96,25 +97,31 @@ def release(
     report: Callable[[str], None],
     key: EllipticCurvePrivateKey | None = None,
 ) -> Published:
-    """Copy an image and its statements from one store to another, and tag it last; as `publish`."""
+    """Copy an image and its statements from one store to another and tag it last, as `publish` does."""
     if not is_tag(tag):
-        raise ConfigurationError("this is no tag", got=tag, expected="letters, digits, '.', '_' and '-'")
+        raise ConfigurationError(
+            "the tag is not valid",
+            got=tag,
+            expected="at most 128 letters, digits, '.', '_' and '-', and no '.' or '-' first",
+            next_step="name the image by the id of its stack: stackcheck list",
+        )
     certified = admit(manifest, envelopes)
     stack_id = facts(certified)["stackId"]
     if not tags.names(tag, stack_id):
         raise PublishError(
-            "the tag is not that of the image's stack",
+            "the tag does not belong to the image's stack",
             where=f"{store.target}:{tag}",
-            got=f"an image of {stack_id or 'no stack'}",
-            expected=f"the tag {stack_id}" if stack_id else "a tag as `certify` names the image",
+            got=f"an image of {f'stack {stack_id}' if stack_id else 'no stack'}",
+            expected=f"the tag {stack_id or 'that `stackcheck certify` gave the image'}",
+            next_step=f"stackcheck publish {stack_id or 'IMAGE'} --to {store.target}",
         )
-    with store.writing(report):
-        known = attachments.read(store, manifest.digest, public_key)
-        envelopes = lifted_by(envelopes, certified, known, store.target, key)
+    with store.writing(report), store.tidied():
+        known = attachments.read_envelopes(store, manifest.digest, public_key)
+        envelopes = supersede_revocation(envelopes, certified, known, store.target, key)
         _copy_image(source, manifest, store, report)
         report(f"attaching {len(envelopes)} statements to {manifest.digest}")
         attachments.attach(store, manifest, envelopes, public_key)
-        admit(manifest, attachments.read(store, manifest.digest, public_key))
+        admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
         unique = tags.unique(store, tag, manifest.digest)
         store.write_manifest(manifest, unique)
         store.write_manifest(manifest, tag)
@@ -135,34 +142,48 @@ def promote(
     plain_http: bool = False,
     now: dt.datetime | None = None,
 ) -> Published:
-    """Copy a certified image and its statements, in both forms, to another target; the digest stays.
+    """Copy a certified image and its statements, in both forms, to another target; the digest stays the same.
+
+    Args:
+        reference: The image: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
+        target: `oci:DIR` or `HOST/REPO`.
+        public_key: The pinned key; statements that other keys signed do not count.
+        report: Called with each line of progress.
+        plain_http: Use http for registries that are not on a loopback address.
+        now: The time at which the age is judged; None: this host's clock.
 
     Raises:
-        PublishError: The image is not certified by this key, or too long ago, or a store failed.
+        PublishError: This key did not certify the image, or more than 30 days ago, or a store failed.
+        ConfigurationError: An image without a stack is named by digest, so that its tag is not known.
     """
     found = parse_reference(reference)
     source = open_store(found.target, plain_http=plain_http)
     manifest = source.read_manifest(found.name)
-    envelopes = attachments.read(source, manifest.digest, public_key)
+    envelopes = attachments.read_envelopes(source, manifest.digest, public_key)
     certified = admit(manifest, envelopes, now=now)
     age = (now or dt.datetime.now(dt.UTC)) - time_verified(certified)
     if age > MAX_AGE:
         raise PublishError(
             "the certificate is too old to be promoted",
             where=reference,
-            got=f"{age.days} days",
-            expected=f"at most {MAX_AGE.days} days",
-            next_step="certify the image again",
+            got=f"{age_text(age)} old",
+            expected=f"at most {MAX_AGE}",
+            next_step="certify and publish the image again: stackcheck certify STACK",
         )
     tag = tags.floating(found.tag) if found.tag else facts(certified)["stackId"]
     if not tag:
-        raise ConfigurationError("name the image by a tag", got=reference, expected=f"{found.target}:TAG")
+        raise ConfigurationError(
+            "an image without a stack must be named by its tag",
+            got=reference,
+            expected=f"{found.target}:TAG",
+            next_step=f"stackcheck promote {found.target}:TAG --to {target}",
+        )
     store = open_store(parse_target(target), plain_http=plain_http)
-    return release(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
+    return copy_and_tag(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
 
 
 def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callable[[str], None]) -> None:
-    """Copy what is missing. The manifest is stored by its digest alone: a candidate needs no tag."""
+    """Copy the blobs that are missing, and the manifest by its digest alone, without a tag."""
     blobs = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
     for blob in blobs:
         if not store.has_blob(blob.digest) and not store.mount_blob(blob.digest, source):
@@ -172,5 +193,9 @@ def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callabl
     absent = [blob.digest for blob in blobs if not store.has_blob(blob.digest)]
     if absent or store.read_manifest(manifest.digest).body != manifest.body:
         raise RegistryError(
-            "the store does not give back what was written", where=store.target, got=f"without {absent}"
+            "the store does not return what was written to it",
+            where=f"{store.target}@{manifest.digest}",
+            got=f"without {', '.join(absent)}" if absent else "a different manifest",
+            expected="the manifest and every blob of the image",
+            next_step="check the disk of the store, then run the same command again",
         )

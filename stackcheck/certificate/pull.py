@@ -1,7 +1,7 @@
 """Fetch a verified image into the local engine, and run a command in it.
 
-In: `Verified` (stackcheck.verify), an engine. Out: the name of exactly that digest in the engine, or the exit
-code of a command that saw the current folder, the devices and nothing else of the host.
+In: `Verified` (stackcheck.certificate.verify), an engine. Out: the name of exactly that digest in the engine,
+or the exit code of a command that sees one folder and the devices of the host, and nothing else of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
-from stackcheck.certificate.verify import Verified, blobs_of, refused, verify
+from stackcheck.certificate.verify import as_certificate_error, image_blobs
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import EngineError, FileError
 from stackcheck.oci.documents import RegistryError
@@ -22,18 +22,18 @@ from stackcheck.oci.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
     from stackcheck.oci.store import Store
     from stackcheck.vendors import ContainerNeeds
 
-__all__ = ["Verified", "local_name", "pull", "run", "verify"]
-
-SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs, not memory that is taken
-RUN_TIMEOUT_S = 365 * 24 * 3600.0  # training ends when it ends
+WORKSPACE = "/workspace"
+SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs; nothing is reserved
+RUN_TIMEOUT_S = 365 * 24 * 3600.0  # a training job has no time limit, and the engine asks for one
 
 
 def local_name(verified: Verified) -> str:
-    """What the engine calls a certified image: the same name that a build gives it."""
+    """The name of a certified image in the engine: the same that a build gives it."""
     short = verified.config_digest.removeprefix("sha256:")[:12]
     return f"stackcheck/{verified.stack_id or 'image'}:{short}".lower()
 
@@ -41,15 +41,24 @@ def local_name(verified: Verified) -> str:
 def pull(
     verified: Verified, engine: Engine, *, report: Callable[[str], None], plain_http: bool = False
 ) -> str:
-    """Fetch a verified image into the local engine, unless it is there; returns its name in the engine.
+    """Fetch a verified image into the local engine, unless it is there.
 
     Every blob is checked while it is copied, and the engine reads the copy: a change in the store after
     `verify` cannot reach it.
 
+    Args:
+        verified: What `verify` returned.
+        engine: Where the image goes.
+        report: Called with each line of progress.
+        plain_http: Use http for a registry that is not on a loopback address.
+
+    Returns:
+        The image's name in the engine.
+
     Raises:
         CertificateError: The store does not hold what was certified.
         FileError: The folder for temporary files has no room for the image.
-        EngineError: The engine refused the image, or made another one of it.
+        EngineError: The engine refused the image, or the loaded image has a different digest.
     """
     name = local_name(verified)
     if _is_there(engine, name, verified):
@@ -65,10 +74,11 @@ def pull(
                 error.what,
                 where=error.where,
                 got=error.got,
+                expected="room for the image's compressed layers",
                 next_step="free disk space there, or name another folder: TMPDIR=FOLDER stackcheck pull …",
             ) from error
         except RegistryError as error:
-            raise refused(error, str(verified.reference)) from error
+            raise as_certificate_error(error, str(verified.reference)) from error
         engine.load(layout.root, name)
     if not _is_there(engine, name, verified):
         raise EngineError(
@@ -76,46 +86,46 @@ def pull(
             where=name,
             got=engine.inspect(name).id,
             expected=f"{verified.config_digest} or {verified.digest}",
+            next_step=f"remove the image and pull it again: docker image rm {name}",
         )
     return name
 
 
 def run(
     name: str,
-    engine: Engine,  # its set-up has made the host ready
+    engine: Engine,
     command: Sequence[str],
     *,
     needs: ContainerNeeds,
     folder: Path,
     on_line: Callable[[str], None],
 ) -> int:
-    """Run a command in an image that was pulled, with one folder of the host and nothing else of it.
+    """Run a command in a pulled image, with one folder and the devices of the host, and nothing else of it.
 
     Args:
         name: What `pull` returned.
-        engine: The engine that has it.
+        engine: The engine that holds it.
         command: Program and arguments.
         needs: What the devices of this host need (`vendors.module(vendor).container_needs()`).
-        folder: Mounted at its place in the container, where the command starts; it may be written to.
-        on_line: Told each line of output.
+        folder: Mounted as the working directory of the command, writable.
+        on_line: Called with each line of output.
 
     Returns:
         The command's exit code.
     """
     from stackcheck.engine.client import Mount, RunSpec
 
-    place = "/workspace"
     binds = (Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds)
     spec = RunSpec(
         image=name,
         command=tuple(command),
-        user=f"{os.getuid()}:{os.getgid()}",  # so that what it writes belongs to who ran it
+        user=f"{os.getuid()}:{os.getgid()}",  # the files that it writes belong to the user
         env={**dict(vendors.site_environment()), **dict(needs.env), **USER_ENV},
-        mounts=(Mount(source=folder, target=place, read_only=False), *binds),
+        mounts=(Mount(source=folder, target=WORKSPACE, read_only=False), *binds),
         devices=needs.devices,
         group_add=needs.groups,
         shm_size_bytes=SHM_SIZE_BYTES,
-        workdir=place,
+        workdir=WORKSPACE,
         timeout_s=RUN_TIMEOUT_S,
         on_line=on_line,
     )
@@ -125,12 +135,12 @@ def run(
 def _fetch(store: Store, digest: str, layout: OciLayout, report: Callable[[str], None]) -> None:
     manifest = store.read_manifest(digest)
     with layout.writing(report):
-        for blob in blobs_of(manifest):
+        for blob in image_blobs(manifest):
             report(f"fetching {blob.digest[:19]} ({blob.size / 1e6:.1f} MB)")
             layout.write_blob(blob, lambda name=blob.digest: store.read_blob(name))  # type: ignore[misc]
         layout.write_manifest(manifest, digest)
 
 
 def _is_there(engine: Engine, name: str, verified: Verified) -> bool:
-    """Whether the engine has the verified image: its id is a config or a manifest digest, by its store."""
+    """Whether the engine has the verified image. Its id is a config or a manifest digest, by image store."""
     return engine.has(name) and engine.inspect(name).id in {verified.config_digest, verified.digest}

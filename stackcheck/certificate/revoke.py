@@ -1,7 +1,7 @@
-"""Withdraw a certificate: a signed FAILED verdict, and floating tags back on what was certified before.
+"""Revoke a certificate: sign a FAILED verdict, then move floating tags back to the last certified image.
 
-In: a reference, a reason, the signing key. Out: what was withdrawn and which tags moved. The statement comes
-first: from then on verification fails, whatever happens to the tags. The image and its history stay.
+In: a reference, a reason, the signing key. Out: `Revoked`: the digest and what happened to its tags. The
+verdict comes first: from then on verification fails, whatever happens to the tags. The image stays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Revoked:
-    """What a revocation did: floating tags that moved (and where to), went, or still name the digest."""
+    """What a revocation did.
+
+    Args:
+        digest: The manifest whose certificate was revoked.
+        moved: Floating tags that were moved back, each with the digest that it names now.
+        removed: Floating tags that were deleted, because no earlier image of the stack is certified.
+        left: Floating tags that still name `digest`, because the store cannot delete tags.
+    """
 
     digest: str
     moved: dict[str, str]
@@ -48,28 +55,43 @@ def revoke(
     report: Callable[[str], None],
     plain_http: bool = False,
 ) -> Revoked:
-    """Withdraw a certificate: a FAILED VSA first, then floating tags back to the last certified digest.
+    """Revoke the certificate of an image in a store.
+
+    Args:
+        reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
+        reason: Why; it is signed, and `verify` shows it.
+        key: The key that signed the certificate.
+        now: The time of the revocation.
+        report: Called with each line of progress.
+        plain_http: Use http for a registry that is not on a loopback address.
 
     Raises:
-        CertificateError: This key certified no such image.
+        CertificateError: This key signed no certificate for the image.
         PublishError: The store failed.
     """
     found = parse_reference(reference)
     store = open_store(found.target, plain_http=plain_http)
     public_key = key.public_key()
-    with store.writing(report):
+    store.read_manifest(found.name)  # before `writing`, which would create a missing layout
+    with store.writing(report), store.tidied():
         manifest = store.read_manifest(found.name)
-        known = attachments.read(store, manifest.digest, public_key)
+        known = attachments.read_envelopes(store, manifest.digest, public_key)
         latest = newest(envelope.statement for envelope in known)
         if latest is None:
-            raise CertificateError("there is no certificate of this key to withdraw", where=reference)
+            raise CertificateError(
+                "there is no certificate of this key to revoke",
+                where=reference,
+                got=f"{len(known)} statements of this key, no verification summary",
+                expected="a certificate that this key signed",
+                next_step="name the key that signed it: --key PATH",
+            )
         failed = sign(revocation(latest, reason=reason, now=now), key)
         attachments.attach(store, manifest, (failed,), public_key)
-        report(f"withdrawn {store.target}@{manifest.digest}")
-        return _tags_back(store, manifest.digest, public_key)
+        report(f"revoked {store.target}@{manifest.digest}")
+        return _move_tags_back(store, manifest.digest, public_key)
 
 
-def _tags_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> Revoked:
+def _move_tags_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> Revoked:
     moved: dict[str, str] = {}
     removed: list[str] = []
     left: list[str] = []
@@ -86,11 +108,11 @@ def _tags_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) ->
 
 
 def _last_certified(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Manifest | None:
-    """The newest earlier image of a floating tag whose certificate still stands."""
+    """The newest earlier image of a floating tag whose certificate is still valid."""
     for name in reversed(all_unique(store, tag)):
         manifest = store.read_manifest(name)
         try:
-            admit(manifest, attachments.read(store, manifest.digest, public_key))
+            admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
         except PublishError:
             continue
         return manifest

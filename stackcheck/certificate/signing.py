@@ -1,6 +1,6 @@
-"""The signed statements of an image, as files before they are published.
+"""Sign the statements about an image, and keep them as files until they are published.
 
-In: an image, its result and verdict, a key. Out: envelopes, in `build/<name>/statements/`.
+In: an image, its result and verdict, a key. Out: envelopes, also in `build/<name>/statements/*.dsse.json`.
 """
 
 from __future__ import annotations
@@ -10,25 +10,35 @@ from typing import TYPE_CHECKING
 
 from stackcheck.certificate import keys, predicates
 from stackcheck.certificate.statement import Envelope, open_envelope
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.suite import sbom
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Verdict
 
 
-def sign(
+def sign_to_files(
     subject: Subject, result: RunResult, judged: Verdict, folder: Path, key: Path
 ) -> tuple[Envelope, ...]:
-    """Sign the statements and write them to `folder/statements/`; earlier ones are removed.
+    """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
+
+    Args:
+        subject: The image under test.
+        result: Its run.
+        judged: The verdict on that run.
+        folder: `build/<name>/`, with the image's SBOM.
+        key: Path of the signing key; it is made if there is none.
 
     Raises:
-        ConfigurationError: The key or a file cannot be read or written.
+        ConfigurationError: The key or the SBOM cannot be used.
+        FileError: A file cannot be written.
         MachineUnfitError: The verdict is UNFIT.
     """
     envelopes = predicates.certify(
@@ -49,20 +59,34 @@ def sign(
     return envelopes
 
 
-def signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
-    """The statements that `sign` left in `folder/statements/`.
+def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
+    """The envelopes that `sign_to_files` wrote to `folder/statements/`.
 
     Raises:
         ConfigurationError: There are none.
-        CertificateError: They were signed with another key.
+        CertificateError: One is damaged, or a different key signed it.
     """
     paths = sorted((folder / "statements").glob("*.dsse.json"))
     if not paths:
         raise ConfigurationError(
             "there is no certificate to publish",
             where=str(folder / "statements"),
+            got="no *.dsse.json file",
             expected="the signed statements that `stackcheck certify` writes",
             next_step=f"stackcheck certify {folder.name}",
         )
     public = keys.load_or_create(key).public_key()
-    return tuple(open_envelope(path.read_bytes(), public) for path in paths)
+    return tuple(_opened(path, public, folder.name) for path in paths)
+
+
+def _opened(path: Path, public_key: EllipticCurvePublicKey, name: str) -> Envelope:
+    try:
+        return open_envelope(path.read_bytes(), public_key)
+    except CertificateError as error:
+        raise CertificateError(
+            error.what,
+            where=str(path),
+            got=error.got,
+            expected=error.expected,
+            next_step=f"name the key that signed it: --key PATH; or sign again: stackcheck certify {name}",
+        ) from error

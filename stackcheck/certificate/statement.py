@@ -1,8 +1,9 @@
 """An in-toto statement and its signed envelope (DSSE).
 
-In: a statement's bytes and a key. Out: an envelope, or, the other way, a checked statement or an error.
-Formats: https://github.com/in-toto/attestation and https://github.com/secure-systems-lab/dsse; tried against
-cosign 2.5.
+In: a statement and a private key, or an envelope's bytes and a public key. Out: the envelope, or the
+statement in it; an error if it is malformed or another key signed it. The functions below `open_envelope`
+read the fields of a verification summary (VSA). Formats: https://github.com/in-toto/attestation,
+https://github.com/secure-systems-lab/dsse; tried against cosign 2.5.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from stackcheck.certificate.keys import hint
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json, is_digest, sha256
 
@@ -49,7 +51,7 @@ class Statement:
 
     @property
     def predicate(self) -> dict[str, Any]:
-        """What the statement says of its subject."""
+        """What the statement says about its subject."""
         return dict(self.document["predicate"])
 
     @property
@@ -67,7 +69,7 @@ class Envelope:
 
 
 def sign(statement: Statement, key: ec.EllipticCurvePrivateKey) -> Envelope:
-    """Sign a statement with DSSE; the key id stays empty, as in what cosign 2.5 accepted."""
+    """Sign a statement with DSSE (ECDSA P-256, SHA-256). The key id stays empty: cosign 2.5 accepts that."""
     signature = key.sign(_pre_authentication(statement.payload), ec.ECDSA(hashes.SHA256()))
     document = {
         "payloadType": PAYLOAD_TYPE,
@@ -81,7 +83,7 @@ def open_envelope(body: bytes, public_key: ec.EllipticCurvePublicKey) -> Envelop
     """Check an envelope's signature and read the statement in it.
 
     Raises:
-        CertificateError: It is no DSSE envelope of an in-toto statement, or another key signed it.
+        CertificateError: It is not a DSSE envelope of an in-toto statement, or a different key signed it.
     """
     try:
         document = json.loads(body)
@@ -89,65 +91,80 @@ def open_envelope(body: bytes, public_key: ec.EllipticCurvePublicKey) -> Envelop
         signatures = [base64.b64decode(item["sig"], validate=True) for item in document["signatures"]]
         payload_type = document["payloadType"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CertificateError("an attestation is no DSSE envelope", got=repr(error)) from error
-    if payload_type != PAYLOAD_TYPE or not any(_signed(payload, item, public_key) for item in signatures):
-        raise CertificateError("an attestation is not signed with the expected key", got=str(payload_type))
+        raise CertificateError(
+            "an attestation is not a DSSE envelope",
+            got=repr(error),
+            expected="a JSON object with payload, payloadType and signatures",
+        ) from error
+    if payload_type != PAYLOAD_TYPE:
+        raise CertificateError(
+            "an attestation has the wrong payload type", got=str(payload_type), expected=PAYLOAD_TYPE
+        )
+    if not any(_is_signed(payload, item, public_key) for item in signatures):
+        raise CertificateError(
+            "an attestation is not signed with the expected key",
+            got=f"{len(signatures)} signatures of other keys",
+            expected=f"a signature of the key {hint(public_key)} (base64 of its SHA-256)",
+        )
     return Envelope(statement=_parse(payload), body=body)
 
 
 def subject_digests(statement: Statement) -> tuple[str, ...]:
-    """The digests that a statement is about."""
+    """The digests (sha256:…) of the images that a statement is about."""
     return tuple(f"sha256:{subject['digest']['sha256']}" for subject in statement.document["subject"])
 
 
 def evidence(statement: Statement) -> frozenset[str]:
-    """Digests of the statements that a VSA was given on."""
+    """Digests of the statements that a VSA is based on: test result, provenance, SBOM."""
     return frozenset(
         f"sha256:{item['digest']['sha256']}" for item in statement.predicate["inputAttestations"]
     )
 
 
 def time_verified(statement: Statement) -> dt.datetime:
-    """When a VSA's verdict was given."""
+    """When the verdict of a VSA was given."""
     return dt.datetime.fromisoformat(statement.predicate["timeVerified"])
 
 
 def not_before(statement: Statement) -> dt.datetime | None:
-    """The withdrawal that a VSA lifts: no verdict on the image from before it counts any more."""
+    """The time of the revocation that a VSA supersedes: earlier verdicts on the image stay invalid."""
     moment = facts(statement).get("notBefore")
     return dt.datetime.fromisoformat(moment) if moment else None
 
 
-def withdrawn(statements: Iterable[Statement]) -> dt.datetime | None:
-    """When an image was last withdrawn, by FAILED summaries and by those that lift one."""
+def last_revoked(statements: Iterable[Statement]) -> dt.datetime | None:
+    """When an image was last revoked: by a FAILED summary, or by one that a PASSED summary supersedes.
+
+    `attachments.attach` removes a superseded FAILED summary; the `notBefore` of the PASSED one remembers it.
+    """
     summaries = [item for item in statements if item.predicate_type == VSA]
     failed = [time_verified(item) for item in summaries if status(item) == "FAILED"]
-    lifted = [moment for moment in map(not_before, summaries) if moment]
-    return max((*failed, *lifted), default=None)
+    superseded = [moment for moment in map(not_before, summaries) if moment]
+    return max((*failed, *superseded), default=None)
 
 
 def status(statement: Statement) -> Literal["PASSED", "FAILED"]:
-    """A VSA's verdict; anything that is not PASSED counts as FAILED."""
+    """The verdict of a VSA; anything but PASSED counts as FAILED."""
     return "PASSED" if statement.predicate["verificationResult"] == "PASSED" else "FAILED"
 
 
 def newest(statements: Iterable[Statement]) -> Statement | None:
-    """The VSA that counts: the latest, and at the same moment the FAILED one."""
+    """The VSA that counts: the latest; of two from the same moment the FAILED one."""
     summaries = [item for item in statements if item.predicate_type == VSA]
     return max(summaries, key=lambda item: (time_verified(item), status(item) == "FAILED"), default=None)
 
 
 def facts(statement: Statement) -> dict[str, Any]:
-    """What a VSA of this project says beyond the SLSA fields: stack, host, inputs, checks, figures."""
+    """What a VSA of this project states beyond the SLSA fields: stack, host, inputs, checks, metrics."""
     return dict(statement.predicate[CERTIFICATE_FIELD])
 
 
 def _pre_authentication(payload: bytes) -> bytes:
-    """What DSSE signs: type and payload, with their lengths, so that neither can grow into the other."""
+    """The bytes that DSSE signs; with the lengths, no byte can move from the type into the payload."""
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
 
 
-def _signed(payload: bytes, signature: bytes, public_key: ec.EllipticCurvePublicKey) -> bool:
+def _is_signed(payload: bytes, signature: bytes, public_key: ec.EllipticCurvePublicKey) -> bool:
     try:
         public_key.verify(signature, _pre_authentication(payload), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
@@ -156,7 +173,7 @@ def _signed(payload: bytes, signature: bytes, public_key: ec.EllipticCurvePublic
 
 
 def _parse(payload: bytes) -> Statement:
-    """Read a payload whose signature holds; what the pinned key signed may still be another tool's."""
+    """The statement in a correctly signed payload. Another tool may have signed it with the same key."""
     try:
         document = json.loads(payload)
         found = Statement(predicate_type=document["predicateType"], payload=payload)
@@ -165,7 +182,11 @@ def _parse(payload: bytes) -> Statement:
         if found.predicate_type == VSA:
             _check_summary(found.predicate)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CertificateError("a signed attestation is malformed", got=repr(error)) from error
+        raise CertificateError(
+            "a signed attestation is malformed",
+            got=repr(error),
+            expected=f"an in-toto statement ({STATEMENT}) of stackcheck",
+        ) from error
     return found
 
 

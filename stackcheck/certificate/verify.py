@@ -1,8 +1,7 @@
-"""Is a reference certified for this host? The consumer's question, answered without trusting the store.
+"""Check that an image is certified for a host, without trusting the store that holds it.
 
 In: a reference, a pinned public key, a device model and a driver. Out: `Verified`, or a `CertificateError`
-that says why not. Digests are recomputed, signatures checked, and of all verdicts of the pinned key the
-newest counts.
+that says why not. The numbered steps in `verify` are those of docs/certificates.md, "Verify with stackcheck".
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments
-from stackcheck.certificate.policy import MAX_AGE, standing
+from stackcheck.certificate.policy import MAX_AGE, valid_verdicts
 from stackcheck.certificate.statement import (
     Statement,
     evidence,
@@ -25,7 +24,7 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.errors import CertificateError
 from stackcheck.oci import tags
-from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, RegistryError
+from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import Reference, parse_reference
 from stackcheck.oci.stores import open_store
@@ -35,20 +34,23 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
+    from stackcheck.certificate.statement import Envelope
+    from stackcheck.oci.store import Store
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """An image whose certificate holds on this host.
+    """An image whose certificate is valid for a host.
 
     Args:
         reference: The image by digest: what to run.
-        digest: The manifest's digest.
-        config_digest: The config's digest: the image that was tested.
+        digest: Digest of the manifest.
+        config_digest: Digest of the config: the tested container was started from it.
         stack_id: The stack, or None for an image that was not built by this project.
-        device_model: The device model that was asked for, and was certified.
-        driver: The driver that was asked for, and was certified; None where there is none.
+        device_model: The device model that was asked for and certified.
+        driver: The driver that was asked for and certified; None for a host without one.
         verified_at: When the verdict was given.
-        facts: Everything else that the certificate says.
+        facts: Everything else that the certificate states.
     """
 
     reference: Reference
@@ -73,35 +75,36 @@ def verify(
 ) -> Verified:
     """Check that an image is certified for a host.
 
-    In an OCI layout every blob and manifest of the image and its attestations is checked against its digest.
-    In a registry only manifests and attestations are fetched: `pull` checks the layers as they arrive.
-
     Args:
-        reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest.
-        public_key: The pinned key; what others signed does not count.
-        max_age: How old the verdict may be: what withdraws a certificate may have been dropped on the way.
+        reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
+        public_key: The pinned key; statements that other keys signed do not count.
+        max_age: How old the verdict may be. It limits how long a store can hide a revocation.
         device_model: As in devices.json: H200, MI300X, CPU.
-        driver: The host's driver; None where there is none.
-        now: The time to judge the age by.
-        plain_http: Talk http to a registry that is not on a loopback address.
+        driver: The host's driver; None for a host without one.
+        now: The time at which the age is judged; None: this host's clock.
+        plain_http: Use http for a registry that is not on a loopback address.
 
     Raises:
-        CertificateError: It is not certified, or the store does not hold what was certified.
+        CertificateError: The image is not certified, or the store does not hold what was certified.
     """
     parsed = parse_reference(reference)
     try:
         store = open_store(parsed.target, plain_http=plain_http)
-        manifest = store.read_manifest(parsed.name)
-        if isinstance(store, OciLayout):
-            _check_layout(store, manifest)
-        known = attachments.read(store, manifest.digest, public_key)
+        # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
+        manifest, envelopes = _read(store, parsed.name, public_key)
     except RegistryError as error:
-        raise refused(error, reference) from error
-    verdict = standing(reference, [item.statement for item in known], now or dt.datetime.now(dt.UTC), max_age)
-    chosen = _fitting(reference, verdict, device_model, driver)
-    _same_stack(reference, parsed, chosen)
-    _same_image(reference, chosen, manifest)
-    _complete(reference, chosen, [item.statement for item in known])
+        raise as_certificate_error(error, reference) from error
+    statements = [item.statement for item in envelopes]
+    # 4. Look at the newest VSA. 5. Keep the valid verdicts.
+    verdicts = valid_verdicts(reference, statements, now or dt.datetime.now(dt.UTC), max_age)
+    # 6. Choose the newest of these for this host.
+    chosen = _verdict_for(reference, verdicts, device_model, driver)
+    # 7. Compare the tag.
+    _check_tag(reference, parsed, chosen)
+    # 8. Compare the image.
+    _check_subject(reference, chosen, manifest)
+    # 9. Check that nothing was removed.
+    _check_complete(reference, chosen, statements)
     return Verified(
         reference=Reference(target=parsed.target, digest=manifest.digest),
         digest=manifest.digest,
@@ -114,13 +117,13 @@ def verify(
     )
 
 
-def blobs_of(manifest: Manifest) -> tuple[Descriptor, ...]:
-    """Config and layers of a manifest."""
+def image_blobs(manifest: Manifest) -> tuple[Descriptor, ...]:
+    """Config and layers of an image's manifest."""
     return (*manifest.descriptors("config"), *manifest.descriptors("layers"))
 
 
-def refused(error: RegistryError, reference: str) -> CertificateError:
-    """What a store's failure means to whoever verifies: the image is refused."""
+def as_certificate_error(error: RegistryError, reference: str) -> CertificateError:
+    """A store's error as the reason why an image is not accepted."""
     return CertificateError(
         error.what,
         where=error.where or reference,
@@ -130,18 +133,37 @@ def refused(error: RegistryError, reference: str) -> CertificateError:
     )
 
 
+def _read(
+    store: Store, name: str, public_key: EllipticCurvePublicKey
+) -> tuple[Manifest, tuple[Envelope, ...]]:
+    """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they come.
+
+    They are read again if another process changed the layout and removed a file meanwhile.
+    """
+    while True:
+        state = store.state() if isinstance(store, OciLayout) else None
+        try:
+            manifest = store.read_manifest(name)
+            if isinstance(store, OciLayout):
+                _check_layout(store, manifest)
+            return manifest, attachments.read_envelopes(store, manifest.digest, public_key)
+        except MissingError:
+            if not isinstance(store, OciLayout) or store.state() == state:
+                raise
+
+
 def _check_layout(store: OciLayout, manifest: Manifest) -> None:
-    """Hash every blob that belongs to the image, two and more at a time: hashing lets other threads run."""
+    """Hash every blob of the image and its attestations, in threads: hashing releases Python's lock."""
     store.check_version()
-    carriers = (manifest, *attachments.manifests(store, manifest.digest))
-    blobs = {blob.digest: blob for item in carriers for blob in blobs_of(item)}
+    holders = (manifest, *attachments.manifests(store, manifest.digest))
+    blobs = {blob.digest: blob for item in holders for blob in image_blobs(item)}
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         largest_first = sorted(blobs.values(), key=lambda blob: -blob.size)
         for checking in [pool.submit(store.check_blob, blob) for blob in largest_first]:
             checking.result()
 
 
-def _fitting(
+def _verdict_for(
     reference: str, verdicts: Sequence[Statement], device_model: str, driver: str | None
 ) -> Statement:
     """The newest verdict that was given on this device model and driver."""
@@ -158,19 +180,46 @@ def _fitting(
             where=reference,
             got=_machine(device_model, driver),
             expected=" or ".join(sorted({_certified_for(host) for host in hosts})),
-            next_step="run the suites here: stackcheck certify; or name a host: --device-model, --driver",
+            next_step="certify it here: stackcheck certify; or ask for that host: --device-model, --driver",
         )
     return chosen
 
 
-def _complete(reference: str, chosen: Statement, known: Sequence[Statement]) -> None:
-    """Everything that the verdict was given on is still there: test result, provenance, SBOM."""
-    absent = evidence(chosen) - {item.digest for item in known}
-    if absent:
+def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
+    """A tag names a stack, so nobody who can move tags can offer one certified image as another."""
+    stack_id = facts(chosen)["stackId"]
+    if parsed.digest or tags.names(parsed.tag or "", stack_id):
+        return
+    digest = subject_digests(chosen)[0]
+    raise CertificateError(
+        "the certificate is for a different stack than the tag names",
+        where=reference,
+        got=f"a certificate for {stack_id or 'an image without a stack'}",
+        expected=f"a certificate for {tags.floating(parsed.tag or '')}",
+        next_step=f"if you want this image, name it by its digest: {parsed.target}@{digest}",
+    )
+
+
+def _check_subject(reference: str, chosen: Statement, manifest: Manifest) -> None:
+    configs = tuple(blob.digest for blob in manifest.descriptors("config"))
+    if manifest.media_type not in IMAGE_MANIFESTS or configs != (facts(chosen)["configDigest"],):
+        raise CertificateError(
+            "the certificate is about a different image",
+            where=reference,
+            got=f"{manifest.media_type} {manifest.digest} with config {' '.join(configs) or 'none'}",
+            expected=f"{' '.join(subject_digests(chosen))} with config {facts(chosen)['configDigest']}",
+            next_step="fetch the image again from where it was published",
+        )
+
+
+def _check_complete(reference: str, chosen: Statement, known: Sequence[Statement]) -> None:
+    missing = evidence(chosen) - {item.digest for item in known}
+    if missing:
         raise CertificateError(
             "statements that the certificate names are not attached to the image",
             where=reference,
-            got=f"without {', '.join(sorted(absent))}",
+            got=f"without {', '.join(sorted(missing))}",
+            expected="the signed test result, provenance and SBOM",
             next_step="fetch the image again from where it was published",
         )
 
@@ -181,30 +230,3 @@ def _certified_for(host: dict[str, Any]) -> str:
 
 def _machine(device_model: str, driver: str | None) -> str:
     return f"{device_model} with {f'driver {driver}' if driver else 'no driver'}"
-
-
-def _same_stack(reference: str, parsed: Reference, chosen: Statement) -> None:
-    """A tag says which stack is meant: who may move tags cannot pass one certified image for another."""
-    stack_id = facts(chosen)["stackId"]
-    if parsed.digest or tags.names(parsed.tag or "", stack_id):
-        return
-    digest = subject_digests(chosen)[0]
-    raise CertificateError(
-        "the tag names another image than the certificate",
-        where=reference,
-        got=f"a certificate of {stack_id or 'an image of no stack'}",
-        expected=f"one of {tags.floating(parsed.tag or '')}",
-        next_step=f"if this image is wanted, name it by its digest: {parsed.target}@{digest}",
-    )
-
-
-def _same_image(reference: str, chosen: Statement, manifest: Manifest) -> None:
-    """The certificate's subject and config are this manifest's, and this is an image."""
-    configs = tuple(blob.digest for blob in manifest.descriptors("config"))
-    if manifest.media_type not in IMAGE_MANIFESTS or configs != (facts(chosen)["configDigest"],):
-        raise CertificateError(
-            "the certificate is about another image",
-            where=reference,
-            got=f"config {' '.join(configs)}",
-            expected=f"config {facts(chosen)['configDigest']} of {' '.join(subject_digests(chosen))}",
-        )

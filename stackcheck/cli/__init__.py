@@ -1,4 +1,4 @@
-"""The command line: one function a verb, loaded when it is called; errors become messages and exit codes.
+"""The command line: one function per verb, imported when the verb is called.
 
 In: arguments. Out: results on stdout, progress and errors on stderr, an exit code (`stackcheck.errors`).
 """
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
 
     from typer._click import Command, Context, HelpFormatter  # typer carries click under this name
 
-# verb -> (module of stackcheck.cli that holds it, the line that --help prints).
+# verb -> (its module in stackcheck.cli, its line in --help).
 # Help must not import every module: `stackcheck list` answers in under 300 ms.
 VERBS: dict[str, tuple[str, str]] = {
-    "doctor": ("host", "Say what this host has and lacks, each with the command that mends it."),
-    "list": ("matrix", "List the stacks of the matrix and their state."),
-    "explain": ("explain", "Say why a combination is allowed or refused: rule, reason, source."),
-    "outdated": ("matrix", "Compare pins with what the package indexes offer."),
+    "doctor": ("host", "Show what this host has and lacks, with the commands that fix it."),
+    "list": ("matrix", "List the stacks of the matrix and whether each is locked."),
+    "explain": ("explain", "Show why a combination is allowed or refused, with the rules."),
+    "outdated": ("matrix", "Compare pins with the newest versions in the package indexes."),
     "compat": ("explain", "Check the compatibility rules for contradictions."),
-    "lock": ("matrix", "Write pins and hashes of stacks."),
+    "lock": ("matrix", "Write the pins and hashes of stacks."),
     "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
     "build": ("build", "Build the images of stacks."),
     "test": ("images", "Run the acceptance suites inside an image."),
-    "certify": ("images", "Run the suites, judge, and sign the verdict."),
-    "publish": ("images", "Publish a certified image, with its certificate, by digest."),
-    "images": ("images", "Build, test, certify and publish every stack this host can run."),
+    "certify": ("images", "Run the suites, judge the result and sign the verdict."),
+    "publish": ("images", "Publish a certified image with its certificate."),
+    "images": ("images", "Build, test, certify and publish what this host can run."),
     "export": ("export", "Write an image as one tar for docker, podman or Apptainer."),
-    "verify": ("consume", "Check a published image's certificate against this host."),
-    "pull": ("consume", "Verify, then fetch an image into the local engine."),
-    "run": ("consume", "Verify, then run a command in a certified image."),
-    "sbom": ("sbom", "List what is in a published image, from the signed document."),
-    "revoke": ("operate", "Withdraw a certificate, with a signed reason."),
-    "promote": ("operate", "Copy a certified image and its certificate to another target."),
+    "verify": ("consumer", "Check the certificate of a published image for this host."),
+    "pull": ("consumer", "Verify an image, then fetch it into the local engine."),
+    "run": ("consumer", "Verify an image, then run a command in it."),
+    "sbom": ("consumer", "List the packages of a published image, from the signed document."),
+    "revoke": ("published", "Revoke a certificate, with a signed reason."),
+    "promote": ("published", "Copy a certified image and its certificate to another target."),
+    "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
-    "key": ("operate", "Make or show the signing key."),
+    "key": ("key", "Show the signing key; make it on first use."),
 }
 
-INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+INTERRUPTED = 130  # the code that shells give to a program that Ctrl-C ended
 
 
 class VerbGroup(TyperGroup):
@@ -67,17 +68,17 @@ class VerbGroup(TyperGroup):
         return group.get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Context) -> object:
-        """Run a verb; Typer would end an interrupted one without a word."""
+        """Run a verb; report an interruption, as Typer would end without a message."""
         try:
             found = super().invoke(ctx)
-            _hear_no_more()
+            _default_signals()
         except KeyboardInterrupt:
-            print("interrupted; the next run carries on from what was done", file=sys.stderr)
+            print("interrupted; the next run continues from the finished steps", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         return found
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002
-        """The verbs and their lines, from the table alone."""
+        """The verbs and their help lines, from the table."""
         with formatter.section("Verbs"):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
@@ -93,16 +94,16 @@ app = typer.Typer(
 
 @app.callback()
 def stackcheck() -> None:
-    """Decide whether a GPU training stack may be trusted: build, test, certify, publish, verify, run."""
+    """Decide whether a GPU training stack can be trusted: build, test, certify, publish, verify, run."""
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Let a signal unwind like Ctrl-C, so that nothing is left half-published or running."""
+    """Handle a signal like Ctrl-C, so that nothing stays half-published or running."""
     raise KeyboardInterrupt
 
 
-def _hear_no_more() -> None:
-    """Let a signal end the interpreter when the work is over: unwound there, it would be a traceback."""
+def _default_signals() -> None:
+    """Restore the default handlers when the work is done: an exception at interpreter exit is a traceback."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -111,10 +112,10 @@ def _hear_no_more() -> None:
 def main() -> None:
     """Run one verb; turn errors into a message on stderr and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a lost terminal, unless under nohup
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal, unless under nohup
         signal.signal(signal.SIGHUP, _interrupt)
     try:
-        app()
+        app(prog_name="stackcheck")
     except StackcheckError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -122,11 +123,11 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         if error.errno not in UNUSABLE:
-            raise  # a defect of ours, with its traceback
+            raise  # a defect of stackcheck: the traceback is needed
         unusable = file_error(error)
         print(f"error: {unusable}", file=sys.stderr)
         sys.exit(unusable.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     finally:
-        _hear_no_more()
+        _default_signals()

@@ -1,4 +1,4 @@
-"""The verb `baseline`. In: result files. Out: a table and a diff; the thresholds file only on request."""
+"""The verb `baseline`. In: result files. Out: a table and a diff; with --write also the thresholds file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root
+from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import print_json, print_table
+from stackcheck.errors import ConfigurationError
 from stackcheck.proof import baseline, thresholds
 from stackcheck.suite import results
 
-app = typer.Typer(rich_markup_mode=None)
+app = new_app()
 
 COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPREAD")
 
@@ -20,17 +21,17 @@ COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPR
 @app.command("baseline")
 def propose_thresholds(
     files: Annotated[
-        list[Path], typer.Argument(metavar="RESULT.json…", help="Results of healthy runs, 3 or more.")
+        list[Path], typer.Argument(metavar="RESULT.json", help="Results of healthy runs, 3 or more.")
     ],
     *,
     write: Annotated[
-        bool, typer.Option("--write", help="Put the proposals into the thresholds file.")
+        bool, typer.Option("--write", help="Write the proposals to the thresholds file.")
     ] = False,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Propose thresholds from n healthy runs: the median minus 5 % or three robust spreads."""
-    found = baseline.propose([results.load(path) for path in files], root=root.resolve())
+    """Propose thresholds from healthy runs: the median minus 5 % or three robust spreads."""
+    found = baseline.propose([_loaded(path) for path in files], root=root.resolve())
     file = thresholds.load(root.resolve(), found.vendor, found.model)
     entries = [proposal.entry for proposal in found.proposals]
     thresholds.require_clean(root.resolve(), found.model, file.merged(entries), file.path)
@@ -43,8 +44,16 @@ def propose_thresholds(
     for line in found.left_out:
         print(f"left out: {line}")
     print(file.diff(entries), end="")
-    done = "written; review it and commit it" if write else "nothing was written; --write does"
-    print(f"{file.path}: {len(entries)} entries of {found.runs} runs: {done}")
+    done = "written; review and commit it" if write else "nothing written; add --write to write them"
+    print(f"{file.path}: {len(entries)} entries from {found.runs} runs: {done}")
+
+
+def _loaded(path: Path) -> results.RunResult:
+    if not path.is_file():
+        raise ConfigurationError(
+            "no such file", where=str(path), expected="the result.json of a run: build/STACK/run/result.json"
+        )
+    return results.load(path)
 
 
 def _row(proposal: baseline.Proposal) -> tuple[str, ...]:
@@ -55,7 +64,9 @@ def _row(proposal: baseline.Proposal) -> tuple[str, ...]:
     return entry.metric, conditions, held, f"{entry.bound:g}", entry.unit, proposal.change, *figures
 
 
-def _document(found: baseline.Baseline, file: thresholds.File, *, written: bool) -> dict[str, object]:
+def _document(
+    found: baseline.Baseline, file: thresholds.ThresholdsFile, *, written: bool
+) -> dict[str, object]:
     return {
         "vendor": found.vendor,
         "model": found.model,

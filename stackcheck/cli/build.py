@@ -1,4 +1,7 @@
-"""The verb that builds: build; and what the other verbs that may build share with it."""
+"""The verb `build`, and the steps that it shares with the other verbs that build.
+
+In: selectors and options. Out: images in the engine and under build/, and a table.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from stackcheck.cli.options import (
     Selectors,
     WheelCache,
     Wheelhouse,
+    new_app,
 )
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine.client import Engine
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from stackcheck.build.image import Image
     from stackcheck.matrix.stack import Stack
 
-app = typer.Typer()
+app = new_app()
 
 
 @app.command("build")
@@ -48,7 +52,7 @@ def build_images(
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Build the images of stacks, without testing them; stages that stacks share are built once."""
+    """Build the images of stacks without testing them; stages that stacks share are built once."""
     chosen = selected(root, selectors)
     options = build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
     if dry_run:
@@ -67,7 +71,7 @@ def build_images(
 def build_options(
     wheelhouse: Path | None, wheel_cache: str | None, platform: str | None, *, no_cache: bool
 ) -> build.Options:
-    """What the user chose; the wheel cache is on unless they say otherwise."""
+    """The build options of a command line; the wheel cache is on unless it is disabled."""
     cache = default_folder()
     if wheel_cache:
         cache = None if wheel_cache == OFF else Path(wheel_cache).expanduser().resolve()
@@ -80,7 +84,7 @@ def build_options(
 
 
 def connected(report: Progress, *, builds: bool = True) -> Engine:
-    """An engine that answers, set up when this host lacks one."""
+    """Connect to the engine; install and start one first if this host has none."""
     from stackcheck.engine import host_setup
 
     host_setup.ensure_engine(report, builds=builds)
@@ -88,10 +92,10 @@ def connected(report: Progress, *, builds: bool = True) -> Engine:
 
 
 def selected(root: Path, selectors: Sequence[str] | None) -> tuple[Stack, ...]:
-    """The stacks that the selectors name; without one, those that this host can run.
+    """The stacks that the selectors match; without a selector, those that this host can run.
 
     Raises:
-        NothingSelectedError: There is none.
+        NothingSelectedError: No stack is left.
     """
     stacks = resolve.load_stacks(root.resolve(), tuple(selectors or ()))
     if selectors:
@@ -106,7 +110,7 @@ def selected(root: Path, selectors: Sequence[str] | None) -> tuple[Stack, ...]:
 
 
 def show_forecast(found: Iterable[forecast.Forecast], *, then: str = "", as_json: bool = False) -> None:
-    """Print what a build would do; ends with the exit code that the first refusal would have."""
+    """Print what a build would do; if it would fail, exit with the code of the first failure."""
     forecasts = list(found)
     if as_json:
         print_json([_forecast_row(one) for one in forecasts])

@@ -1,4 +1,4 @@
-"""Verbs about the compatibility rules: explain, compat."""
+"""The verbs about compatibility rules: explain, compat. In: a combination. Out: rules with sources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root
+from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import print_json
 from stackcheck.errors import ConfigurationError
 
@@ -15,16 +15,20 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.explain import Explanation
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_app()
 
 
 @app.command()
 def explain(
-    question: Annotated[list[str], typer.Argument(help="A stack id, or axis=value texts such as rocm=7.2.")],
+    question: Annotated[
+        list[str],
+        typer.Argument(metavar="STACK|AXIS=VALUE", help="A stack id, or axes such as rocm=7.2 torch=2.6.0."),
+    ],
+    *,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Say why a combination is allowed or refused: rule, reason, source."""
+    """Show why a combination is allowed or refused: rule, reason, source."""
     from stackcheck.matrix import compat, matrix
     from stackcheck.matrix import explain as explaining
     from stackcheck.matrix.query import parse_question
@@ -65,9 +69,9 @@ def _lines(answer: Explanation) -> Iterator[str]:
     judgement = answer.judgement
     yield f"{_texts(judgement.combination)}: {judgement.answer}"
     if answer.experimental and judgement.answer == "unknown":
-        yield "  experimental: the matrix accepts what is not known, and the certificate says so"
+        yield "  experimental: the matrix accepts an unknown combination, and the certificate says so"
     for finding in judgement.findings:
-        # What was asked is what breaks, or what holds; that nothing is unlisted says nothing of its own.
+        # Of an allowed combination hide the catch-all rules (every value is listed); else hide what holds.
         if finding.holds if judgement.answer != "allowed" else finding.rule.closing:
             continue
         mark = "holds" if finding.holds else "unknown" if finding.rule.unknown else "broken"
@@ -87,20 +91,29 @@ def _texts(combination: Mapping[str, str]) -> str:
 
 @app.command()
 def compat(
-    action: Annotated[str, typer.Argument(help="check")] = "check", as_json: AsJson = False, root: Root = HERE
+    action: Annotated[str, typer.Argument(metavar="check", help="The only action.")] = "check",
+    *,
+    as_json: AsJson = False,
+    root: Root = HERE,
 ) -> None:
     """Check the compatibility rules for contradictions."""
     from stackcheck.matrix import compat as rules_of
     from stackcheck.matrix.contradictions import contradictions
 
     if action != "check":
-        raise ConfigurationError("no such action", got=action, expected="stackcheck compat check")
+        raise ConfigurationError(
+            "no such action", got=action, expected="check", next_step="stackcheck compat check"
+        )
     rules = rules_of.load(root / "images" / "compat.yaml")
     pairs = contradictions(rules)
     if as_json:
         print_json({"rules": len(rules), "contradictions": [[a.id, b.id, axis] for a, b, axis in pairs]})
     if pairs:
-        lines = [f"{a.id} and {b.id} ask for different values of {axis}" for a, b, axis in pairs]
-        raise ConfigurationError("\n".join(lines), where="images/compat.yaml")
+        lines = [f"{a.id} and {b.id} require different values of {axis}" for a, b, axis in pairs]
+        raise ConfigurationError(
+            "\n".join(lines),
+            where="images/compat.yaml",
+            next_step="correct one rule of each pair, then run: stackcheck compat check",
+        )
     if not as_json:
-        print(f"{len(rules)} rules, no two contradict each other")
+        print(f"{len(rules)} rules without a contradiction")

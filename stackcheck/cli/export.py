@@ -1,4 +1,4 @@
-"""The verb that takes an image out of here as one file: export."""
+"""The verb `export`. In: a stack or an image that was built or tested here. Out: one tar file."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root
+from stackcheck.cli.options import HERE, AsJson, DryRun, Root, new_app
 from stackcheck.cli.output import print_facts, print_json
 from stackcheck.oci import export
 from stackcheck.suite.subject import find_image
 
-app = typer.Typer()
+app = new_app()
 
 
 @app.command("export")
 def export_image(
-    name: Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or an image tested here.")],
+    name: Annotated[
+        str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or an image that was tested here.")
+    ],
     *,
-    output: Annotated[Path | None, typer.Option(help="The tar to write (default: STACK.tar).")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="The tar to write.", show_default="STACK.tar"),
+    ] = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,

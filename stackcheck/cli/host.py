@@ -1,4 +1,4 @@
-"""The verb `doctor`: what this host has and lacks, and, with --fix, what may be mended at once."""
+"""The verb `doctor`. In: this host. Out: what it has and lacks, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root
+from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine import doctor, host_setup
 from stackcheck.errors import EngineError
 from stackcheck.matrix import matrix
 
-app = typer.Typer()
+app = new_app()
 
 
 @app.command("doctor")
 def examine_host(
     *,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Install and start what is missing (root only).")
+        bool, typer.Option("--fix", help="Install and start what is missing (needs root).")
     ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Say what this host has and lacks, each with the command that mends it; exit 4 when it cannot build."""
+    """Show what this host has and lacks, each with the command that fixes it; exit 4 if it cannot build."""
     if stop:
         stopped = host_setup.stop_daemon()
-        print("stopped dockerd" if stopped else "no dockerd that stackcheck started is running")
+        print("stopped dockerd" if stopped else "stackcheck started no dockerd that is still running")
         return
     if fix:
         host_setup.ensure_engine(Progress())
@@ -38,23 +38,23 @@ def examine_host(
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:
-        print_table(("what", "state", "found", "mend with"), [_row(finding) for finding in findings])
+        print_table(("what", "state", "found", "fix with"), [_row(finding) for finding in findings])
     lacking = [finding for finding in findings if finding.needed and not finding.ok]
     if lacking:
         raise EngineError(
             "this host lacks what a build needs",
             got=", ".join(finding.name for finding in lacking),
-            next_step=lacking[0].mend,
+            next_step=lacking[0].fix,
         )
 
 
-def _row(finding: doctor.Finding) -> tuple[str, ...]:
+def _row(finding: doctor.HostFinding) -> tuple[str, ...]:
     state = "ok" if finding.ok else "missing" if finding.needed else "-"
-    return (finding.name, state, finding.found, finding.mend or "")
+    return (finding.name, state, finding.found, finding.fix or "")
 
 
 def _registries(root: Path) -> list[str]:
-    """The registry that matrix.yaml publishes to; none for a layout on disk, or outside a checkout."""
+    """The registry that matrix.yaml publishes to; empty for a layout on disk, or outside a checkout."""
     path = root / "matrix.yaml"
     target = matrix.load(path).publish if path.exists() else "oci:"
     return [] if target.startswith("oci:") else [target.split("/")[0]]

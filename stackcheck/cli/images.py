@@ -1,4 +1,4 @@
-"""The verbs of the main job: images does all of it; test, certify and publish do one part each.
+"""The verbs of the main job: images runs all of it; test, certify and publish run one part each.
 
 In: stacks or an image. Out: a table or JSON on stdout, and an exit code.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stackcheck import flow
-from stackcheck.build import forecast
+from stackcheck.build import forecast, plans
 from stackcheck.certificate import keys, signing
 from stackcheck.cli import build as building
 from stackcheck.cli import outcomes
@@ -32,6 +32,7 @@ from stackcheck.cli.options import (
     Vendor,
     WheelCache,
     Wheelhouse,
+    new_app,
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.files.checkout_lock import exclusive
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.matrix import Tier as TierName
     from stackcheck.vendors import Vendor as VendorName
 
-app = typer.Typer()
+app = new_app()
 
 
 @app.command("images")
@@ -53,9 +54,9 @@ def make_images(
     selectors: Selectors = None,
     *,
     tier: Tier = "smoke",
+    force: Force = False,
     to: Target = None,
     key: SigningKey = None,
-    force: Force = False,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
     platform: Platform = None,
@@ -64,7 +65,7 @@ def make_images(
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Build, test, certify and publish every stack this host can run, or the selected ones."""
+    """Build, test, certify and publish the selected stacks, or all that this host can run."""
     chosen = building.selected(root, selectors)
     options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
     target = _target(root, to)
@@ -94,7 +95,7 @@ def run_suites(
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Run the acceptance suites inside an image, also when nothing changed, and judge; sign nothing."""
+    """Run the acceptance suites inside an image and judge the result; always run them, and sign nothing."""
     if dry_run:
         _show_plan(name, root, f"{tier} suites, judge")
         return
@@ -124,13 +125,13 @@ def certify_image(
     *,
     tier: Tier = "smoke",
     vendor: Vendor = None,
-    key: SigningKey = None,
     force: Force = False,
+    key: SigningKey = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Run the suites, judge, and sign the verdict; `publish` then promotes the image with it."""
+    """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it."""
     if dry_run:
         _show_plan(name, root, f"{tier} suites, judge, sign")
         return
@@ -163,12 +164,12 @@ def publish_image(
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Publish an image that `certify` signed as PASSED: candidate, attach, verify, tag last."""
+    """Publish an image that `certify` signed as PASSED: copy, attach, verify, and move the tag last."""
     target = _target(root, to)
     settings = _settings(root, target=target, key=key, plain_http=plain_http)
     image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
-    envelopes = signing.signed(settings.folder(tag), settings.key)
+    envelopes = signing.load_signed(settings.folder(tag), settings.key)
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
@@ -190,8 +191,8 @@ def _settings(
     vendor: VendorName | None = None,
     force: bool = False,
     plain_http: bool = False,
-) -> flow.Settings:
-    return flow.Settings(
+) -> flow.FlowSettings:
+    return flow.FlowSettings(
         root=root.resolve(),
         tier=tier,
         target=target,
@@ -209,6 +210,8 @@ def _target(root: Path, to: str | None) -> str:
 
 
 def _show_plan(name: str, root: Path, steps: str) -> None:
-    """The dry run of a verb that takes STACK|IMAGE; an unknown stack is refused as in a real run."""
+    """The dry run of a verb that takes STACK|IMAGE; it refuses what a real run would refuse."""
     found = subjects.find_stack(name, root.resolve())
+    if found:
+        plans.checked_files(found, root.resolve())
     print(f"{found.id if found else name}: {steps}")

@@ -1,4 +1,4 @@
-"""Verbs about the matrix: list, outdated, lock, render."""
+"""The matrix verbs: list, outdated, lock, render. In: selectors. Out: tables; files in images/."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Selectors
+from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Selectors, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.stack import Package, Stack
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_app()
 
 
 @app.command("list")
 def list_stacks(
     selectors: Selectors = None,
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table of the README instead.")
+    ] = False,
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a README.")] = False,
     root: Root = HERE,
 ) -> None:
     """List the stacks of the matrix and their state."""
@@ -43,12 +46,12 @@ def list_stacks(
 
 
 def state(stack: Stack) -> str:
-    """`locked`: can be built anywhere with the same result; else `unlocked`."""
+    """`locked`: every pin and hash is known, so that any host builds the same image; else `unlocked`."""
     return "unlocked" if stack.missing else "locked"
 
 
 def summary(stack: Stack) -> dict[str, object]:
-    """A stack as `list --json` tells it."""
+    """A stack in `list --json`."""
     return {
         "id": stack.id,
         "vendor": stack.vendor,
@@ -76,7 +79,10 @@ def _named(package: Package | None) -> str | None:
 @app.command()
 def render(
     selectors: Selectors = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 on drift.")] = False,
+    *,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 2 if a file differs from its template.")
+    ] = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
@@ -85,30 +91,28 @@ def render(
     from stackcheck.recipe import stack_table
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
-    pages = (
-        () if selectors else [path for path in (images / "README.md", root / "README.md") if path.exists()]
-    )
+    pages = () if selectors else [path for path in (images / "README.md",) if path.exists()]
     if check or dry_run:
         drifted = [*rendering.check(stacks, images, whole=not selectors)]
         drifted += [
-            f"{page}: its table of stacks is not fresh"
+            f"{page}: the table of stacks is out of date"
             for page in pages
-            if not stack_table.fresh(page, stacks)
+            if not stack_table.is_fresh(page, stacks)
         ]
         if drifted and check:
             raise ConfigurationError("\n".join(drifted), next_step="stackcheck render")
-        print("\n".join(drifted) or f"{len(stacks)} stacks are as their templates say")
+        print("\n".join(drifted) or f"{len(stacks)} stacks match their templates")
         return
     written = [
         *rendering.write(stacks, images),
         *(page for page in pages if stack_table.refresh(page, stacks)),
     ]
-    print("\n".join(str(path) for path in written) or f"{len(stacks)} stacks are as their templates say")
+    print("\n".join(str(path) for path in written) or f"{len(stacks)} stacks match their templates")
 
 
 @app.command()
-def lock(selectors: Selectors = None, dry_run: DryRun = False, root: Root = HERE) -> None:
-    """Write pins and hashes of stacks."""
+def lock(selectors: Selectors = None, *, dry_run: DryRun = False, root: Root = HERE) -> None:
+    """Write the pins and hashes of stacks."""
     from stackcheck.recipe import lock as locking
     from stackcheck.recipe.upstream import Upstream
 
@@ -121,14 +125,14 @@ def lock(selectors: Selectors = None, dry_run: DryRun = False, root: Root = HERE
             continue
         report(f"locking {stack.id}")
         done = locking.lock(stack, root / "images", upstream)
-        rows.append((stack.id, "; ".join(done.missing) or "locked"))
-        rows += [(stack.id, f"kept as it was: {reason}") for reason in done.kept]
+        rows.append((stack.id, _locked_or(done.missing)))
+        rows += [(stack.id, f"not changed: {reason}") for reason in done.kept]
     print_table(("stack", "result"), rows)
 
 
 @app.command()
-def outdated(selectors: Selectors = None, as_json: AsJson = False, root: Root = HERE) -> None:
-    """Compare pins with what the package indexes offer."""
+def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root = HERE) -> None:
+    """Compare pins with the newest versions in the package indexes."""
     from stackcheck.recipe import indexes
 
     pinned = _pinned(resolve.load_stacks(root, selectors or ()))
@@ -147,8 +151,12 @@ def outdated(selectors: Selectors = None, as_json: AsJson = False, root: Root = 
     print_table(("package", "pinned", "newest", "in"), rows)
 
 
+def _locked_or(missing: Sequence[str]) -> str:
+    return f"unlocked: {'; '.join(missing)}" if missing else "locked"
+
+
 def _pinned(stacks: Sequence[Stack]) -> dict[tuple[str, str], list[str]]:
-    """Package and version -> the stacks that pin it, FlashAttention among them."""
+    """Package and version -> the stacks that pin it; FlashAttention is included."""
     pinned: dict[tuple[str, str], list[str]] = {}
     for stack in stacks:
         flash = [f"flash-attn=={stack.flash_attn.version}"] if stack.flash_attn else []

@@ -1,4 +1,9 @@
-"""Options and arguments that several verbs share, each declared once. In: nothing. Out: types for Typer."""
+"""The options and arguments that several verbs share, and the one style of help.
+
+In: nothing. Out: annotated types for Typer, each declared once, and `new_app` for the verbs of a module.
+Every verb lists its options in this order: what to do, where to (--to, --key, --plain-http), how to build,
+how to report (--json, --dry-run, --root).
+"""
 
 from __future__ import annotations
 
@@ -13,45 +18,83 @@ from stackcheck.vendors import Vendor as VendorName
 
 HERE = Path()
 
+
+def new_app() -> typer.Typer:
+    """A group for the verbs of one module; its help is plain text that can be copied."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
 Selectors = Annotated[
-    list[str] | None, typer.Argument(metavar="[SELECTOR]…", help="Patterns on stack ids, such as 'rocm7*'.")
+    list[str] | None,
+    typer.Argument(metavar="SELECTOR", help="Patterns for stack ids, such as 'rocm7*'.", show_default=False),
 ]
 Name = Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or any image reference.")]
-Ref = Annotated[str, typer.Argument(metavar="REF", help="oci:DIR:TAG, HOST/REPO:TAG, or with @sha256:….")]
+Ref = Annotated[
+    str, typer.Argument(metavar="REF", help="oci:DIR:TAG or HOST/REPO:TAG; @sha256:… instead of :TAG works.")
+]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
-Root = Annotated[Path, typer.Option("--root", help="The checkout.", show_default=False)]
-
-Tier = Annotated[TierName, typer.Option("--tier", help="How thorough: smoke, standard or soak.")]
+Tier = Annotated[TierName, typer.Option("--tier", help="How thorough the suites are.")]
 Vendor = Annotated[
     VendorName | None,
-    typer.Option("--gpu-vendor", help="The vendor whose checks run (default: the stack's)."),
+    typer.Option("--gpu-vendor", help="The vendor whose checks run.", show_default="the stack's vendor"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Run the suites again even if nothing changed.")]
+
 Target = Annotated[
-    str | None, typer.Option("--to", help="Where to publish: oci:DIR or HOST/REPO (default: matrix.yaml's).")
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="TARGET",
+        help="Where to publish: oci:DIR or HOST/REPO.",
+        show_default="`publish` in matrix.yaml",
+    ),
 ]
-PlainHttp = Annotated[bool, typer.Option("--plain-http", help="Allow http to a registry on another machine.")]
 SigningKey = Annotated[
     Path | None,
-    typer.Option("--key", help="Signing key, PEM (default: this user's own, made on first use)."),
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="Signing key (PEM).",
+        show_default="this user's key, made on first use",
+    ),
 ]
-PublicKey = Annotated[Path | None, typer.Option("--key", help="Public key, PEM (default: this user's own).")]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", metavar="FILE", help="Public key (PEM) to verify with.", show_default="this user's key"
+    ),
+]
+PlainHttp = Annotated[
+    bool, typer.Option("--plain-http", help="Use http for a registry on another machine (not encrypted).")
+]
 
 Wheelhouse = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Take wheels from this folder only, from no index.")
+    Path | None,
+    typer.Option(
+        "--wheelhouse",
+        metavar="DIR",
+        help="Take wheels from this folder only, and from no package index.",
+        show_default="none",
+    ),
 ]
 WheelCache = Annotated[
     str | None,
     typer.Option(
+        "--wheel-cache",
         metavar="DIR",
-        help="Keep downloaded and built wheels here, by hash; `off` disables it "
-        f"(default: ${VARIABLE}, or the user's cache folder).",
+        help="Keep downloaded and built wheels in this folder; `off` disables the cache.",
+        show_default=f"${VARIABLE}, else the user's cache folder",
     ),
 ]
 Platform = Annotated[
     Literal["linux/amd64", "linux/arm64"] | None,
-    typer.Option(help="The platform to build for (default: this host's own)."),
+    typer.Option("--platform", help="The platform to build for.", show_default="this host's platform"),
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Build every step again.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Run every build step again.")]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
+Root = Annotated[
+    Path,
+    typer.Option("--root", metavar="DIR", help="The checkout.", show_default="the current folder"),
+]

@@ -1,4 +1,4 @@
-"""How the outcomes of the main job look on stdout."""
+"""How the outcomes of `stackcheck images` are printed. In: outcomes. Out: a table or JSON on stdout."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from stackcheck.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stackcheck.flow import Outcome
+    from stackcheck.flow import StackOutcome
 
 
-def show(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
-    """Print a table with the next commands to type, or one JSON document."""
+def show(outcomes: Sequence[StackOutcome], *, as_json: bool) -> None:
+    """Print a table and the next commands to type, or one JSON document."""
     if as_json:
         print_json([_row(outcome) for outcome in outcomes])
     else:
         _print_outcomes(outcomes)
 
 
-def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def _print_outcomes(outcomes: Sequence[StackOutcome]) -> None:
     columns = ("stack", "state", "passed/failed/skipped", "digest", "size", "time")
     print_table(columns, [_cells(outcome) for outcome in outcomes])
     for outcome in outcomes:
         _print_one(outcome)
 
 
-def _print_one(outcome: Outcome) -> None:
+def _print_one(outcome: StackOutcome) -> None:
     print()
     if outcome.error:
         print(f"{outcome.name}: {outcome.error}")
@@ -47,18 +47,18 @@ def _print_one(outcome: Outcome) -> None:
 
 
 def _program() -> str:
-    """How the user types this program: by its name where the shell finds it, else as it was started."""
+    """How the user types this program: its name if it is on PATH, else the path it was started by."""
     return "stackcheck" if shutil.which("stackcheck") else os.path.relpath(sys.argv[0])
 
 
-def _figures(outcome: Outcome) -> list[tuple[str, str]]:
-    """The figures worth a line: what was measured with a rate as its unit."""
+def _figures(outcome: StackOutcome) -> list[tuple[str, str]]:
+    """The first measured rates (metrics in some unit per second), as name and value."""
     checks = outcome.result.checks if outcome.result else ()
     metrics = [metric for check in checks for metric in check.metrics if "/s" in metric.unit]
     return [(metric.name, f"{metric.value:,.1f} {metric.unit}") for metric in metrics if metric.value][:6]
 
 
-def _cells(outcome: Outcome) -> tuple[str, ...]:
+def _cells(outcome: StackOutcome) -> tuple[str, ...]:
     judged = outcome.verdict
     counts = f"{len(judged.passed)}/{len(judged.failed)}/{len(judged.skipped)}" if judged else "-"
     image = outcome.image
@@ -67,7 +67,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     return (outcome.name, outcome.state, counts, digest, size, f"{outcome.seconds:.1f} s")
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
+def _row(outcome: StackOutcome) -> dict[str, Any]:
     return {
         "id": outcome.name,
         "state": outcome.state,

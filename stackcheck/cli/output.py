@@ -1,4 +1,4 @@
-"""How results and progress look: tables and JSON on stdout, progress on stderr."""
+"""How results and progress look. In: rows, facts, messages. Out: results on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def print_json(value: object) -> None:
-    """Write one JSON document for machines to stdout."""
+    """Write one JSON document to stdout."""
     json.dump(value, sys.stdout, indent=2, sort_keys=False)
     sys.stdout.write("\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write a plain aligned table to stdout; it reads the same in a terminal, a log and a README."""
+    """Write a plain aligned table to stdout; it looks the same in a terminal, a log and a README."""
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     for row in (columns, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -32,7 +32,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 
 class Progress:
-    """Steps on stderr as plain lines with the time since the start; called with one message a step."""
+    """Writes each step to stderr as a plain line with the seconds since the start."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet

@@ -1,4 +1,4 @@
-"""The verb `prove`. In: a checkout. Out: a table of faults and who caught them; exit 6 unless all were."""
+"""The verb `prove`. In: a checkout. Out: a table of faults and the checks that caught them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,47 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root
+from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.proof import prove
 
-app = typer.Typer(rich_markup_mode=None)
+app = new_app()
 
-MAX_AGE = dt.timedelta(days=365)  # what runs the proof only has to be ours and whole
-COLUMNS = ("FAULT", "HAS TO BE CAUGHT BY", "ON", "")
+MAX_AGE = dt.timedelta(days=365)  # the image only has to be genuine and undamaged to run the proof
+COLUMNS = ("FAULT", "EXPECTED CATCHER", "VENDOR", "STATE")
 REASON_LINES = 3
-Runner = Callable[[tuple[str, ...], Path, Progress], prove.Told]
+Runner = Callable[[tuple[str, ...], Path, Progress], prove.FaultRun]
 
 
 @app.command("prove")
 def prove_checks(
     *,
     here: Annotated[
-        bool, typer.Option("--here", help="Use this host's torch (STACKCHECK_SUITE_PYTHON), and no image.")
+        bool,
+        typer.Option(
+            "--here", help="Use this host's torch (Python: $STACKCHECK_SUITE_PYTHON), not an image."
+        ),
     ] = False,
     image: Annotated[
         str | None,
-        typer.Option(help="The certified cpu image to run in (default: the matrix's, in dist)."),
+        typer.Option(
+            "--image",
+            metavar="REF",
+            help="The certified cpu image to run in.",
+            show_default="the matrix's cpu stack in oci:dist",
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many faults at a time.")] = 2,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="How many faults run at a time.")
+    ] = 2,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Plant every fault and show which check catches it; exit 6 unless all are, by every check there is."""
+    """Plant every fault and show which check catches it; exit 6 unless every check catches its faults."""
     root = root.resolve()
     report = Progress()
-    # Before the first run: what is refused must not cost the minutes of the run over AMD's library.
+    # Refuse an image before the run over AMD's library, which takes minutes.
     run_in_torch = _on_this_host() if here else _in_image(image or _cpu_image(root), report)
     with prove.beside(prove.over_amd(workers), root=root, report=report) as amd:
         proof = prove.join([run_in_torch(prove.in_torch(workers), root, report), amd()])
@@ -54,28 +64,28 @@ def _on_this_host() -> Runner:
 
 
 def _in_image(reference: str, report: Progress) -> Runner:
-    """Verify and fetch a certified image; gives what runs a proof in it, with the checkout mounted."""
+    """Verify and fetch a certified image; return what runs a proof in it, with the checkout mounted."""
     from stackcheck import vendors
-    from stackcheck.certificate import keys, pull
+    from stackcheck.certificate import keys, pull, verify
     from stackcheck.engine.client import Engine
 
-    verified = pull.verify(
+    verified = verify.verify(
         reference, public_key=keys.load_public(None), max_age=MAX_AGE, device_model="CPU", driver=None
     )
     engine = Engine.connect()
     name = pull.pull(verified, engine, report=report)
 
-    def run(arguments: tuple[str, ...], root: Path, report: Progress) -> prove.Told:
-        reader = prove.Reader(report)
+    def run(arguments: tuple[str, ...], root: Path, report: Progress) -> prove.FaultRun:
+        reader = prove.FaultRunReader(report)
         needs = vendors.module("cpu").container_needs()
         pull.run(name, engine, ("python", *arguments), needs=needs, folder=root, on_line=reader)
-        return reader.told(f"{name}: python {' '.join(arguments)}")
+        return reader.finished(f"{name}: python {' '.join(arguments)}")
 
     return run
 
 
 def _cpu_image(root: Path) -> str:
-    """Where `stackcheck images` puts the stack that needs no GPU."""
+    """Where `stackcheck images` publishes the stack that needs no GPU."""
     from stackcheck.matrix import resolve
 
     for stack in resolve.load_stacks(root):
@@ -97,7 +107,7 @@ def _print(proof: prove.Proof) -> None:
     for test in proof.failed:
         print(f"failed: {test}")
     for check in proof.unproven:
-        print(f"no fault is planted for {check}: add one to tests/faults (planting.py tells how)")
+        print(f"no fault is planted for {check}: add one to tests/faults (see planting.py)")
     print(
         f"{len(proof.faults)} faults planted, {proof.caught} caught; {len(proof.healthy)} healthy runs,"
         f" {proof.false_alarms} false alarms; {len(proof.checks) - len(proof.unproven)} of"
@@ -106,7 +116,7 @@ def _print(proof: prove.Proof) -> None:
 
 
 def _print_reason(planted: prove.Planted, state: str) -> None:
-    lines = (planted.reason or "no reason was given").splitlines()[:REASON_LINES]
+    lines = (planted.reason or "no reason given").splitlines()[:REASON_LINES]
     print(f"{state}: {planted.name} ({planted.test})", *(f"    {line}" for line in lines), sep="\n")
 
 

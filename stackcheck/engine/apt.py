@@ -81,7 +81,7 @@ def main_archive(*, folder: Path = APT, release: str | None = None) -> Source:
     """The source that gives the host its own release.
 
     Raises:
-        EngineError: There is none.
+        EngineError: The host has no such source.
     """
     codename = release or host_release().get("VERSION_CODENAME", "")
     for source in sources(folder):

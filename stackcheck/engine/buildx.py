@@ -1,7 +1,8 @@
-"""Run `docker buildx bake`. In: a bake definition as JSON. Out: counts of steps by target and stage.
+"""Run `docker buildx bake`, and read its log.
 
-While it runs, each step gives one short line of progress. A failure is an error with the step, its last lines
-and the line of the Dockerfile. The images go where the definition's outputs name.
+In: a bake definition as JSON. Out: counts of steps by target and stage. While it runs, each step gives one
+short line of progress. A failure is an error with the step, its last lines and the line of the Dockerfile.
+The images go where the outputs of the definition name.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 4 * 3600.0
-
-# What a failed step says, what that means, and what to configure; the first that matches counts.
+# Text in the output of a failed step, what it means, and what to configure; the first match counts.
 CAUSES = (
     (r"no space left on device", "the disk is full", "free space: docker builder prune"),
     (
@@ -35,23 +35,34 @@ CAUSES = (
     ),
     (
         r"No matching distribution found|Could not find a version|NewConnectionError|Max retries exceeded",
-        "a wheel of the lock cannot be had from the package indexes that this host's pip names",
+        "the package indexes that this host's pip uses lack a locked wheel, or cannot be reached",
         "configure pip's index-url, extra-index-url or find-links (pip config set global.…)",
     ),
     (
         r"Failed to fetch|Unable to locate package|Temporary failure resolving",
-        "a package cannot be had from the distribution's archive",
-        "mend this host's apt sources; a base of the same distribution is built with them",
+        "the distribution's archive lacks a package, or cannot be reached",
+        "fix this host's apt sources: a base of the same distribution is built with them",
     ),
 )
+LAST_LINES = 20
+_STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
+# "[2/4] RUN …" of a lone stage, "[wheels 2/4] RUN …", and with several targets "[stage-wheels-01 wheels 2/4]
+# RUN …". What has no number is the builder's own: reading a Dockerfile, loading a context.
+_TITLE = re.compile(
+    r"^\[(?:(?P<target>\S+) (?=\S+ \d+/))?(?P<place>(?:(?P<stage>\S+) )?\d+/\d+)\] (?P<what>.+)$"
+)
+_OUTPUT = re.compile(r"^\d+\.\d+ (?P<text>.*)$")
+# "Dockerfile:12" and, from a remote or renamed file, "images/x/Dockerfile:12", alone on a line.
+_PLACE = re.compile(r"^(?P<file>\S*[Dd]ockerfile\S*):(?P<line>\d+)$")
+_PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BakeResult:
-    """What a build did: steps in all, and those that were there already.
+    """What a build did: the number of steps, and how many of them were cached.
 
     Attributes:
-        stages: (Target, stage) -> its steps that ran, and those that were there; a step that several targets
+        stages: (Target, stage) -> its steps that ran, and those that were cached; a step that several targets
             share is counted once, for one of them. The target is "" where only one was built.
     """
 
@@ -59,6 +70,27 @@ class BakeResult:
     cached: int
     seconds: float
     stages: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a build stopped.
+
+    Attributes:
+        stage: Stage and number of the step, "wheels 4/6", where the builder named one.
+        step: The step's text.
+        file: Dockerfile, as the builder names it.
+        line: Line in it.
+        last_lines: What the step wrote last.
+        message: The builder's own sentence.
+    """
+
+    stage: str | None
+    step: str | None
+    file: str | None
+    line: int | None
+    last_lines: tuple[str, ...]
+    message: str
 
 
 def bake(
@@ -82,7 +114,7 @@ def bake(
     timer.start()
     try:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output has the reason
             process.stdin.write(json.dumps(definition))
             process.stdin.close()
         with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
@@ -115,33 +147,8 @@ def platforms() -> tuple[str, ...]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)
     if done.returncode or not found:
-        raise EngineError(
-            "the builder does not say what it can build", got=(done.stderr or done.stdout)[-500:]
-        )
+        raise EngineError("the builder does not list its platforms", got=(done.stderr or done.stdout)[-500:])
     return tuple(name.strip().rstrip("*") for name in found[1].split(","))
-
-
-def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:
-    """Why the builder ended with an error."""
-    if ran_out_after_s is not None:
-        return BuildError("the build did not end in time", expected=f"an end within {ran_out_after_s:.0f} s")
-    failure = seen.failure()
-    if not host_setup.socket_answers():
-        return EngineError(
-            "the engine stopped in the middle of a build",
-            got=failure.message,
-            next_step="stackcheck doctor --fix, then the same command: finished steps are kept",
-        )
-    text = "\n    ".join(failure.last_lines)
-    place = f"{failure.file}:{failure.line}" if failure.file else None
-    stage = f"stage {failure.stage}" if failure.stage else None
-    cause = next((c for c in CAUSES if re.search(c[0], f"{text}\n{failure.message}")), None)
-    return BuildError(
-        cause[1] if cause else f"a build step failed: {failure.step or failure.message}",
-        where=", ".join(part for part in (place, stage) if part) or None,
-        got=f"{failure.message}; it wrote last:\n    {text}",
-        next_step=cause[2] if cause else f"read {log}" if log else None,
-    )
 
 
 def _spawn_bake(targets: Sequence[str]) -> subprocess.Popen[str]:
@@ -169,38 +176,29 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.kill()
 
 
-LAST_LINES = 20
-_STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
-# "[2/4] RUN …" of a lone stage, "[wheels 2/4] RUN …", and with several targets "[stage-wheels-01 wheels 2/4]
-# RUN …". What has no number is the builder's own: reading a Dockerfile, loading a context.
-_TITLE = re.compile(
-    r"^\[(?:(?P<target>\S+) (?=\S+ \d+/))?(?P<place>(?:(?P<stage>\S+) )?\d+/\d+)\] (?P<what>.+)$"
-)
-_OUTPUT = re.compile(r"^\d+\.\d+ (?P<text>.*)$")
-# "Dockerfile:12" and, from a remote or renamed file, "images/x/Dockerfile:12", alone on a line.
-_PLACE = re.compile(r"^(?P<file>\S*[Dd]ockerfile\S*):(?P<line>\d+)$")
-_PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a build stopped.
-
-    Attributes:
-        stage: Stage and number of the step, "wheels 4/6", where the builder named one.
-        step: The step's text.
-        file: Dockerfile, as the builder names it.
-        line: Line in it.
-        last_lines: What the step wrote last.
-        message: The builder's own sentence.
-    """
-
-    stage: str | None
-    step: str | None
-    file: str | None
-    line: int | None
-    last_lines: tuple[str, ...]
-    message: str
+def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:
+    """Why the builder ended with an error."""
+    if ran_out_after_s is not None:
+        return BuildError(
+            "the build took too long and was stopped", expected=f"at most {ran_out_after_s:.0f} s"
+        )
+    failure = seen.failure()
+    if not host_setup.socket_answers():
+        return EngineError(
+            "the engine stopped in the middle of a build",
+            got=failure.message,
+            next_step="stackcheck doctor --fix, then the same command: finished steps are kept",
+        )
+    text = "\n    ".join(failure.last_lines)
+    place = f"{failure.file}:{failure.line}" if failure.file else None
+    stage = f"stage {failure.stage}" if failure.stage else None
+    cause = next((c for c in CAUSES if re.search(c[0], f"{text}\n{failure.message}")), None)
+    return BuildError(
+        cause[1] if cause else f"a build step failed: {failure.step or failure.message}",
+        where=", ".join(part for part in (place, stage) if part) or None,
+        got=f"{failure.message}; its last lines:\n    {text}",
+        next_step=cause[2] if cause else f"read {log}" if log else None,
+    )
 
 
 class BuildLog:
@@ -218,7 +216,7 @@ class BuildLog:
         self.cached: set[str] = set()
 
     def stages(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(Target, stage; each "" where there is only one) -> steps that ran, and steps that were there."""
+        """(Target, stage; each "" where there is only one) -> steps that ran, and steps that were cached."""
         counted: dict[tuple[str, str], tuple[int, int]] = {}
         for number in self.steps:
             title = _TITLE.match(self._titles[number])
@@ -264,7 +262,7 @@ class BuildLog:
         elif text == "CACHED":
             self.cached.add(number)
         elif text.startswith("ERROR"):
-            self._failed = self._failed or number  # what was built upon it fails after it
+            self._failed = self._failed or number  # steps that need it fail later
             self._message = self._message or text
         elif output := _OUTPUT.match(text):
             self._output[number].append(output["text"])

@@ -1,7 +1,7 @@
 """The one door to Docker: run, inspect, load, save, and build through `buildx bake`.
 
-In: values of this tool. Out: exit codes, facts about images, image layouts. What the daemon or the network
-does wrong becomes an `EngineError` or `BuildError`; no container outlives the call that started it.
+In: values of this tool. Out: exit codes, facts about images, image layouts. A failure
+of the daemon or the network becomes an `EngineError` or `BuildError`; no container outlives its call.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Engine:
         """The daemon that `DOCKER_HOST`, the Docker context's default or the default socket names.
 
         Raises:
-            EngineError: None answers, or it is too old; the message has the commands to type.
+            EngineError: No daemon answers, or it is too old; the message has the commands to type.
         """
         import docker
 
@@ -133,7 +133,7 @@ class Engine:
         return True
 
     def load(self, layout: Path, reference: str) -> None:
-        """Give the engine the image of a layout under a name."""
+        """Load the image of a layout into the engine under a name."""
         with talking(f"loading {reference}"), self._patience(), archive.stream(layout, reference) as tar:
             api: Any = self._client.api  # the stubs know no return type
             for event in api.load_image(tar, quiet=True) or ():
@@ -157,7 +157,7 @@ class Engine:
             self._client.images.pull(reference)
 
     def remove(self, reference: str) -> None:
-        """Take a name away from the engine; the image goes when it was the last one."""
+        """Remove a name; the engine deletes the image with its last name."""
         with talking(f"removing {reference}"):
             self._client.images.remove(reference, force=True)
 
@@ -189,7 +189,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _patience(self) -> Iterator[None]:
-        """Gigabytes take longer than a question."""
+        """A longer timeout, for calls that move gigabytes."""
         api = self._client.api
         before, api.timeout = api.timeout, LOAD_TIMEOUT_S
         try:

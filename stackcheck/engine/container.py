@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 LABEL = "org.stackcheck.run"
 API_TIMEOUT_S = 120
 # For any uid in any image: a home that can be written (the container's own tmpfs), and a name: torch asks for
-# one, and an image that was not built here knows none for the uid that it is run with.
+# one, and an image that was not built here has no name for the uid that it runs with.
 USER_ENV = {"HOME": "/tmp", "USER": "stackcheck", "LOGNAME": "stackcheck"}  # noqa: S108
-# torchrun and gloo look up the name of their own host. Without a network nobody answers, and each look-up
-# costs ten seconds: so the name is in /etc/hosts, and the name server is one that refuses at once.
+# torchrun and gloo look up the name of their own host. Without a network no server answers, and each look-up
+# takes ten seconds: so the name is in /etc/hosts, and the name server is one that refuses at once.
 OWN_NAME: dict[str, Any] = {
     "hostname": "stackcheck",
     "extra_hosts": {"stackcheck": "127.0.0.1"},
@@ -47,7 +47,7 @@ class Mount:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """A container to run; the defaults are the least that a process can do with.
+    """A container to run; the defaults are the fewest rights that a process needs.
 
     Attributes:
         tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
@@ -121,7 +121,7 @@ def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
         import docker
 
         # By name, as an interrupted `create` may have made it all the same. A daemon that died took it along;
-        # the error above says so already.
+        # the error above reports that.
         with contextlib.suppress(docker.errors.DockerException, OSError):
             client.api.remove_container(arguments["name"], force=True)
 
@@ -164,7 +164,7 @@ def _start(container: Container, spec: RunSpec) -> None:
     except docker.errors.APIError as error:
         if "rlimit" in str(error):
             raise EngineError(
-                "this daemon may not raise the limits that the container asks for",
+                "this daemon is not allowed to raise the limits that the container needs",
                 where=", ".join(f"{name}={limit}" for name, limit in spec.ulimits.items()),
                 got=str(error.explanation or error),
                 expected="a daemon with CAP_SYS_RESOURCE (not one inside a restricted container)",

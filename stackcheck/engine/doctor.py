@@ -1,6 +1,6 @@
-"""What this host has and lacks, each with the command that mends it.
+"""What this host has and lacks, each with the command that fixes it.
 
-In: the host. Out: `Finding`s in a fixed order. Nothing is changed here: `host_setup` mends.
+In: the host. Out: `HostFinding`s in a fixed order. Nothing is changed here: `host_setup` does that.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ REGISTRY_TIMEOUT_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class HostFinding:
     """One thing that was looked at.
 
     Attributes:
         found: What is there, in a few words.
         needed: Whether the cpu stack can be built without it.
-        mend: The command to type, or None.
+        fix: The command to type, or None.
     """
 
     name: str
     ok: bool
     needed: bool
     found: str
-    mend: str | None = None
+    fix: str | None = None
 
 
-def examine(root: Path, registries: Iterable[str] = ()) -> tuple[Finding, ...]:
+def examine(root: Path, registries: Iterable[str] = ()) -> tuple[HostFinding, ...]:
     """Look at everything; `registries` are the hosts that the matrix publishes to."""
     return (
         *_engine(),
@@ -57,48 +57,50 @@ def examine(root: Path, registries: Iterable[str] = ()) -> tuple[Finding, ...]:
     )
 
 
-def _engine() -> Iterator[Finding]:
+def _engine() -> Iterator[HostFinding]:
     try:
         engine = Engine.connect()
     except StackcheckError as error:
         got = error.got or error.what
-        yield Finding(name="engine", ok=False, needed=True, found=got, mend="stackcheck doctor --fix")
+        yield HostFinding(name="engine", ok=False, needed=True, found=got, fix="stackcheck doctor --fix")
         return
-    yield Finding(name="engine", ok=True, needed=True, found=engine.description)
-    yield Finding(
+    yield HostFinding(name="engine", ok=True, needed=True, found=engine.description)
+    yield HostFinding(
         name="containerd store",
         ok=engine.containerd_store,
         needed=False,
         found="on" if engine.containerd_store else "off: layouts come from `docker save`, which is slower",
-        mend=None
+        fix=None
         if engine.containerd_store
         else f'put {{"features": {{"containerd-snapshotter": true}}}} into {host_setup.DAEMON_FILE}',
     )
 
 
-def _buildx() -> Finding:
+def _buildx() -> HostFinding:
     ok = host_setup.has_buildx()
-    return Finding(
+    return HostFinding(
         name="buildx",
         ok=ok,
         needed=True,
         found=_first_line(["docker", "buildx", "version"]) if ok else "no buildx plugin",
-        mend=None if ok else "stackcheck doctor --fix",
+        fix=None if ok else "stackcheck doctor --fix",
     )
 
 
-def _mmdebstrap() -> Finding:
+def _mmdebstrap() -> HostFinding:
     ok = shutil.which("mmdebstrap") is not None
-    return Finding(
+    return HostFinding(
         name="mmdebstrap",
         ok=ok,
         needed=False,
-        found=_first_line(["mmdebstrap", "--version"]) if ok else "not there; installed when a base needs it",
-        mend=None if ok else "apt-get install -y mmdebstrap",
+        found=_first_line(["mmdebstrap", "--version"])
+        if ok
+        else "not installed; a build installs it when a base needs it",
+        fix=None if ok else "apt-get install -y mmdebstrap",
     )
 
 
-def _vendors() -> Iterator[Finding]:
+def _vendors() -> Iterator[HostFinding]:
     from stackcheck import vendors
 
     for name in ("amd", "nvidia"):
@@ -109,25 +111,25 @@ def _vendors() -> Iterator[Finding]:
         if present:
             models = [device.model for device in backend.devices()]
             found = f"{len(models)} x {models[0] if models else 'unknown'}, driver {driver or 'not loaded'}"
-        yield Finding(name=f"{name} GPUs", ok=present, needed=False, found=found)
+        yield HostFinding(name=f"{name} GPUs", ok=present, needed=False, found=found)
 
 
-def _disk(root: Path) -> Finding:
+def _disk(root: Path) -> HostFinding:
     """The engine's data and `build/` may lie on two disks; the fuller one decides."""
     places = [path for path in (root, Path("/var/lib/docker"), Path("/var/lib")) if path.exists()]
     free, place = min((shutil.disk_usage(path).free, path) for path in places)
-    return Finding(
+    return HostFinding(
         name="disk",
         ok=free >= DISK_NEEDED_BYTES,
         needed=True,
         found=f"{free / 1e9:.0f} GB free at {place}, {DISK_NEEDED_BYTES / 1e9:.0f} GB needed",
-        mend=None if free >= DISK_NEEDED_BYTES else "docker builder prune",
+        fix=None if free >= DISK_NEEDED_BYTES else "docker builder prune",
     )
 
 
-def _memory() -> Finding:
+def _memory() -> HostFinding:
     total = psutil.virtual_memory().total
-    return Finding(
+    return HostFinding(
         name="memory",
         ok=total >= MEMORY_NEEDED_BYTES,
         needed=True,
@@ -135,19 +137,19 @@ def _memory() -> Finding:
     )
 
 
-def _registry(host: str) -> Finding:
+def _registry(host: str) -> HostFinding:
     try:
         answer = requests.get(f"https://{host}/v2/", timeout=REGISTRY_TIMEOUT_S)
     except requests.RequestException as error:
-        return Finding(
+        return HostFinding(
             name=f"registry {host}",
             ok=False,
             needed=False,
             found=f"does not answer: {type(error).__name__}",
-            mend="check the proxy and certificate settings, or publish to oci:dist",
+            fix="check the proxy and certificate settings, or publish to oci:dist",
         )
-    ok = answer.status_code in {200, 401}  # 401: it is there and wants to know who asks
-    return Finding(name=f"registry {host}", ok=ok, needed=False, found=f"HTTP {answer.status_code}")
+    ok = answer.status_code in {200, 401}  # 401: it answers, and asks for credentials
+    return HostFinding(name=f"registry {host}", ok=ok, needed=False, found=f"HTTP {answer.status_code}")
 
 
 def _first_line(command: list[str]) -> str:

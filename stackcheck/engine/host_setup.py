@@ -2,7 +2,7 @@
 
 In: a Debian or Ubuntu host, root, its own apt sources. Out: a daemon that answers, with BuildKit and the
 containerd image store. An engine that is already there, or that `DOCKER_HOST` names, is not touched. On a
-host without an init system the daemon is a process of ours, with its pid in `PID_FILE`.
+host without an init system stackcheck starts the daemon itself and writes its pid to `PID_FILE`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 DAEMON_FILE = Path("/etc/docker/daemon.json")
-__all__ = ["ensure_engine", "socket_answers", "stop_daemon"]
-
 # One store for build, run and save: an image keeps its manifest digest from the build to the registry.
 DAEMON_SETTINGS = {"features": {"containerd-snapshotter": True}}
 INSTALL_TIMEOUT_S = 600.0
-
 # Debian 12's own docker.io (20.10) has no buildx and no containerd store. Debian 13's client and daemon run
 # on 12's C library, containerd and runc; every other package of 13 is pinned away.
 DEBIAN_12 = "bookworm"
 DEBIAN_12_TAKES_FROM = "trixie"
+PID_FILE = Path("/run/stackcheck-dockerd.pid")
+LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
+INIT_FOLDER = Path("/run/systemd/system")
+START_TIMEOUT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Recipe:
 
 
 def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None:
-    """Leave with a daemon that answers and, where something is to be built, a client that can build.
+    """Make sure that a daemon answers and, if `builds`, that the client can build.
 
     Raises:
         EngineError: `DOCKER_HOST` names a daemon that does not answer, or nothing may be installed here; the
@@ -77,7 +78,7 @@ def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None
 
 
 def missing_engine(found: str) -> EngineError:
-    """The error for a host without an engine, with the commands that mend it."""
+    """The error for a host without an engine, with the commands that set one up."""
     return EngineError(
         "there is no container engine that this user can reach",
         where=os.environ.get("DOCKER_HOST"),
@@ -99,7 +100,7 @@ def recipe_for_host() -> Recipe:
     """What this distribution needs for an engine.
 
     Raises:
-        EngineError: The distribution is none that this tool knows how to set up.
+        EngineError: stackcheck cannot set up an engine on this distribution.
     """
     release = apt.host_release()
     name, codename = release.get("ID", "unknown"), release.get("VERSION_CODENAME", "")
@@ -112,16 +113,16 @@ def recipe_for_host() -> Recipe:
     if name == "ubuntu":
         return Recipe(packages=("docker.io", "docker-buildx"))
     raise EngineError(
-        "there is no container engine, and this distribution is not one that stackcheck can set up",
+        "there is no container engine, and stackcheck cannot set one up on this distribution",
         got=release.get("PRETTY_NAME", name),
         expected="Debian 12 or newer, or Ubuntu 22.04 or newer",
-        next_step="install Docker with buildx as your distribution says, then run: stackcheck doctor",
+        next_step="install Docker with buildx as your distribution documents it, then run: stackcheck doctor",
     )
 
 
 def install(recipe: Recipe, report: Callable[[str], None]) -> None:
     """Install the distribution's packages, beside a second pinned source where the recipe names one."""
-    report(f"installing {', '.join(recipe.packages)} from this host's own package archive")
+    report(f"installing {', '.join(recipe.packages)} with apt-get: usually 20 to 60 s")
     if recipe.second_suite:
         add_pinned_source(recipe.second_suite, recipe.packages)
     ours = not DAEMON_FILE.exists()
@@ -131,9 +132,20 @@ def install(recipe: Recipe, report: Callable[[str], None]) -> None:
     try:
         apt_install(recipe.packages)
     except EngineError:
-        if ours:  # it would set up an engine that somebody else puts there
+        if ours:  # an engine that is installed later must not get our settings
             DAEMON_FILE.unlink()
         raise
+
+
+def add_pinned_source(suite: str, packages: Sequence[str], folder: Path = apt.APT) -> None:
+    """Add the archive's other suite for these packages alone; it outlives the run, so updates reach them."""
+    source = apt.for_suite(suite, folder=folder)
+    (folder / "sources.list.d" / "stackcheck-engine.sources").write_text(source.text(), encoding="utf-8")
+    pins = (
+        f"Package: {' '.join(packages)}\nPin: release n={suite}\nPin-Priority: 990\n\n"
+        f"Package: *\nPin: release n={suite}\nPin-Priority: -1\n"
+    )
+    (folder / "preferences.d" / "stackcheck-engine").write_text(pins, encoding="utf-8")
 
 
 def install_packages(packages: Sequence[str], report: Callable[[str], None], *, why: str) -> None:
@@ -148,19 +160,8 @@ def install_packages(packages: Sequence[str], report: Callable[[str], None], *, 
             expected=why,
             next_step=f"sudo apt-get install -y {' '.join(packages)}",
         )
-    report(f"installing {', '.join(packages)}: {why}")
+    report(f"installing {', '.join(packages)} with apt-get ({why}): usually 10 to 30 s")
     apt_install(packages)
-
-
-def add_pinned_source(suite: str, packages: Sequence[str], folder: Path = apt.APT) -> None:
-    """Add the archive's other suite for these packages alone; it outlives the run, so updates reach them."""
-    source = apt.for_suite(suite, folder=folder)
-    (folder / "sources.list.d" / "stackcheck-engine.sources").write_text(source.text(), encoding="utf-8")
-    pins = (
-        f"Package: {' '.join(packages)}\nPin: release n={suite}\nPin-Priority: 990\n\n"
-        f"Package: *\nPin: release n={suite}\nPin-Priority: -1\n"
-    )
-    (folder / "preferences.d" / "stackcheck-engine").write_text(pins, encoding="utf-8")
 
 
 def apt_install(packages: Sequence[str]) -> None:
@@ -188,18 +189,12 @@ def apt_install(packages: Sequence[str]) -> None:
                 "apt-get failed",
                 where=" ".join(command),
                 got="\n    ".join(tail),
-                next_step="mend this host's apt sources, then type the command above",
+                next_step="fix this host's apt sources, then run the command above",
             )
 
 
-PID_FILE = Path("/run/stackcheck-dockerd.pid")
-LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
-INIT_FOLDER = Path("/run/systemd/system")
-START_TIMEOUT_S = 60.0
-
-
 def socket_answers(timeout_s: float = 5.0) -> bool:
-    """Whether a daemon answers where `DOCKER_HOST` or the default socket says."""
+    """Whether a daemon answers at `DOCKER_HOST`, or else at the default socket."""
     import docker
     import requests
 
@@ -218,20 +213,20 @@ def start_daemon(report: Callable[[str], None]) -> None:
     """
     process = None
     if INIT_FOLDER.is_dir():
-        report("starting the docker service")
+        report("starting the docker service: usually 2 to 10 s")
         subprocess.run(["systemctl", "start", "docker"], check=False, timeout=START_TIMEOUT_S)
     else:
-        report(f"starting dockerd (pid file {PID_FILE}, log {LOG_FILE})")
+        report(f"starting dockerd (pid file {PID_FILE}, log {LOG_FILE}): usually 2 to 10 s")
         process = _spawn_daemon()
     deadline = time.monotonic() + START_TIMEOUT_S
     while not socket_answers(timeout_s=2.0):
-        # Asked of the process itself: a program that is being loaded does not have its name yet.
+        # The process is asked, not its name: a program that is still being loaded does not have its name yet.
         if time.monotonic() > deadline or (process and process.poll() is not None):
             raise EngineError(
                 "dockerd did not start",
                 where=str(LOG_FILE),
                 got="\n    ".join(_log_tail()),
-                next_step=f"read {LOG_FILE}, mend what it names, then run: stackcheck doctor --fix",
+                next_step=f"read {LOG_FILE}, fix what it names, then run: stackcheck doctor --fix",
             )
         time.sleep(0.2)
 
@@ -250,22 +245,14 @@ def _spawn_daemon() -> subprocess.Popen[bytes]:
     return process
 
 
-def daemon_pid() -> int | None:
-    """The pid of the dockerd that this tool started, while it runs."""
-    if not PID_FILE.exists():
-        return None
-    pid = int(PID_FILE.read_text(encoding="utf-8"))
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return None
-    # A pid is reused after a reboot: only a living dockerd counts.
-    return pid if name == "dockerd" and state != "Z" else None
+def _log_tail(lines: int = 8) -> list[str]:
+    if not LOG_FILE.exists():
+        return []
+    return LOG_FILE.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
 
 
 def stop_daemon(timeout_s: float = 30.0) -> bool:
-    """Stop the dockerd that this tool started, by its pid; False where there is none."""
+    """Stop the dockerd that this tool started, by its pid; False if it does not run."""
     pid = daemon_pid()
     if pid is None:
         return False
@@ -279,7 +266,15 @@ def stop_daemon(timeout_s: float = 30.0) -> bool:
     return True
 
 
-def _log_tail(lines: int = 8) -> list[str]:
-    if not LOG_FILE.exists():
-        return []
-    return LOG_FILE.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+def daemon_pid() -> int | None:
+    """The pid of the dockerd that this tool started, while it runs."""
+    if not PID_FILE.exists():
+        return None
+    pid = int(PID_FILE.read_text(encoding="utf-8"))
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+    # A pid is reused after a reboot: only a living dockerd counts.
+    return pid if name == "dockerd" and state != "Z" else None

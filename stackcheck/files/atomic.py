@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 
 TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
-# What a full disk, a quota, a read-only disk and a missing permission raise.
-UNUSABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+# What a full or failing disk, a quota, a read-only disk and a missing permission raise.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+# What a file where a folder is expected raises, or a folder where a file is expected.
+IN_THE_WAY = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY}
+UNUSABLE = NO_ROOM | IN_THE_WAY | {errno.ENAMETOOLONG, errno.ELOOP}
 NEXT_STEP = "free disk space or fix the permissions, then run the same command again"
+MOVE_AWAY = "move away the file or folder that is in the way, then run the same command again"
 
 
 def file_error(error: OSError, path: Path | None = None) -> FileError:
@@ -32,7 +36,7 @@ def file_error(error: OSError, path: Path | None = None) -> FileError:
         "cannot read or write a file",
         where=str(where) if where else None,
         got=error.strerror or str(error),
-        next_step=NEXT_STEP,
+        next_step=MOVE_AWAY if error.errno in IN_THE_WAY else NEXT_STEP,
     )
 
 
@@ -42,7 +46,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     Raises:
         FileError: The disk is full or read-only, or a permission is missing.
     """
-    # Named before it is there: who is interrupted while the file is made still knows what to take away.
+    # Named before it exists: an interrupted write then knows which file to remove.
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +59,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
                 os.fchmod(file.fileno(), 0o644)
             temporary.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)  # gone already where all went well
+            temporary.unlink(missing_ok=True)  # already renamed if all went well
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename itself has to survive a power cut

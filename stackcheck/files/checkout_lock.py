@@ -1,4 +1,4 @@
-"""One builder at a time in a checkout: the second waits and says for whom.
+"""One builder at a time in a checkout: the second waits, and reports for which process.
 
 In: the checkout and what the caller is about to do. Out: `build/.lock`, held through the kernel's file lock,
 which ends with the process however it ends.
@@ -23,8 +23,8 @@ def exclusive(root: Path, what: str, report: Callable[[str], None]) -> Iterator[
 
     Args:
         root: The checkout.
-        what: What the holder does, as the one who waits reads it.
-        report: Told once when there is somebody to wait for.
+        what: What the holder does; the process that waits shows it.
+        report: Gets one line if another process holds the lock.
     """
     path = root / "build" / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def _held(file: FileIO, path: Path, what: str, report: Callable[[str], None]) ->
         report(f"waiting for {holder}, which works in this checkout ({path})")
         fcntl.flock(file, fcntl.LOCK_EX)
     file.truncate(0)
-    with contextlib.suppress(OSError):  # on a full disk whoever waits reads "another process"
+    with contextlib.suppress(OSError):  # on a full disk a process that waits shows "another process"
         file.write(f"{what} (pid {os.getpid()})\n".encode())
     try:
         yield

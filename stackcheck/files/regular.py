@@ -1,7 +1,7 @@
-"""Read a file that somebody else may have put there.
+"""Read a file that somebody else may have written.
 
 In: a path in a folder that a container, another user or a download wrote to. Out: the bytes of a regular
-file, or an `OSError`: a pipe would be waited for, and a device has no end.
+file, or an `OSError`: reading a pipe could block, and a device never ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file; `follow` says whether a link to one will do."""
+    """Open a regular file; with `follow`, also through a link."""
     link = 0 if follow else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | link)
     try:

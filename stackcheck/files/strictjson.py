@@ -1,6 +1,6 @@
-"""JSON from hands that are not trusted: what parsers read in different ways, or half of them refuse, is none.
+"""Reject ambiguous JSON: parsers disagree about duplicate keys, NaN and infinity.
 
-In: bytes. Out: nothing, or a ValueError: numbers that are not finite, and keys that an object names twice.
+In: bytes from a source that is not trusted. Out: nothing, or a ValueError.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import NoReturn
 
 
 def check(text: bytes) -> None:
-    """Refuse what is no strict JSON.
+    """Refuse what is not strict JSON.
 
     Raises:
-        ValueError: It is none; JSONDecodeError and UnicodeDecodeError are such.
+        ValueError: It is not strict JSON; JSONDecodeError and UnicodeDecodeError are subclasses.
         RecursionError: It is nested too deep.
     """
     json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that JSON has")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -34,5 +34,5 @@ def _finite(text: str) -> float:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("an object names a key twice")
+        raise ValueError("an object has a duplicate key")
     return members

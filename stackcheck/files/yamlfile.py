@@ -2,7 +2,7 @@
 
 In: a path. Out: nested dicts and lists of *text*. Every scalar stays text, so `3.10` is never the number 3.1
 and no tag runs code; the models that read the result turn text into numbers where they want numbers.
-Refused: aliases (the stuff of YAML bombs), duplicate keys, big files, deep nesting.
+Refused: aliases (YAML bombs are made of them), duplicate keys, big files, deep nesting.
 """
 
 from __future__ import annotations
@@ -22,30 +22,34 @@ if TYPE_CHECKING:
 # Ten times the size of the largest file this project reads.
 MAX_BYTES = 250_000
 MAX_DEPTH = 20
-# What follows the first problems says little more, and a wrong axis breaks every combination.
+# A wrong axis breaks every combination: the first problems are enough to find it.
 MAX_PROBLEMS = 50
 
 # The C parser is some ten times faster; PyYAML can be installed without it.
 _Parser: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-def read(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
         ConfigurationError: The file is absent, not UTF-8, too big, not YAML, or not a mapping.
     """
+    return parse(read_bytes(path), path.name)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file that `parse` takes, for a caller that also needs their digest."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
             f"{path.name} cannot be read", where=str(path), got=error.strerror or str(error)
         ) from error
-    return parse(data, path.name)
 
 
 def parse(data: bytes, name: str) -> dict[str, Any]:
-    """The mapping in YAML text, as `read`; `name` stands in messages."""
+    """The mapping in YAML text, as `load`; `name` is for messages."""
     if len(data) > MAX_BYTES:
         raise ConfigurationError(
             f"{name} is too big", got=f"{len(data)} bytes", expected=f"at most {MAX_BYTES}"
@@ -93,15 +97,15 @@ def _value(event: yaml.Event, events: Iterator[yaml.Event], name: str, depth: in
     for begins in _until(yaml.MappingEndEvent, events):
         key = _value(begins, events, name, depth + 1)
         if not isinstance(key, str):
-            raise _unusable("a key that is no text", begins, name)
+            raise _unusable("a key that is not text", begins, name)
         if key in mapping:
-            raise _unusable(f"the key {key[:80]!r} stands twice", begins, name)
+            raise _unusable(f"duplicate key {key[:80]!r}", begins, name)
         mapping[key] = _value(next(events), events, name, depth + 1)
     return mapping
 
 
 def _until(end: type[yaml.Event], events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
-    """The first event of each value in a collection; whoever reads a value takes the others of it."""
+    """The first event of each value in a collection; the reader of a value takes its other events."""
     for event in events:
         if isinstance(event, end):
             return

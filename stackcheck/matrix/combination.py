@@ -1,4 +1,4 @@
-"""A cell as a combination, axis -> value, with what the rules decide filled in, and what they say of it.
+"""Cell -> combination (axis -> value), with the values that the rules decide; and its judgements.
 
 In: a `Cell`, the vendor of its runtime, the rules. Out: its combination; its judgements. Triton, the
 collective library and FlashAttention's form are not chosen by hand: the rules name them. Pure.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from stackcheck.matrix.rules import Finding, Judgement, Rule
+from stackcheck.matrix.rules import Judgement, Rule, RuleFinding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ def judge_cell(
     values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
 ) -> tuple[Judgement, ...]:
     """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
-    undecided = tuple(Finding(rule=rule, holds=False) for rule in _undecided(values))
+    undecided = tuple(RuleFinding(rule=rule, holds=False) for rule in _undecided(values))
     return (
         rules.judge(values),
         Judgement(combination=values, findings=undecided),
@@ -55,7 +55,7 @@ def _narrowed(
 
 
 def _undecided(values: Mapping[str, str]) -> list[Rule]:
-    """What a GPU's torch runs on, and no row of a table names: it would be installed and loaded unseen."""
+    """Libraries that torch needs on a GPU and no table names: they would be loaded without any check."""
     collective = COLLECTIVES.get(values["vendor"])
     if "torch" not in values or collective is None:
         return []
@@ -68,7 +68,7 @@ def _decided(axis: str) -> Rule:
         id=f"R0-decided[{axis}]",
         when={"torch": ("*",)},
         require={axis: ("*",)},
-        because=f"no source read so far says which {axis} goes with it: a row of its table is missing",
+        because=f"no source states which {axis} goes with it: add a row to its table",
         source="[tables] images/compat.yaml",
         unknown=True,
     )
@@ -80,7 +80,7 @@ def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
 
 
 def chosen(cell: Cell, vendor: Vendor) -> dict[str, str]:
-    """What the matrix says of a cell, as axis -> value."""
+    """The values that the matrix gives a cell, axis -> value."""
     values = {
         "vendor": vendor,
         cell.runtime: cell.version,

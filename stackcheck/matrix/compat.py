@@ -1,7 +1,7 @@
 """images/compat.yaml -> Rules: the compatibility facts, read strictly.
 
-In: the file. Out: `Rules`. A row of a table becomes a rule; what a closed table does not list becomes one
-more, whose answer is *unknown*. Every rule carries its source.
+In: the file. Out: `Rules`. A row of a table becomes a rule; a closed table adds one for what it does not
+list, with the answer *unknown*. Every rule has its source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Some ten times what there is; `compat check` compares all pairs of rules.
 MAX_RULES = 3_000
 MAX_PATTERNS = 8_000
-# Axes whose values other rules alone judge; of NVIDIA's drivers only the lowest are named.
+# Axes whose values are judged by other rules only; of NVIDIA's drivers only the lowest are listed.
 OPEN_AXES = frozenset({"driver", "beside", "device_wheels", "render_gid", "variables"})
 
 
@@ -90,7 +90,7 @@ def load(path: Path) -> Rules:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    return parse(yamlfile.read(path), path.name)
+    return parse(yamlfile.load(path), path.name)
 
 
 def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
@@ -126,7 +126,7 @@ def _plain(condition: Condition) -> dict[str, tuple[str, ...]]:
 
 
 def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
-    """One rule a row, and for a closed table one that says what is not listed."""
+    """One rule for each row, and for a closed table one about what is not listed."""
     for key, row in table.rows.items():
         because = (row.because or table.because).replace("{key}", key)
         yield Rule(
@@ -142,7 +142,7 @@ def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
             id=f"{table.id}[unlisted]",
             when={table.value: ("*",), **_plain(table.when)},
             require={table.key: tuple(table.rows)},
-            because=f"no source read so far says more about {table.key} and {table.value} than this table",
+            because=f"no source lists more pairs of {table.key} and {table.value} than this table",
             source=_source(table.source, file, place),
             unknown=True,
             closing=True,
@@ -179,7 +179,7 @@ def _is_closed(axis: str, pattern: str) -> bool:
 
 
 def _problems(rules: Sequence[Rule], name: str) -> Iterator[str]:
-    """Ids that stand twice, and text that is no pattern for its axis."""
+    """Duplicate ids, and text that is not a pattern for its axis."""
     patterns = sum(len(one) for rule in rules for one in (*rule.when.values(), *rule.require.values()))
     if len(rules) > MAX_RULES or patterns > MAX_PATTERNS:
         yield f"{name}: more than {MAX_RULES} rules or {MAX_PATTERNS} patterns"
@@ -187,9 +187,9 @@ def _problems(rules: Sequence[Rule], name: str) -> Iterator[str]:
     seen: set[str] = set()
     for rule in rules:
         if rule.id in seen:
-            yield f"{name}: {rule.id}: the id stands twice"
+            yield f"{name}: {rule.id}: duplicate id"
         seen.add(rule.id)
         for axis, texts in (*rule.when.items(), *rule.require.items()):
             for pattern in texts:
                 if not is_pattern(axis, pattern):
-                    yield f"{name}: {rule.id}: {axis}: {pattern!r} is no value, version or comparison"
+                    yield f"{name}: {rule.id}: {axis}: {pattern!r} is not a value, a version or a comparison"

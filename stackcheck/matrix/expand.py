@@ -1,7 +1,7 @@
-"""Matrix -> cells: the axes of its blocks expanded.
+"""Matrix -> cells: one for every combination of the axes.
 
-In: a `Matrix`. Out: `Cell`s, one a combination of a block's axes, with the exclusions taken out; and the
-settings of a cell, with the overrides put in. Whether a cell may exist is judged later (resolve.py). Pure.
+In: a `Matrix`. Out: `Cell`s without the excluded ones; and the settings of a cell, with the overrides
+applied. Whether a cell may exist is judged later (resolve.py). Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stackcheck.files import yamlfile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from stackcheck.matrix.matrix import Block, Exclude, Matrix, Runtime, Settings
+    from stackcheck.matrix.matrix import Block, Exclude, Matrix, Runtime, StackSettings
 
 # A matrix of more cells than this is a mistake, and would run for minutes.
 MAX_CELLS = 20_000
@@ -34,7 +34,7 @@ class Cell:
     """One combination of a block's axes, not yet judged.
 
     Attributes:
-        place: Where it stands in the file, for messages: `stacks[3]`.
+        place: Its place in the file, for messages: `stacks[3]`.
         block: The entry it comes from; its settings hold.
     """
 
@@ -71,8 +71,8 @@ def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
     """Every cell: the products of `stacks` less `exclude`, then `include`, each id once.
 
     Raises:
-        ConfigurationError: Two cells have one id, or one that names no image; an exclusion or an override
-            that is about no cell; more than `MAX_CELLS`.
+        ConfigurationError: Two cells have one id, or one that is not a valid image name; an exclusion or
+            an override that matches no cell; more than `MAX_CELLS`.
     """
     product, included = [*_cells("stacks", matrix.stacks)], [*_cells("include", matrix.include)]
     kept = [*(cell for cell in product if exclusion(cell, matrix) is None), *included]
@@ -82,27 +82,10 @@ def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
     return tuple(kept)
 
 
-def _bad_ids(cells: Iterable[Cell]) -> Iterator[str]:
-    places: dict[str, str] = {}
-    for cell in cells:
-        if cell.id in places:
-            yield f"{cell.place}: {cell.id} stands already at {places[cell.id]}"
-        places[cell.id] = cell.place
-        if len(cell.id) > MAX_ID or _ID.fullmatch(cell.id) is None:
-            yield (
-                f"{cell.place}: {cell.id[:160]} is no name of an image: "
-                f"at most {MAX_ID} lower-case letters and digits, with one of . _ - between them"
-            )
-
-
-def _idle(matrix: Matrix, product: Sequence[Cell], included: Sequence[Cell]) -> Iterator[str]:
-    """What is about no cell is a slip of the pen."""
-    for index, exclude in enumerate(matrix.exclude):
-        if not any(_excluded(cell, exclude) for cell in product):
-            yield f"exclude[{index}]: no combination of `stacks` is so"
-    for index, override in enumerate(matrix.overrides):
-        if not any(fnmatch.fnmatchcase(cell.id, override.select) for cell in (*product, *included)):
-            yield f"overrides[{index}].select: no stack's id matches {override.select}"
+def candidates(matrix: Matrix) -> Iterator[Cell]:
+    """The cells of `expand`, and those that `exclude` leaves out."""
+    yield from _cells("stacks", matrix.stacks)
+    yield from _cells("include", matrix.include)
 
 
 def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
@@ -133,14 +116,8 @@ def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
             )
 
 
-def candidates(matrix: Matrix) -> Iterator[Cell]:
-    """The cells of `expand`, and those that were taken out."""
-    yield from _cells("stacks", matrix.stacks)
-    yield from _cells("include", matrix.include)
-
-
 def exclusion(cell: Cell, matrix: Matrix) -> Exclude | None:
-    """What takes a cell out, if anything does."""
+    """The exclusion that leaves a cell out, if there is one."""
     if cell.place.startswith("include"):
         return None
     return next((exclude for exclude in matrix.exclude if _excluded(cell, exclude)), None)
@@ -150,21 +127,39 @@ def _excluded(cell: Cell, exclude: Exclude) -> bool:
     return all(getattr(cell, axis) == value for axis, value in exclude.when.items())
 
 
-def settings_of(cell: Cell, matrix: Matrix) -> Settings:
-    """The settings of one cell; `settings` is for many."""
-    return settings(matrix)(cell)
+def _bad_ids(cells: Iterable[Cell]) -> Iterator[str]:
+    places: dict[str, str] = {}
+    for cell in cells:
+        if cell.id in places:
+            yield f"{cell.place}: {cell.id} is already at {places[cell.id]}"
+        places[cell.id] = cell.place
+        if len(cell.id) > MAX_ID or _ID.fullmatch(cell.id) is None:
+            yield (
+                f"{cell.place}: {cell.id[:160]} is not a valid image name: "
+                f"at most {MAX_ID} lower-case letters and digits, with one of . _ - between them"
+            )
 
 
-def settings(matrix: Matrix) -> Callable[[Cell], Settings]:
+def _idle(matrix: Matrix, product: Sequence[Cell], included: Sequence[Cell]) -> Iterator[str]:
+    """An exclusion or an override that matches no cell is a mistake."""
+    for index, exclude in enumerate(matrix.exclude):
+        if not any(_excluded(cell, exclude) for cell in product):
+            yield f"exclude[{index}]: no combination of `stacks` matches"
+    for index, override in enumerate(matrix.overrides):
+        if not any(fnmatch.fnmatchcase(cell.id, override.select) for cell in (*product, *included)):
+            yield f"overrides[{index}].select: no stack's id matches {override.select}"
+
+
+def settings(matrix: Matrix) -> Callable[[Cell], StackSettings]:
     """What gives a cell the settings of its block, with the overrides that select it; a later override wins.
 
     Variables and packages are added to those that are there; everything else is replaced. Cells of one block
     with the same overrides share their settings.
     """
     selectors = [re.compile(fnmatch.translate(override.select)).match for override in matrix.overrides]
-    known: dict[tuple[object, ...], Settings] = {}
+    known: dict[tuple[object, ...], StackSettings] = {}
 
-    def of(cell: Cell) -> Settings:
+    def of(cell: Cell) -> StackSettings:
         key = (cell.place, *(selects(cell.id) is not None for selects in selectors))
         if key not in known:
             chosen = [override.set for override, hit in zip(matrix.overrides, key[1:], strict=True) if hit]
@@ -174,7 +169,12 @@ def settings(matrix: Matrix) -> Callable[[Cell], Settings]:
     return of
 
 
-def _overridden(block: Block, overrides: Iterable[Settings]) -> Settings:
+def settings_of(cell: Cell, matrix: Matrix) -> StackSettings:
+    """The settings of one cell; `settings` is for many."""
+    return settings(matrix)(cell)
+
+
+def _overridden(block: Block, overrides: Iterable[StackSettings]) -> StackSettings:
     changed: dict[str, Any] = {}
     for override in overrides:
         for key in override.model_fields_set:

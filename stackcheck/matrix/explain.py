@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.expand import Cell
     from stackcheck.matrix.matrix import Matrix
-    from stackcheck.matrix.rules import Finding, Rules
+    from stackcheck.matrix.rules import RuleFinding, Rules
+
+NEAREST = 5
+# The search ends after so many judgements: some 50 ms.
+MAX_JUDGED = 3000
+_Changes = tuple[tuple[str, str], ...]
+KINDNESS = ("allowed", "unknown", "refused")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,7 @@ class Explanation:
         nearest: Allowed combinations that differ in the fewest axes, nearest versions first.
         stacks: The stacks of the matrix that are such a combination.
         excluded: The stacks that the matrix leaves out by choice: id -> its reason.
-        experimental: The matrix accepts what is not known of this stack; its certificate says so.
+        experimental: The matrix accepts a stack with unknown combinations; its certificate states that.
     """
 
     asked: Mapping[str, str]
@@ -43,11 +49,11 @@ class Explanation:
 
 
 def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None) -> Explanation:
-    """Judge a combination; where it does not say where torch comes from, the kindest source speaks."""
+    """Judge a combination; if it does not name the source of torch, the best answer counts."""
     judgements = kindest_first(asked, rules)
     best = judgements[0]
     if best.answer == "refused" and any("wheels" in rule.axes for rule in best.broken):
-        # It may be the source that is wrong: the others say their word too.
+        # The source of torch may be the reason: show the other sources too.
         best = merged(asked, judgements)
     cases = (
         [cell for cell in expand.candidates(found) if _is_such(cell, asked, found, rules)] if found else []
@@ -61,7 +67,7 @@ def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None)
 
 
 def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
-    """Judge a stack of the matrix, with its architectures and test targets; None where there is none."""
+    """Judge a stack of the matrix, with its architectures and test targets; None if it has no such stack."""
     cell = next((cell for cell in expand.candidates(found) if cell.id == name), None)
     if cell is None:
         return None
@@ -83,39 +89,11 @@ def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
 
 def merged(combination: Mapping[str, str], judgements: Iterable[Judgement]) -> Judgement:
     """One judgement of several about parts of a combination: a rule that is broken once is broken."""
-    findings: dict[str, Finding] = {}
+    findings: dict[str, RuleFinding] = {}
     for finding in (finding for judgement in judgements for finding in judgement.findings):
         if finding.rule.id not in findings or not finding.holds:
             findings[finding.rule.id] = finding
     return Judgement(combination=combination, findings=tuple(findings.values()))
-
-
-def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
-    """Whether a cell has every value that was asked for."""
-    vendor = found.runtimes[cell.runtime].vendor
-    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor).items()):
-        return False
-    settings = expand.settings_of(cell, found)
-    values = combination(cell, vendor, rules)
-    stack = resolve.stack_of(cell, settings, found, values)
-    several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
-    return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
-
-
-def _places(cases: Iterable[Cell], found: Matrix) -> dict[str, Any]:
-    """The cells that are in the matrix, and those that it leaves out."""
-    reasons = {cell.id: expand.exclusion(cell, found) for cell in cases}
-    return {
-        "stacks": tuple(id_ for id_, exclude in reasons.items() if exclude is None),
-        "excluded": {id_: exclude.because for id_, exclude in reasons.items() if exclude is not None},
-    }
-
-
-NEAREST = 5
-# The search ends after so many judgements: some 50 ms.
-MAX_JUDGED = 3000
-_Changes = tuple[tuple[str, str], ...]
-KINDNESS = ("allowed", "unknown", "refused")
 
 
 def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
@@ -132,8 +110,8 @@ def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
 def nearest_allowed(asked: Mapping[str, str], rules: Rules) -> Iterator[Mapping[str, str]]:
     """Allowed combinations with the fewest axes changed, at most `NEAREST`, and where their torch comes from.
 
-    A best-first search: what is allowed differs, for every broken rule, in one of the axes that it looks at.
-    So only these are changed, one at a time. First goes what has the fewest changes made and rules broken.
+    A best-first search: to repair a broken rule, one of the axes that it looks at has to change. So only
+    these are changed, one at a time. The fewest changes and broken rules go first.
     """
     queue = [_Step(asked, (), 0, rules)]
     seen = {queue[0].changes}
@@ -191,3 +169,24 @@ def _values(axis: str, value: str, rules: Rules) -> list[tuple[int, str]]:
     ranked = sorted({*known, value}, key=numbers)
     here = ranked.index(value)
     return [(abs(ranked.index(other) - here), other) for other in known]
+
+
+def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
+    """Whether a cell has every value that was asked for."""
+    vendor = found.runtimes[cell.runtime].vendor
+    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor).items()):
+        return False
+    settings = expand.settings_of(cell, found)
+    values = combination(cell, vendor, rules)
+    stack = resolve.stack_of(cell, settings, found, values)
+    several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
+    return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
+
+
+def _places(cases: Iterable[Cell], found: Matrix) -> dict[str, Any]:
+    """The cells that are in the matrix, and those that it leaves out."""
+    reasons = {cell.id: expand.exclusion(cell, found) for cell in cases}
+    return {
+        "stacks": tuple(id_ for id_, exclude in reasons.items() if exclude is None),
+        "excluded": {id_: exclude.because for id_, exclude in reasons.items() if exclude is not None},
+    }

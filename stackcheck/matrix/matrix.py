@@ -1,13 +1,14 @@
 """matrix.yaml -> Matrix: the hand-written list of stacks, read strictly.
 
-In: the file. Out: a `Matrix` of frozen models. Its axes are expanded later (cells.py). Every value is held to
+In: the file. Out: a `Matrix` of frozen models. expand.py expands its axes. Every value is held to
 a narrow pattern, because many of them end up in a Dockerfile.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
     ValidationError,
 )
@@ -39,8 +41,8 @@ Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$
 Reference = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9._-]+$", max_length=200)
 ]
-Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
-# What the tool itself sets, and what the image's checks rely on, is not the matrix's to change.
+PublishTarget = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
+# The tool sets these itself, and the checks of an image rely on them: the matrix cannot change them.
 RESERVED = frozenset(
     {"PATH", "PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTORCH_VERSION", "FLASH_ATTENTION_TRITON_AMD_ENABLE"}
 )
@@ -90,7 +92,7 @@ Architectures = Annotated[tuple[Token, ...], BeforeValidator(_as_list), Field(mi
 Targets = Annotated[tuple[TestTarget, ...], Field(max_length=50)]
 
 
-class Settings(_Strict):
+class StackSettings(_Strict):
     """What a block may set and an override may change: all but the axes."""
 
     archs: Architectures | None = None
@@ -106,7 +108,7 @@ class Settings(_Strict):
     experimental: bool | None = None
 
 
-class Block(Settings):
+class Block(StackSettings):
     """One entry of `stacks` or `include`: axes that expand as a product, and their settings."""
 
     runtime: Runtime
@@ -120,10 +122,10 @@ class Block(Settings):
 
 
 class Override(_Strict):
-    """Settings for every stack whose id matches a pattern."""
+    """StackSettings for every stack whose id matches a pattern."""
 
     select: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+*?-]+$", max_length=200)]
-    set: Settings
+    set: StackSettings
 
 
 class Exclude(_Strict):
@@ -150,21 +152,46 @@ class RuntimeDefaults(_Strict):
     tested_on: Targets = ()
 
 
+class RequiredChecks(_Strict):
+    """Required checks, and the vendors whose images must pass them: all of them, unless `only` names some."""
+
+    only: Annotated[tuple[Vendor, ...], Field(min_length=1)] = get_args(Vendor)
+    checks: Annotated[tuple[Check, ...], Field(min_length=1)]
+
+
+def _as_required(value: object) -> object:
+    """A check that every vendor must pass may be written without a mapping."""
+    return {"checks": [value]} if isinstance(value, str) else value
+
+
 class Matrix(_Strict):
     """The whole file."""
 
     schema_: Literal["1"] = Field(alias="schema")
-    publish: Target
+    publish: PublishTarget
     packages: Packages
     training_packages: Packages = Field(default_factory=dict)
     declared: Annotated[tuple[Check, ...], Field(min_length=1)]
-    required: Mapping[Vendor, Annotated[tuple[Check, ...], Field(min_length=1)]]
+    required: Annotated[
+        tuple[Annotated[RequiredChecks, BeforeValidator(_as_required)], ...], Field(min_length=1)
+    ]
     runtimes: Mapping[Runtime, RuntimeDefaults]
     systems: Mapping[Token, System]
     stacks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=1000)]
     include: Annotated[tuple[Block, ...], Field(max_length=1000)] = ()
     exclude: Annotated[tuple[Exclude, ...], Field(max_length=200)] = ()
     overrides: Annotated[tuple[Override, ...], Field(max_length=200)] = ()
+
+    _digest: str | None = PrivateAttr(default=None)
+
+    @property
+    def digest(self) -> str | None:
+        """`sha256:…` of the file that was read; None for a matrix that comes from no file."""
+        return self._digest
+
+    def required_of(self, vendor: Vendor) -> tuple[str, ...]:
+        """The checks without which no image of a vendor is certified, in the order of the file."""
+        return tuple(check for entry in self.required if vendor in entry.only for check in entry.checks)
 
 
 def load(path: Path) -> Matrix:
@@ -173,7 +200,11 @@ def load(path: Path) -> Matrix:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    return parse(yamlfile.read(path), path.name)
+    data = yamlfile.read_bytes(path)
+    matrix = parse(yamlfile.parse(data, path.name), path.name)
+    # Of the bytes that were parsed: an edit a moment later must not change which matrix a certificate names.
+    matrix._digest = "sha256:" + hashlib.sha256(data).hexdigest()  # noqa: SLF001
+    return matrix
 
 
 def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
@@ -189,10 +220,10 @@ def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
 
 
 def _broken_references(matrix: Matrix) -> Iterator[str]:
-    """Names that point at nothing, and blocks that lack what their runtime needs."""
+    """References to names that do not exist, and blocks without what their runtime needs."""
     for name, system in matrix.systems.items():
         if (system.bootstrap is None) == (system.image is None):
-            yield f"systems.{name}: exactly one of `bootstrap` and `image` is needed"
+            yield f"systems.{name}: give exactly one of `bootstrap` and `image`"
     for section, blocks in (("stacks", matrix.stacks), ("include", matrix.include)):
         for index, block in enumerate(blocks):
             for field, problem in _block_problems(block, matrix):
@@ -202,16 +233,19 @@ def _broken_references(matrix: Matrix) -> Iterator[str]:
 def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
     if block.runtime not in matrix.runtimes:
         yield "runtime", f"{block.runtime} is not under `runtimes`"
-    elif matrix.runtimes[block.runtime].vendor not in matrix.required:
+    elif not matrix.required_of(matrix.runtimes[block.runtime].vendor):
         yield "runtime", f"no required checks for {matrix.runtimes[block.runtime].vendor}"
     if (block.runtime == "cpu") != (block.version is None):
-        yield "version", "needed for rocm and cuda, and for them alone"
+        yield "version", "required for rocm and cuda, not allowed for cpu"
     if (block.torch is None) != (block.wheels is None):
-        yield "wheels", "say where torch comes from, where there is a torch"
+        yield "wheels", "required with `torch`, not allowed without it"
     if block.flash_attn and not (block.torch and block.archs):
-        yield "flash_attn", "it is built for a torch and for architectures: `torch` and `archs` are needed"
+        yield "flash_attn", "it is compiled for a torch and for architectures: add `torch` and `archs`"
     # From 13 on the package index has the compiler (extensions.py).
     old = any(int(version.split(".", maxsplit=1)[0]) < 13 for version in block.version or ())
     if block.flash_attn and block.runtime == "cuda" and old and block.builder is None:
-        yield "builder", "FlashAttention for CUDA up to 12 is compiled in an image that has nvcc"
+        yield (
+            "builder",
+            "required: FlashAttention for CUDA 12 and older is compiled in an image that has nvcc",
+        )
     yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)

@@ -1,4 +1,4 @@
-"""images/<stack-id>/pins.json -> Pins: what `lock` learnt of a stack, read strictly.
+"""images/<stack-id>/pins.json -> Pins: what `lock` found out about a stack, read strictly.
 
 In: a checkout. Out: for each stack id what the rest of the tool needs of the file. Every value is held to a
 narrow pattern, because it ends up in a Dockerfile.
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-# One line: it stands in a comment of the Dockerfile.
+# One line: it is written into a comment of the Dockerfile.
 Reason = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]+$", max_length=1000)]
 
 
 class _Lenient(BaseModel):
-    """A part of the file; what only `lock` reads back is its own business."""
+    """A part of the file; other members are read by `lock` only."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -41,7 +41,7 @@ class Pins(_Lenient):
     """The lock of one stack.
 
     Attributes:
-        missing: What could not be learnt, one reason each; empty when the image can be built.
+        missing: What could not be found out, one reason each; empty when the stack is locked.
         bases: Image name and tag -> digest; None where the registry was out of reach.
         sources: Package name -> its source archive.
     """
@@ -52,7 +52,7 @@ class Pins(_Lenient):
     sources: Mapping[Token, Source] = Field(default_factory=dict)
 
 
-def read(root: Path) -> dict[str, Pins]:
+def read_pins(root: Path) -> dict[str, Pins]:
     """Stack id -> what `lock` wrote for it.
 
     Raises:
@@ -67,4 +67,9 @@ def _pins(path: Path) -> Pins:
     except ValidationError as error:
         raise yamlfile.problems(error, f"images/{path.parent.name}/pins.json") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError("pins cannot be read", where=str(path), got=str(error)) from error
+        raise ConfigurationError(
+            "cannot read the pins of a stack",
+            where=str(path),
+            got=str(error),
+            next_step=f"stackcheck lock {path.parent.name}",
+        ) from error

@@ -1,4 +1,4 @@
-"""What a user asks `explain`, as a combination.
+"""What a user types after `explain` -> a combination.
 
 In: texts such as `rocm=7.2`, `rocm7.2.4` or a stack id. Out: axis -> value. Pure.
 """
@@ -30,7 +30,7 @@ def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
     A text in the form of a stack id (`rocm7.2.4-torch2.6.0-py3.12-ubuntu24.04`) is all that it names.
 
     Raises:
-        ConfigurationError: A text is no `axis=value`, or its axis is not known.
+        ConfigurationError: A text is not `axis=value`, or its axis is not known.
     """
     asked: dict[str, str] = {}
     for text in (part for whole in texts for part in _parts(whole, rules)):
@@ -44,29 +44,11 @@ def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
                 next_step=None if "=" in text else "stackcheck list",
             )
         if _VALUE.fullmatch(value) is None or (axis in VERSION_AXES and not is_version(value)):
-            raise ConfigurationError(f"no value for {axis}", got=text[:80], expected=f"{axis}=VALUE")
+            raise ConfigurationError(f"invalid value for {axis}", got=text[:80], expected=f"{axis}=VALUE")
         if axis in asked and asked[axis] != value:
             raise ConfigurationError(f"{axis} was given twice", got=text[:80])
         asked[axis] = rules.newest(axis, value) if axis in VERSION_AXES else value
     return _with_vendor(asked)
-
-
-def _with_vendor(asked: dict[str, str]) -> dict[str, str]:
-    """The combination with the vendor that its runtime or architecture belongs to."""
-    found = {
-        vendor
-        for vendor, holds in (
-            ("amd", "rocm" in asked or asked.get("arch", "").startswith("gfx") or "rccl" in asked),
-            ("nvidia", "cuda" in asked or asked.get("arch", "").startswith("sm_") or "nccl" in asked),
-        )
-        if holds
-    }
-    if "vendor" not in asked and found:
-        # With both named, the runtime says which; the other one then breaks a rule.
-        asked["vendor"] = "amd" if "rocm" in asked or found == {"amd"} else "nvidia"
-    if asked.get("rocm") and asked.get("cuda"):
-        raise ConfigurationError("rocm and cuda were both given", expected="one of them")
-    return asked
 
 
 def _parts(text: str, rules: Rules) -> Iterator[str]:
@@ -84,3 +66,21 @@ def _parts(text: str, rules: Rules) -> Iterator[str]:
             yield "vendor=cpu"
         else:
             yield "wheels=amd" if part == "amd" else part
+
+
+def _with_vendor(asked: dict[str, str]) -> dict[str, str]:
+    """The combination with the vendor that its runtime or architecture belongs to."""
+    found = {
+        vendor
+        for vendor, holds in (
+            ("amd", "rocm" in asked or asked.get("arch", "").startswith("gfx") or "rccl" in asked),
+            ("nvidia", "cuda" in asked or asked.get("arch", "").startswith("sm_") or "nccl" in asked),
+        )
+        if holds
+    }
+    if "vendor" not in asked and found:
+        # If both are named, the runtime decides; the other one then breaks a rule.
+        asked["vendor"] = "amd" if "rocm" in asked or found == {"amd"} else "nvidia"
+    if asked.get("rocm") and asked.get("cuda"):
+        raise ConfigurationError("rocm and cuda were both given", expected="one of them")
+    return asked

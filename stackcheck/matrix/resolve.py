@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.matrix.expand import Cell
-    from stackcheck.matrix.matrix import Matrix, Settings
+    from stackcheck.matrix.matrix import Matrix, StackSettings
     from stackcheck.matrix.pins import Pins
     from stackcheck.matrix.rules import Rules
 
 
 def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
-    """The stacks of a checkout, those that the selectors name.
+    """The stacks of a checkout that the selectors name.
 
     Raises:
         ConfigurationError: matrix.yaml or compat.yaml is wrong, or a cell breaks a rule.
         NothingSelectedError: No stack matches.
     """
     found = matrix.load(root / "matrix.yaml")
-    stacks = resolve(found, compat.load(root / "images" / "compat.yaml"), pins=pinned.read(root))
+    stacks = resolve(found, compat.load(root / "images" / "compat.yaml"), pins=pinned.read_pins(root))
     return select(stacks, selectors)
 
 
@@ -76,7 +76,7 @@ def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator
 
 def stack_of(
     cell: Cell,
-    settings: Settings,
+    settings: StackSettings,
     found: Matrix,
     values: Mapping[str, str],
     pins: Pins | None = None,
@@ -103,12 +103,13 @@ def stack_of(
         cxx11abi=values.get("cxx11abi"),
         requirements=_requirements(cell, settings, found),
         env=_env(cell, settings, found),
-        required_checks=(*found.declared, *found.required[defaults.vendor]),
+        required_checks=(*found.declared, *found.required_of(defaults.vendor)),
         tested_on=settings.tested_on if settings.tested_on is not None else defaults.tested_on,
         size_budget_bytes=int((settings.size_budget_gb or 20) * 1e9),
         experimental=bool(settings.experimental),
         missing=pins.missing if pins else (f"{cell.id} was never locked",),
         extensions=tuple(Package(name=n, version=v) for n, v in sorted((settings.extensions or {}).items())),
+        matrix_digest=found.digest,
     )
 
 
@@ -123,7 +124,7 @@ def _package(name: str | None, version: str | None) -> Package | None:
 
 
 def _flash_attn(
-    cell: Cell, settings: Settings, values: Mapping[str, str], pins: Pins | None
+    cell: Cell, settings: StackSettings, values: Mapping[str, str], pins: Pins | None
 ) -> FlashAttention | None:
     if cell.flash_attn is None:
         return None
@@ -136,7 +137,7 @@ def _flash_attn(
     )
 
 
-def _base(cell: Cell, settings: Settings, found: Matrix, pins: Pins | None) -> Base:
+def _base(cell: Cell, settings: StackSettings, found: Matrix, pins: Pins | None) -> Base:
     system = found.systems[cell.os]
     packages = (*system.packages, *settings.system_packages)
     if system.bootstrap:
@@ -145,14 +146,14 @@ def _base(cell: Cell, settings: Settings, found: Matrix, pins: Pins | None) -> B
     return _shared_base(kind="registry", reference=system.image, digest=digest, packages=packages)
 
 
-def _builder(settings: Settings, pins: Pins | None) -> Base | None:
+def _builder(settings: StackSettings, pins: Pins | None) -> Base | None:
     if settings.builder is None:
         return None
     digest = pins.bases.get(settings.builder) if pins else None
     return _shared_base(kind="registry", reference=settings.builder, digest=digest)
 
 
-def _requirements(cell: Cell, settings: Settings, found: Matrix) -> tuple[str, ...]:
+def _requirements(cell: Cell, settings: StackSettings, found: Matrix) -> tuple[str, ...]:
     training = found.training_packages if cell.torch else {}
     packages = {
         **found.packages,
@@ -164,7 +165,7 @@ def _requirements(cell: Cell, settings: Settings, found: Matrix) -> tuple[str, .
     return (f"torch=={cell.torch}{_local(cell, settings)}", *direct) if cell.torch else tuple(direct)
 
 
-def _local(cell: Cell, settings: Settings) -> str:
+def _local(cell: Cell, settings: StackSettings) -> str:
     """The local part of the wheel's version, which names what it was built for: `+cpu`, `+cu128`."""
     if cell.wheels != "upstream":
         return ""
@@ -174,7 +175,7 @@ def _local(cell: Cell, settings: Settings) -> str:
     return {"cpu": "+cpu", "cuda": f"+cu{short.replace('.', '')}", "rocm": f"+rocm{short}"}[cell.runtime]
 
 
-def _env(cell: Cell, settings: Settings, found: Matrix) -> Mapping[str, str]:
+def _env(cell: Cell, settings: StackSettings, found: Matrix) -> Mapping[str, str]:
     # enroot's hook for PyTorch sets MASTER_ADDR and friends only where PYTORCH_VERSION is set.
     named = {"PYTORCH_VERSION": cell.torch} if cell.torch else {}
     # flash-attn reads it when it is built and again when it is imported (rule R14).

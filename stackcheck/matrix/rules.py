@@ -2,8 +2,8 @@
 
 In: rules (compat.py reads them); a combination, axis -> value. Out: a `Judgement` with every rule that
 speaks about the combination and whether it holds; the value that the rules ask for on an open axis. A rule
-says: when these values, require those, because, source. What nobody has said is *unknown*, a third answer
-that is not a yes. Pure.
+reads: when these values, require those, because, source. What no source states is *unknown*: a third
+answer, which is not a yes. Pure.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Rule:
     Attributes:
         when: Axis -> patterns, any of which must match, on every axis, for the rule to speak.
         require: Axis -> patterns, any of which must match, on every axis that the combination names.
-        unknown: What breaks the rule is not known to fail; nobody has said that it works.
-        closing: It says no more than that what is not listed is not known.
+        unknown: What breaks the rule is not known to fail, but no source states that it works.
+        closing: It only states that what is not listed is unknown.
     """
 
     id: str
@@ -99,7 +99,7 @@ class Rule:
         return tuple((axis, one_of(axis, patterns)) for axis, patterns in self.require.items())
 
     def names_one(self, axis: str) -> bool:
-        """Whether it requires one value of an axis, and not a range or a choice that nobody has confirmed."""
+        """Whether it requires one value of an axis, and not a range or an unconfirmed choice."""
         if self.unknown or axis not in self.require:
             return False
         first = self.require[axis][0]
@@ -114,7 +114,7 @@ def one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class RuleFinding:
     """A rule that speaks about a combination, and whether it holds."""
 
     rule: Rule
@@ -123,10 +123,10 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the rules say of one combination."""
+    """The rules' answer for one combination."""
 
     combination: Mapping[str, str]
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleFinding, ...]
 
     @property
     def broken(self) -> tuple[Rule, ...]:
@@ -136,7 +136,7 @@ class Judgement:
 
     @property
     def answer(self) -> Answer:
-        """Refused if one rule refuses; else unknown if nobody has said that it works; else allowed."""
+        """Refused if one rule refuses; else unknown if no source states that it works; else allowed."""
         broken = self.broken
         if not broken:
             return "allowed"
@@ -153,7 +153,7 @@ class _Remembered(NamedTuple, Generic[_T]):
 class _Answers(NamedTuple):
     """What the rules that look at the same axes say, and those of them that are broken."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleFinding, ...]
     broken: tuple[Rule, ...]
 
 
@@ -178,7 +178,7 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
 
     def judge(self, combination: Mapping[str, str], *, about: str | None = None) -> Judgement:
         """What all rules say of a combination with one value an axis, or those alone about one axis."""
-        findings: list[Finding] = []
+        findings: list[RuleFinding] = []
         for values, answers in self._judges_of(combination, about):
             findings += answers(values(combination)).findings
         return Judgement(combination=combination, findings=tuple(findings))
@@ -241,6 +241,6 @@ def _first_value(rules: Sequence[Rule], axis: str, combination: Mapping[str, str
 
 def _answers(rules: Sequence[Rule], combination: Mapping[str, str]) -> _Answers:
     findings = tuple(
-        Finding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
+        RuleFinding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
     )
     return _Answers(findings, tuple(finding.rule for finding in findings if not finding.holds))

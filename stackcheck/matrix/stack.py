@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.matrix import Runtime, TestTarget
     from stackcheck.vendors import Vendor
 
-STACK_LABEL = "stackcheck.stack"  # what an image says of itself
+STACK_LABEL = "stackcheck.stack"  # the image label that names the stack
 TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
@@ -32,7 +32,7 @@ class FlashAttention:
 
     Attributes:
         backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
-        sha256: Of the source archive; None while the lock lacks it.
+        sha256: Of the source archive; None while the stack is unlocked.
     """
 
     version: str
@@ -66,11 +66,14 @@ class Stack:
 
     Attributes:
         wheels: Where torch comes from: `upstream`, `amd` or `index`; `none` without torch.
-        builder: What compiled parts are built in; None where there are none, or Python packages serve.
+        builder: The image in which parts are compiled; None if nothing is compiled, or if the compiler comes
+            from Python packages.
         layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
         requirements: Direct pip requirements, each at one version.
         extensions: What is compiled beside FlashAttention, each in a stage of its own.
-        missing: What the lock lacks, one reason each; empty when the image can be built.
+        missing: What the lock lacks, one reason each; empty when the stack is locked.
+        matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
+            was not read from a file.
     """
 
     id: str
@@ -97,6 +100,7 @@ class Stack:
     experimental: bool
     missing: tuple[str, ...]
     extensions: tuple[Package, ...] = ()
+    matrix_digest: str | None = None
 
 
 def wheel_tag(stack: Stack) -> str | None:

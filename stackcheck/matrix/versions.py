@@ -45,7 +45,7 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 @lru_cache(maxsize=10_000)
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version: 7.14 is (7, 14), so 7.2 < 7.14 < 10.0; a local part says nothing."""
+    """The numbers of a version: 7.14 is (7, 14), so 7.2 < 7.14 < 10.0; a local part does not count."""
     return tuple(int(part[:12]) for part in re.findall(r"\d+", version.split("+", maxsplit=1)[0]))
 
 

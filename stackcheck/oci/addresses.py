@@ -1,4 +1,7 @@
-"""What an address says of where a request goes. Pure."""
+"""Where the URLs of a registry lead.
+
+In: a URL, or a host. Out: scheme, host and port; whether a host is this machine. Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import re
 
 from stackcheck.oci.documents import RegistryError
 
-# Narrower than RFC 3986: what parsers of addresses read in different ways (a user, a backslash, a blank) is
-# no address here, so what is checked is what is connected to.
+# Narrower than RFC 3986: URL parsers disagree about a user, a backslash or a blank, so these are refused.
+# The address that is checked is then the address that is connected to.
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
     r"(?:[/?#][!-\[\]-~]*)?",
@@ -19,19 +22,19 @@ _LAST_PORT = 65535
 
 
 def origin(url: str, named_by: str) -> tuple[str, str, int]:
-    """What a credential belongs to: scheme, host and port.
+    """Scheme, host and port: a credential is sent to no other origin.
 
     Raises:
-        RegistryError: It is no address, or one that can be read in two ways; `named_by` sent us there.
+        RegistryError: It is not a valid URL, or parsers disagree about it; `named_by` is where it came from.
     """
     try:
         return _read(url)
     except ValueError as error:
         raise RegistryError(
-            "the registry names no usable address",
+            "the registry sent an invalid address",
             where=named_by,
             got=f"{url[:200]!r}: {error}",
-            expected="http(s)://HOST[:PORT]/… with neither a user nor a backslash",
+            expected="http(s)://HOST[:PORT]/… without a user name or a backslash",
         ) from error
 
 
@@ -52,7 +55,7 @@ def is_loopback(netloc: str) -> bool:
 def _read(url: str) -> tuple[str, str, int]:
     found = _ADDRESS.fullmatch(url)
     if found is None:
-        raise ValueError("this is no address")
+        raise ValueError("not a valid URL")
     scheme = found["scheme"].lower()
     port = int(found["port"] or _DEFAULT_PORTS[scheme])
     if not is_port(port):

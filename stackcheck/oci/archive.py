@@ -38,7 +38,7 @@ OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
 EPOCH = 0
 ANNOTATION = "org.opencontainers.image."
-REF_NAME = f"{ANNOTATION}ref.name"  # that of an entry in an index
+REF_NAME = f"{ANNOTATION}ref.name"  # of an entry in an index
 
 
 def blob(layout: Path, digest: str) -> Path:
@@ -48,7 +48,7 @@ def blob(layout: Path, digest: str) -> Path:
 
 
 def read_json(layout: Path, digest: str) -> dict[str, Any]:
-    """A blob that is a JSON object; `ConfigurationError` where it is none."""
+    """A blob that is a JSON object; `ConfigurationError` if it is not."""
     return _object(blob(layout, digest), layout)
 
 
@@ -56,13 +56,13 @@ def manifest_digest(layout: Path) -> str:
     """The digest of the one manifest of a layout.
 
     Raises:
-        EngineError: There is none, or there are several.
+        EngineError: It has no manifest, or several.
         ConfigurationError: The layout is damaged.
     """
     entries = _object(layout / "index.json", layout).get("manifests") or []
     if len(entries) != 1:
         raise EngineError(
-            "a layout does not hold exactly one manifest", where=str(layout), got=str(len(entries))
+            "the layout does not have exactly one manifest", where=str(layout), got=str(len(entries))
         )
     return str(entries[0]["digest"])
 
@@ -87,7 +87,7 @@ def _object(path: Path, layout: Path) -> dict[str, Any]:
         return json_object(path.read_bytes(), str(path))
     except (OSError, RegistryError) as error:
         raise ConfigurationError(
-            "a layout is damaged",
+            "the layout is damaged",
             where=str(path),
             got=str(error),
             next_step=f"remove {layout}, then build or certify its image again",
@@ -111,7 +111,7 @@ def stream(layout: Path, reference: str) -> Iterator[IO[bytes]]:
             # The reader may stop early (an engine that refuses): that is its error, not ours.
             with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb") as sink:
                 write(layout, reference, sink)
-        except OSError as error:  # a blob is gone: what the reader got is no whole tar
+        except OSError as error:  # a blob is missing: the reader got an incomplete tar
             failed.append(error)
 
     thread = threading.Thread(target=fill, daemon=True)
@@ -121,7 +121,7 @@ def stream(layout: Path, reference: str) -> Iterator[IO[bytes]]:
     thread.join(timeout=10)
     if failed:
         raise EngineError(
-            "a layout is not whole", where=str(failed[0].filename or layout), got=failed[0].strerror
+            "the layout is incomplete", where=str(failed[0].filename or layout), got=failed[0].strerror
         ) from failed[0]
 
 
@@ -212,7 +212,7 @@ def _choose(layout: Path, index: dict[str, Any], architecture: str) -> str:
         if entry["mediaType"] in {OCI_INDEX, DOCKER_INDEX}:
             return _choose(layout, read_json(layout, digest), architecture)
         return digest
-    raise EngineError("a saved image holds no manifest for this machine", got=architecture)
+    raise EngineError("the saved image has no manifest for this architecture", got=architecture)
 
 
 def _from_docker(folder: Path) -> str:

@@ -1,7 +1,7 @@
-"""Who we are to a registry: what `docker login` left on this host.
+"""Credentials for registries, as `docker login` stored them on this host.
 
 In: a registry's host. Out: user name and password, an identity token, or nothing. Read from config.json of
-$DOCKER_CONFIG or ~/.docker, by way of a credential helper where one is named. Nothing is printed or kept.
+$DOCKER_CONFIG or ~/.docker, through a credential helper if it names one. Nothing is printed or stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from stackcheck.errors import ConfigurationError
 
 DOCKER_HUB = "https://index.docker.io/v1/"  # the key under which docker keeps the credentials of docker.io
-TOKEN_USER = "<token>"  # noqa: S105  # how a helper says "the secret is an identity token"
+TOKEN_USER = "<token>"  # noqa: S105  # the user name of a helper whose secret is an identity token
 HELPER_TIMEOUT_S = 30
 
 
@@ -31,7 +31,7 @@ class Credentials:
 
 
 def find(host: str) -> Credentials | None:
-    """The credentials for a registry; None when nobody logged in.
+    """The credentials for a registry; None without a login.
 
     Raises:
         ConfigurationError: docker's config.json is broken, or its credential helper failed.
@@ -77,7 +77,7 @@ def _from_helper(helper: str, host: str) -> Credentials | None:
             "docker's credential helper cannot be run", where=program, got=type(error).__name__
         ) from error
     if done.returncode:
-        if "not found" in done.stdout:  # the protocol's answer for "nobody logged in"
+        if "not found" in done.stdout:  # the protocol's answer if there was no login
             return None
         raise ConfigurationError("docker's credential helper failed", where=program, got=done.stderr[:200])
     try:

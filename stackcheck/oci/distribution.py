@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ACCEPT = f"{OCI_MANIFEST}, {OCI_INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
 OK, CREATED, ACCEPTED = 200, 201, 202
-# A repository that is not there yet has no tags; where a registry cannot list them, nobody knows.
+# A repository that is not there yet has no tags; where a registry cannot list tags, that is an error.
 NO_TAGS = (404,)
 NO_REFERRERS = DELETE_UNSUPPORTED = (404, 405)
 PAGES = 1000  # of tags or referrers
@@ -102,16 +102,16 @@ class Repository:
         )
 
     def mount_blob(self, digest: str, source: Store) -> bool:  # the protocol's signature
-        """Take a blob over from another repository of the same registry, without moving its bytes."""
+        """Use a blob of another repository of the same registry, without moving its bytes."""
         if not isinstance(source, Repository) or source.host != self.host:
             return False
         url = f"{self._root}/blobs/uploads/?mount={digest}&from={source.repository}"
         return self._http.request("POST", url, expected=(201, 202)).status_code == CREATED
 
     def head_manifest(self, name: str) -> str | None:
-        """The digest that a tag names, by the registry's word; None where it does not say.
+        """The digest of a tag as the registry states it; None if it does not state one.
 
-        Nothing is fetched: Docker Hub counts what is.
+        Nothing is downloaded: Docker Hub limits downloads.
         """
         url = self._manifest(name)
         response = self._http.request("HEAD", url, expected=(200,), headers={"Accept": ACCEPT})
@@ -161,18 +161,22 @@ class Repository:
         for page in self._pages(f"{self._root}/tags/list", NO_TAGS):
             listed = (page.document.get("tags") if page else None) or []
             if not isinstance(listed, list):
-                raise RegistryError("the registry's list of tags is none", where=self.target, got=str(listed))
+                raise RegistryError(
+                    "the registry sent an invalid list of tags", where=self.target, got=str(listed)[:200]
+                )
             found += map(str, listed)
         return tuple(found)
 
     def _pages(self, url: str | None, nothing: tuple[int, ...]) -> Iterator[Manifest | None]:
-        """The pages of a list; None where its first answer has a status that means that there is nothing."""
+        """The pages of a list; None if the status of the first answer is in `nothing`: there is no list."""
         seen: set[str] = set()
         while url:
             if url in seen or len(seen) == PAGES:
-                raise RegistryError("a list of the registry has no end", where=url, got=f"{len(seen)} pages")
+                raise RegistryError(
+                    "the registry's pagination never ends", where=url, got=f"{len(seen)} pages"
+                )
             seen.add(url)
-            absent = nothing if len(seen) == 1 else ()  # half a list is none
+            absent = nothing if len(seen) == 1 else ()  # an incomplete list is an error
             response = self._http.request("GET", url, expected=(200, *absent), stream=True)
             if response.status_code != OK:
                 yield None
@@ -183,17 +187,17 @@ class Repository:
             url = self._http.next_address(response, following) if following else None
 
     def delete_tag(self, tag: str) -> bool:  # noqa: ARG002  # the protocol's signature
-        """Registries delete by digest, which takes the history along; so a tag is left where it is."""
+        """Do nothing: a registry deletes by digest, and that would delete the history too."""
         return False
 
     def delete_manifest(self, digest: str) -> bool:
-        """Take a manifest away, where the registry allows it."""
+        """Delete a manifest, where the registry allows it."""
         response = self._http.request("DELETE", self._manifest(digest), expected=(202, *DELETE_UNSUPPORTED))
         return response.status_code == ACCEPTED
 
     @contextlib.contextmanager
     def writing(self, report: Callable[[str], None]) -> Iterator[None]:
-        """One writer a repository on this host; a registry has no lock, so others show in the read-back."""
+        """One writer per repository on this host; a registry has no lock: the read-back shows others."""
         name = hashlib.sha256(self.target.encode()).hexdigest()[:16]
         path = _lock_folder() / f"{name}.lock"
         with _opened(path) as lock:
@@ -203,6 +207,10 @@ class Repository:
                 report(f"waiting for another writer of {self.target} (lock file {path})")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def tidied(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do: a registry collects its own garbage."""
+        return contextlib.nullcontext()
 
     def _chunks(self, digest: str) -> Iterator[bytes]:
         response = self._http.request("GET", self._blob(digest), expected=(200,), stream=True)
@@ -221,9 +229,9 @@ class Repository:
 
 
 def _lock_folder() -> Path:
-    """A folder of this user alone: in /tmp anybody could lay a lock, or a link, in the way.
+    """A folder that only this user can write to: in /tmp anybody could create the lock, or a link, first.
 
-    XDG_RUNTIME_DIR is not asked: a login has one and cron has none, so two writers would not meet.
+    XDG_RUNTIME_DIR is not used: a login has it and cron does not, so two writers would use two locks.
     """
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "stackcheck"
 
@@ -234,8 +242,8 @@ def _opened(path: Path) -> IO[str]:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
     except OSError as error:
         raise RegistryError(
-            "the lock of a writer cannot be made",
+            "cannot create the lock file for writing to a repository",
             where=str(path),
             got=error.strerror,
-            next_step="name a folder that can be written: XDG_STATE_HOME=FOLDER stackcheck …",
+            next_step="choose a folder that you can write to: XDG_STATE_HOME=FOLDER stackcheck …",
         ) from error

@@ -1,6 +1,6 @@
 """The documents of OCI: descriptors and manifests, their media types, and their digests.
 
-In: bytes from a store, which may be anybody's. Out: checked values, or an error that says what is wrong.
+In: bytes from a store, which are not trusted. Out: checked values, or an error that names what is wrong.
 Source: https://github.com/opencontainers/image-spec and distribution-spec.
 """
 
@@ -27,14 +27,14 @@ MANIFEST_LIMIT_BYTES = 4 * 2**20  # what registries accept at most
 SMALL_BLOB_LIMIT_BYTES = 32 * 2**20  # configs and attestations; layers are streamed
 CHUNK_BYTES = 2**20
 
-TAGS_SHOWN = 4  # to whoever names one that is not there
+TAGS_SHOWN = 4  # in the error about a tag that does not exist
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ATTACHMENT = re.compile(r"cert-[0-9a-f]{12}-[0-9a-f]{12}|sha256-[0-9a-f]{64}(\.[a-z]+)?")
 
 
 class RegistryError(PublishError):
-    """A store refused, did not answer, or answered nonsense."""
+    """A store refused, did not answer, or sent an invalid answer."""
 
 
 class MissingError(RegistryError):
@@ -103,7 +103,7 @@ def is_digest(text: str) -> bool:
 
 
 def is_attachment(tag: str) -> bool:
-    """Whether a tag is one by which attestations are found, and names no image."""
+    """Whether a tag leads to attestations, and not to an image."""
     return _ATTACHMENT.fullmatch(tag) is not None
 
 
@@ -114,8 +114,8 @@ def no_such_tag(name: str, where: str, tags: Sequence[str]) -> MissingError:
         "there is no such tag",
         where=where,
         got=name,
-        expected=", ".join(newest) or "the tag of an image; there is none here",
-        next_step="name a tag that is there" if newest else "stackcheck images",
+        expected=", ".join(newest) or "the tag of an image; this store has no image",
+        next_step="use one of these tags" if newest else "stackcheck images",
     )
 
 
@@ -130,7 +130,7 @@ def compact_json(document: object) -> bytes:
 
 
 def json_object(body: bytes, where: str) -> dict[str, Any]:
-    """The bytes as a JSON object; raises `RegistryError` when they are none."""
+    """The bytes as a JSON object; raises `RegistryError` when they are not."""
     try:
         document: object = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -165,8 +165,8 @@ def checked(
 ) -> Iterator[bytes]:
     """Pass bytes on and raise `IntegrityError` after the last if they are not what the digest names.
 
-    Raised as soon as there are more than `size`, or `limit` where the size is not known: nobody waits for, or
-    keeps, what has no end.
+    Raised as soon as there are more than `size`, or `limit` if the size is not known: an endless answer is
+    neither awaited nor stored.
     """
     sha = hashlib.sha256()
     count = 0
@@ -176,7 +176,7 @@ def checked(
         count += len(chunk)
         if most is not None and count > most:
             raise IntegrityError(
-                "there are more bytes than there can be",
+                "the blob is larger than declared",
                 where=where,
                 got=f"{count} bytes and more",
                 expected=f"{digest}, at most {most} bytes",

@@ -22,12 +22,12 @@ def export(layout: Path, reference: str, path: Path) -> None:
 
     Raises:
         IntegrityError: A blob of the layout is not what its digest names.
-        ConfigurationError: The disk is full or the folder may not be written to; nothing is left there.
+        ConfigurationError: The disk is full or the folder is not writable; no partial file is left.
     """
     for digest in archive.blobs_of(layout, archive.manifest_digest(layout)):
         stored = archive.blob(layout, digest)
         if not stored.exists():
-            raise IntegrityError("a layout is not whole", where=str(stored), got="no such file")
+            raise IntegrityError("the layout is incomplete", where=str(stored), got="no such file")
         with stored.open("rb") as file:
             for _ in checked(_chunks(file), digest, str(stored)):
                 pass

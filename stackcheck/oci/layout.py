@@ -12,7 +12,7 @@ import fcntl
 import json
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.files.atomic import TEMPORARY, write_atomically
+from stackcheck.files.atomic import TEMPORARY, file_error, write_atomically
 from stackcheck.files.regular import open_regular, read_regular
 from stackcheck.oci.documents import (
     CHUNK_BYTES,
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 REF_NAME = "org.opencontainers.image.ref.name"
 INDEX_LIMIT_BYTES = 32 * 2**20  # a tag takes some 300 bytes
 LAYOUT_FILE = {"imageLayoutVersion": "1.0.0"}
+# The members of a manifest or index that name plain blobs, and those that name other manifests.
+LEAVES = ("config", "layers", "blobs")
+BRANCHES = ("manifests", "subject")
+MISSING_SHOWN = 3
 
 
 class OciLayout:
@@ -50,7 +54,7 @@ class OciLayout:
         self.target = f"oci:{root}"
 
     def blob_path(self, digest: str) -> Path:
-        """The file of a blob; `RegistryError` for what is no digest, so that no name leaves the folder."""
+        """The file of a blob; `RegistryError` if it is not a digest: no name may lead out of the folder."""
         if not is_digest(digest):
             raise RegistryError("this is not a digest", where=self.target, got=digest)
         return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
@@ -85,7 +89,9 @@ class OciLayout:
             known = entry.media_type if entry else OCI_MANIFEST
             stated = json_object(body, name).get("mediaType") or known
             if not isinstance(stated, str):
-                raise RegistryError("a manifest's media type is none", where=name, got=repr(stated)[:200])
+                raise RegistryError(
+                    "mediaType of a manifest must be a string", where=name, got=repr(stated)[:200]
+                )
             return Manifest(media_type=stated, body=body)
         entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
         if entry is None:
@@ -115,7 +121,7 @@ class OciLayout:
         return tuple(self._names())
 
     def delete_tag(self, tag: str) -> bool:  # the protocol's signature
-        """Take a tag away; its manifest stays reachable by digest."""
+        """Remove a tag; its manifest stays reachable by digest."""
         entries = self._entries()
         gone = [entry for entry in entries if entry.annotations.get(REF_NAME) == tag]
         kept = [entry for entry in entries if entry not in gone]
@@ -125,7 +131,7 @@ class OciLayout:
         return True
 
     def delete_manifest(self, digest: str) -> bool:
-        """Take a manifest and its tags away; other blobs stay."""
+        """Remove a manifest and its tags; other blobs stay."""
         self._write_entries([entry for entry in self._entries() if entry.digest != digest])
         self.blob_path(digest).unlink(missing_ok=True)
         return True
@@ -134,7 +140,7 @@ class OciLayout:
     def writing(self, report: Callable[[str], None]) -> Iterator[None]:
         """Hold the layout's lock file, which the kernel frees even when the process dies.
 
-        What a writer left unfinished that was killed is taken away first.
+        Unfinished files of a killed writer are removed first.
         """
         self._create()
         with (self.root / ".lock").open("a") as lock:
@@ -147,20 +153,65 @@ class OciLayout:
                 unfinished.unlink(missing_ok=True)
             yield
 
+    @contextlib.contextmanager
+    def tidied(self) -> Iterator[None]:
+        """If the body succeeds, remove the blobs that it left without a reference; used while `writing`."""
+        before = self._reachable_if_readable()
+        yield
+        after = self._reachable_if_readable()
+        if before is not None and after is not None:
+            self._remove(before - after)
+
+    def unreferenced(self) -> dict[str, int]:
+        """The blobs that no entry of index.json reaches, each with its size in bytes.
+
+        An entry reaches its manifest, an index its manifests, and a manifest its config, layers, subject and
+        referrers (the manifests of the layout that name it as their subject).
+
+        Raises:
+            MissingError: There is no layout, or index.json names a manifest that is not there.
+            RegistryError: A manifest is damaged, so that nobody knows what it references.
+        """
+        self.check_version()
+        kept = self._reachable()
+        return {digest: size for digest, size in self._blobs().items() if digest not in kept}
+
+    def collect_garbage(self, report: Callable[[str], None]) -> dict[str, int]:
+        """Remove the unreferenced blobs under the layout's lock; gives each with its size in bytes.
+
+        Programs that do not take the lock (skopeo, oras) must not write into the layout meanwhile.
+
+        Raises:
+            RegistryError: As `unreferenced`; nothing is removed then.
+        """
+        self.check_version()
+        with self.writing(report):
+            found = self.unreferenced()
+            self._remove(found)
+        return found
+
+    def state(self) -> tuple[int, int]:
+        """A value that changes when index.json changes; a reader that sees two values reads again."""
+        try:
+            status = (self.root / "index.json").stat()
+        except OSError as error:
+            raise self._no_layout("index.json", error) from error
+        return status.st_ino, status.st_mtime_ns
+
     def check_version(self) -> None:
-        """Raise `RegistryError` unless the folder says that it is a layout of the version that this reads."""
+        """Raise `RegistryError` unless the folder declares the layout version that this class reads."""
         path = self.root / "oci-layout"
         try:
             found = json_object(read_regular(path, MANIFEST_LIMIT_BYTES), str(path))
         except OSError as error:
-            raise MissingError("there is no OCI image layout", where=str(path), got=error.strerror) from error
+            raise self._no_layout("oci-layout", error) from error
         if found != LAYOUT_FILE:
             raise RegistryError(
-                "the layout is of another version", where=str(path), expected=str(LAYOUT_FILE)
+                "unsupported layout version", where=str(path), got=str(found)[:200], expected=str(LAYOUT_FILE)
             )
 
     def check_blob(self, blob: Descriptor) -> None:
-        """Raise `IntegrityError` unless the blob is what its descriptor says."""
+        """Raise `IntegrityError` unless the blob has the size and digest of its descriptor."""
         path = self.blob_path(blob.digest)
         for _ in checked(self._chunks(blob.digest), blob.digest, str(path), blob.size):
             pass
@@ -169,7 +220,7 @@ class OciLayout:
         """The manifest of a layout that holds one image.
 
         Raises:
-            RegistryError: The layout holds none, or several.
+            RegistryError: The layout has no image, or several.
         """
         digests = {entry.digest for entry in self._entries()}
         if len(digests) != 1:
@@ -180,20 +231,87 @@ class OciLayout:
             )
         return self.read_manifest(digests.pop())
 
+    def _reachable_if_readable(self) -> set[str] | None:
+        """As `_reachable`; None for a damaged layout, in which no blob is known to be unreferenced."""
+        try:
+            return self._reachable()
+        except RegistryError:
+            return None
+
+    def _reachable(self) -> set[str]:
+        """The digests of all blobs that the entries of index.json reach, and of their referrers."""
+        stored = self._blobs()
+        referrers = self._referrers(stored)
+        todo = [entry.digest for entry in self._entries()]
+        if absent := [digest for digest in todo if digest not in stored]:
+            raise MissingError(
+                "a manifest that index.json names is missing",
+                where=self.target,
+                got=", ".join(absent[:MISSING_SHOWN]),
+                next_step="publish the image again, or remove its entry from index.json",
+            )
+        manifests: set[str] = set()
+        leaves: set[str] = set()
+        while todo:
+            digest = todo.pop()
+            if digest in manifests or digest not in stored:  # of an index, other platforms may be elsewhere
+                continue
+            manifests.add(digest)
+            manifest = Manifest(media_type=OCI_MANIFEST, body=self._manifest_body(digest))
+            leaves |= {blob.digest for key in LEAVES for blob in manifest.descriptors(key)}
+            todo += [item.digest for key in BRANCHES for item in manifest.descriptors(key)]
+            todo += referrers.get(digest, ())
+        return manifests | leaves
+
+    def _referrers(self, stored: dict[str, int]) -> dict[str, list[str]]:
+        """Manifest -> what names it as its subject; a client may store a referrer without listing it."""
+        found: dict[str, list[str]] = {}
+        for digest, size in stored.items():
+            if size > MANIFEST_LIMIT_BYTES:
+                continue
+            with contextlib.suppress(OSError, RegistryError):  # a layer, or no manifest
+                document = json_object(read_regular(self.blob_path(digest), MANIFEST_LIMIT_BYTES), digest)
+                if "subject" in document:
+                    found.setdefault(descriptor(document["subject"], digest).digest, []).append(digest)
+        return found
+
+    def _blobs(self) -> dict[str, int]:
+        """Every blob and its size in bytes; other files of the folder are not of this project."""
+        folder = self.root / "blobs" / "sha256"
+        files = {f"sha256:{path.name}": path for path in sorted(folder.glob("*")) if path.is_file()}
+        return {digest: path.stat().st_size for digest, path in files.items() if is_digest(digest)}
+
+    def _remove(self, digests: Iterable[str]) -> None:
+        """Remove blobs, manifests first: an interrupted removal leaves no manifest without its layers."""
+        paths = [path for path in map(self.blob_path, digests) if path.exists()]
+        for path in sorted(paths, key=lambda path: not _is_manifest(path)):
+            path.unlink(missing_ok=True)
+
     def _create(self) -> None:
         try:
             (self.root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RegistryError(
-                "the layout cannot be made",
-                where=str(self.root),
-                got=error.strerror,
-                next_step="name a folder that can be written",
-            ) from error
+            raise file_error(error) from error
         if not (self.root / "oci-layout").exists():
             write_atomically(self.root / "oci-layout", (json.dumps(LAYOUT_FILE).encode(),))
         if not (self.root / "index.json").exists():
             self._write_entries([])
+
+    def _no_layout(self, file: str, error: OSError) -> MissingError:
+        if self.root.is_dir():
+            return MissingError(
+                "the folder is not an OCI image layout",
+                where=str(self.root),
+                got=f"{file}: {error.strerror}",
+                expected="a folder with oci-layout and index.json",
+                next_step="check the folder's name",
+            )
+        return MissingError(
+            "the folder of the OCI image layout does not exist",
+            where=str(self.root),
+            got="a file" if self.root.exists() else None,
+            next_step="check the folder's name, or publish an image into it: stackcheck images",
+        )
 
     def _chunks(self, digest: str) -> Iterator[bytes]:
         try:
@@ -217,9 +335,7 @@ class OciLayout:
         try:
             body = read_regular(path, INDEX_LIMIT_BYTES + 1)
         except OSError as error:
-            raise MissingError(
-                "there is no OCI image layout", where=str(self.root), got=f"index.json: {error.strerror}"
-            ) from error
+            raise self._no_layout("index.json", error) from error
         if len(body) > INDEX_LIMIT_BYTES:
             raise RegistryError(
                 "index.json is too long", where=str(path), expected=f"at most {INDEX_LIMIT_BYTES} bytes"
@@ -236,6 +352,15 @@ class OciLayout:
             "manifests": [entry.as_json() for entry in entries],
         }
         write_atomically(self.root / "index.json", (json.dumps(document, indent=1).encode() + b"\n",))
+
+
+def _is_manifest(path: Path) -> bool:
+    if path.stat().st_size > MANIFEST_LIMIT_BYTES:
+        return False
+    with contextlib.suppress(OSError, RegistryError):
+        document = json_object(read_regular(path, MANIFEST_LIMIT_BYTES), str(path))
+        return any(key in document for key in ("layers", *BRANCHES))
+    return False
 
 
 def _agree(entry: Descriptor, manifest: Manifest, where: str) -> None:

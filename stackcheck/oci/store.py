@@ -1,7 +1,7 @@
 """References and stores: where an image and its attestations live, whatever the place is.
 
-In: `oci:DIR[:TAG|@DIGEST]` or `HOST/REPO[:TAG|@DIGEST]`. Out: a `Reference`, or a `Store` that reads and
-writes blobs, manifests and tags. Everything read is checked against its digest before anybody sees it.
+In: `oci:DIR[:TAG|@DIGEST]` or `HOST/REPO[:TAG|@DIGEST]`. Out: a `Reference`; and the `Store`
+protocol, which reads and writes blobs, manifests and tags. What is read is checked against its digest first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-# Of an address, with a password perhaps: all up to the last @ that no digest (or start of one) follows.
+# The part of an address that may hold a password: all up to the last @ that no digest follows.
 _USER = re.compile(r".*@(?!sha256:[0-9A-Fa-f]*$)", re.DOTALL)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(
@@ -79,7 +79,7 @@ class Store(Protocol):
         """Store a blob, checked on the way; `chunks` is called again when it has to start over."""
 
     def mount_blob(self, digest: str, source: Store) -> bool:  # the protocol's signature
-        """Take a blob over from another store without moving its bytes; False when that is not possible."""
+        """Use a blob of another store without moving its bytes; False when that is not possible."""
 
     def read_manifest(self, name: str) -> Manifest:
         """The manifest of a tag or digest; raises `MissingError`, `IntegrityError`."""
@@ -94,13 +94,16 @@ class Store(Protocol):
         """Every tag."""
 
     def delete_tag(self, tag: str) -> bool:  # the protocol's signature
-        """Take a tag away; False where a store can only delete the manifest under it."""
+        """Remove a tag; False where a store can only delete its manifest."""
 
     def delete_manifest(self, digest: str) -> bool:
-        """Take a manifest away; False where the store does not do that."""
+        """Delete a manifest; False where the store does not do that."""
 
     def writing(self, report: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Hold the store for writing; `report` is told when another writer has to be waited for."""
+        """Hold the store for writing; `report` gets a line if it has to wait for another writer."""
+
+    def tidied(self) -> AbstractContextManager[None]:
+        """At the end remove what the body replaced, where the store does not do that itself."""
 
 
 def parse_reference(text: str) -> Reference:
@@ -110,7 +113,7 @@ def parse_reference(text: str) -> Reference:
         ConfigurationError: It is neither `oci:DIR[:TAG][@DIGEST]` nor `HOST/REPO[:TAG][@DIGEST]`.
     """
     if "://" in text:
-        raise _unreadable(text, "leave the scheme out, and log in by docker login")
+        raise _unreadable(text, "leave the scheme out, and log in with docker login")
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
         raise _unreadable(text, "the digest is not sha256: and 64 hexadecimal digits")
@@ -118,7 +121,7 @@ def parse_reference(text: str) -> Reference:
     if not colon or "/" in tag or target in {"", "oci"}:
         target, tag = rest, ""
     elif not is_tag(tag):
-        raise _unreadable(text, f"{tag!r} is no tag")
+        raise _unreadable(text, f"{tag!r} is not a valid tag")
     return Reference(target=_target(target, text), tag=tag or None, digest=digest or None)
 
 
@@ -131,7 +134,7 @@ def parse_target(text: str) -> str:
     found = parse_reference(text)
     if found.tag or found.digest:
         raise ConfigurationError(
-            "a place to publish to has no tag: the image brings its own", got=text, expected=found.target
+            "a publish target must not have a tag or a digest", got=text, expected=found.target
         )
     return found.target
 
@@ -164,9 +167,9 @@ def _target(target: str, text: str) -> str:
     host, slash, repository = target.partition("/")
     named = _HOST.fullmatch(host)
     if not slash or not named or not _REPOSITORY.fullmatch(repository):
-        raise _unreadable(text, "there is no HOST/REPO in it")
+        raise _unreadable(text, "it does not have the form HOST/REPO")
     if named["port"] and not is_port(int(named["port"])):
-        raise _unreadable(text, f"there is no port {named['port']}")
+        raise _unreadable(text, f"{named['port']} is not a valid port")
     return target
 
 

@@ -1,4 +1,7 @@
-"""The store of a target. In: `oci:DIR` or `HOST/REPO`. Out: an `OciLayout` or a `Repository`."""
+"""The store of a publish target.
+
+In: `oci:DIR` or `HOST/REPO`. Out: an `OciLayout` or a `Repository`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tags of a store: a floating one per stack, which moves, and unique ones, which stay with their digest.
 
-In: a store, a tag, a name. Out: the unique tags of a floating one, the digest under a tag, whose tag it is,
-and the tag of a name.
+In: a store, a tag, a name. Out: the unique tags of a floating one, the digest of a tag, the stack that a tag
+belongs to, and the tag for a name.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from stackcheck.oci.documents import MissingError
 if TYPE_CHECKING:
     from stackcheck.oci.store import Store
 
-# Of these two no tag can be both: a label's ending begins with a letter, and a unique tag's with a number.
+# No tag matches both: a foreign image's ending begins with a letter, a unique tag's with a digit.
 _UNIQUE = re.compile(r"(?P<tag>.+)-(?P<date>\d{8})-(?P<number>\d+)(\.[0-9a-f]{8})?")
 _FOREIGN = re.compile(r".+-x[0-9a-f]{8}")
 
 
 def label(name: str) -> str:
-    """A name for files and tags: a stack id as it is, a reference without what a tag may not hold.
+    """A name for files and tags: a stack id unchanged, a reference without what a tag cannot have.
 
-    A reference also gets an ending made of all of it: no two share a name, and none has that of a stack.
+    A reference also gets a hash as its ending: two references never share a name, nor one with a stack.
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     return plain if plain == name else f"{plain[:90]}-x{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def floating(tag: str) -> str:
-    """The floating tag of a unique one; any other tag as it is."""
+    """The floating tag of a unique one; any other tag unchanged."""
     found = _UNIQUE.fullmatch(tag)
     return found["tag"] if found else tag
 
 
 def names(tag: str, stack_id: str | None) -> bool:
-    """Whether an image of a stack (None: of no stack) may stand under a tag.
+    """Whether an image of a stack (None: without a stack) may have a tag.
 
-    Images of no stack have tags with an ending of their own, so that none takes a stack's place.
+    Images without a stack have tags with an ending of their own, so that they never replace a stack's image.
     """
     name = floating(tag)
     return name == stack_id if stack_id else _FOREIGN.fullmatch(name) is not None
@@ -73,5 +73,5 @@ def digest_of(store: Store, tag: str) -> str | None:
     """The digest that a tag names; None when there is no such tag."""
     try:
         return store.read_manifest(tag).digest
-    except MissingError:  # taken away since the tags were listed
+    except MissingError:  # removed since the tags were listed
         return None

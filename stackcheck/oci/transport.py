@@ -1,7 +1,7 @@
 """HTTP to one registry: timeouts, a few retries, and the answer to its authentication challenge.
 
-In: method and URL. Out: a response whose status the caller asked for, or a `RegistryError` that says what the
-registry did. Challenges follow https://distribution.github.io/distribution/spec/auth/token/.
+In: method and URL. Out: a response with a status that the caller expects, or a `RegistryError` with the
+registry's answer. Challenges follow https://distribution.github.io/distribution/spec/auth/token/.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Transport:
         body: Callable[[], Any] | None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """One exchange, tried again when the registry is busy or asks who we are.
+        """One request, repeated when the registry is busy or asks for credentials.
 
         Args:
             method: HTTP method.
@@ -82,7 +82,7 @@ class Transport:
             expected: The statuses that the caller knows what to do with.
             headers: Request headers.
             body: Makes the request's body anew for every try.
-            stream: Leave the answer's body to be read, with `body`; else it is passed over.
+            stream: Leave the body of the answer for `body` to read; else it is ignored.
 
         Raises:
             MissingError: 404, and the caller did not expect it.
@@ -94,12 +94,14 @@ class Transport:
             response = self._send(method, url, headers, body)
             if response.status_code in expected:
                 if not stream:
-                    self.head(response, IGNORED_LIMIT_BYTES)  # what is read to its end keeps the connection
+                    self.head(
+                        response, IGNORED_LIMIT_BYTES
+                    )  # a connection is reused only if its answer was read
                 return response
             if response.status_code == requests.codes.unauthorized and not challenged:
                 challenged = True
                 try:
-                    self._answer_challenge(response)  # may quote what the registry says
+                    self._answer_challenge(response)  # its error may quote the body
                 finally:
                     response.close()
                 continue
@@ -119,7 +121,7 @@ class Transport:
         aim, home = (origin(address, self.base) for address in (url, self.base))
         own = aim == home
         if not own and home[0] == "https" and aim[0] != "https":
-            raise RegistryError("the registry sends us on over plain http", where=self.base, got=url)
+            raise RegistryError("the registry redirects to insecure HTTP", where=self.base, got=url)
         try:
             return self._session.request(
                 method,
@@ -131,16 +133,19 @@ class Transport:
                 stream=True,
                 allow_redirects=method in {"GET", "HEAD"},
             )
-        except (requests.RequestException, ValueError) as error:  # ValueError: a redirect to no address
+        except (
+            requests.RequestException,
+            ValueError,
+        ) as error:  # ValueError: a redirect to an invalid address
             raise self.unreachable(error) from error
 
     def next_address(self, response: requests.Response, following: str) -> str:
-        """The absolute form of an address that the registry sends us to; `RegistryError` where it is none."""
+        """The absolute form of an address that the registry sent; `RegistryError` if it is not valid."""
         try:
             found = urljoin(response.url, following)
         except ValueError as error:
             raise RegistryError(
-                "the registry names no usable address", where=self.base, got=following[:200]
+                "the registry sent an invalid address", where=self.base, got=following[:200]
             ) from error
         origin(found, self.base)
         return found
@@ -175,7 +180,7 @@ class Transport:
             "the registry does not answer" if hangs else "the registry cannot be reached",
             where=self.base,
             got=f"no answer within {self._timeout_s[1]:g} s" if hangs else _innermost(error),
-            next_step=f"see whether {self.base}/v2/ answers, then run the same command again",
+            next_step=f"check that {self.base}/v2/ answers, then run the same command again",
         )
 
     def _answer_challenge(self, response: requests.Response) -> None:
@@ -197,7 +202,7 @@ class Transport:
         scheme, host, _ = origin(realm, self.base)
         if scheme != "https" and not is_loopback(host):
             raise RegistryError(
-                "the registry sends us for a token over plain http", where=self.base, got=realm
+                "the registry names a token service over insecure HTTP", where=self.base, got=realm
             )
         fields = {key: challenge[key] for key in ("service", "scope") if key in challenge}
         try:
@@ -226,10 +231,10 @@ class Transport:
         got = "".join(filter(str.isprintable, f"{response.status_code} {response.reason} {text}".strip()))
         where = f"{method} {urlsplit(url)._replace(query='').geturl()}"
         if response.status_code == requests.codes.not_found:
-            return MissingError("the registry does not have it", where=where, got=got)
+            return MissingError("not found in the registry", where=where, got=got)
         if response.status_code in {401, 403}:
             return RegistryError(
-                "the registry refuses us", where=where, got=got, next_step=f"docker login {self.host}"
+                "the registry refused access", where=where, got=got, next_step=f"docker login {self.host}"
             )
         return RegistryError(
             "the registry failed", where=where, got=got, next_step="run the same command again"
@@ -238,7 +243,7 @@ class Transport:
 
 def _header_safe(token: str) -> str:
     if not _TOKEN.fullmatch(token):
-        raise ValueError("the token holds what no header may hold")
+        raise ValueError("the token contains a character that a header must not contain")
     return token
 
 

@@ -1,1 +1,1 @@
-"""Planted faults, and bounds from healthy runs."""
+"""Show that each check can fail (planted faults), and propose bounds from healthy runs."""

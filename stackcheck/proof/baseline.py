@@ -1,9 +1,8 @@
-"""What a device model should reach, by what healthy runs of it measured. In: runs. Out: proposals.
+"""Propose thresholds of a device model from healthy runs. In: results. Out: a `Baseline`: proposed entries.
 
-A bound is the median over the runs minus the larger of 5 % and three robust spreads (1.4826 x the median
-absolute deviation, which is the standard deviation where figures are normal); plus, where less is better.
-Runs count together only where nothing but chance tells them apart: one host class, one stack, one suite, one
-environment. Nothing is written here (`stackcheck.proof.thresholds.write`).
+A bound is the median over the runs minus the larger of 5 % and three robust spreads; plus, where less is
+better. The robust spread is 1.4826 x the median absolute deviation: the standard deviation of a normal
+distribution. The runs must differ by chance alone (`comparable`). `thresholds.write` writes the proposals.
 """
 
 from __future__ import annotations
@@ -33,17 +32,25 @@ Change = Literal["new", "tighter", "looser", "same"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One entry, and what it came from."""
+    """One proposed entry.
+
+    Attributes:
+        entry: The proposed threshold.
+        values: What the runs measured, in the metric's unit.
+        median: Their median.
+        spread: Their robust spread, as a share of the median.
+        now: The entry that applies now, if there is one.
+    """
 
     entry: thresholds.Entry
     values: tuple[float, ...]
     median: float
-    spread: float  # robust, as a share of the median
+    spread: float
     now: thresholds.Entry | None
 
     @property
     def change(self) -> Change:
-        """What it means for a run beside the bound that holds now."""
+        """How the proposed bound compares with the one that applies now."""
         if self.now is None:
             return "new"
         if self.entry.bound == self.now.bound:
@@ -55,7 +62,7 @@ class Proposal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What n runs propose, and which of their figures say nothing, with the reason."""
+    """What a number of runs propose; `left_out` are the figures without a proposal, with the reason."""
 
     vendor: str
     model: str
@@ -69,12 +76,12 @@ class _Figure:
     """One measurement over all runs."""
 
     name: str
-    conditions: thresholds.Conditions  # those that select a bound
+    conditions: thresholds.Conditions  # only those that select a bound
     metrics: tuple[Metric, ...]
 
     def label(self) -> str:
-        told = ", ".join(f"{key}={value}" for key, value in self.conditions.items())
-        return f"{self.name} ({told})"
+        conditions = ", ".join(f"{key}={value}" for key, value in self.conditions.items())
+        return f"{self.name} ({conditions})"
 
 
 def propose(runs: Sequence[RunResult], *, root: Path) -> Baseline:
@@ -82,20 +89,20 @@ def propose(runs: Sequence[RunResult], *, root: Path) -> Baseline:
 
     Args:
         runs: Results of the same suites, stack and class of host; at least three.
-        root: The checkout, whose thresholds and rules they are compared with.
+        root: The checkout with the thresholds and rules that apply now.
 
     Raises:
         ConfigurationError: Too few runs, one given twice, or runs that differ in more than chance.
-        ChecksFailedError: A run did not end, or a check of it failed for another reason than a missing bound.
+        ChecksFailedError: A run did not finish, or a check failed for another reason than a missing bound.
         MachineUnfitError: A check of a run was invalid: the machine was throttled, shared or unfit.
     """
     require_comparable(runs)
     for run in runs:
         require_healthy(run)
     vendor, model = _model(runs[0])
-    metrics = thresholds.ask(root, model).metrics
+    metrics = thresholds.ask_suites(root, model).metrics
     figures, left_out = _figures(runs, metrics)
-    rules = thresholds.ask(root, model, figures=[(f.name, f.conditions) for f in figures])
+    rules = thresholds.ask_suites(root, model, figures=[(f.name, f.conditions) for f in figures])
     file = thresholds.load(root, vendor, model)
     proposals = tuple(
         _proposal(figure, runs, rules, file.holding(figure.name, figure.conditions), physical)
@@ -103,12 +110,12 @@ def propose(runs: Sequence[RunResult], *, root: Path) -> Baseline:
         if reached
     )
     unjudged = (figure for figure, reached in zip(figures, rules.reached, strict=True) if not reached)
-    left_out += [f"{figure.label()}: these suites judge it by no bound" for figure in unjudged]
+    left_out += [f"{figure.label()}: these suites compare it with no bound" for figure in unjudged]
     return Baseline(vendor=vendor, model=model, runs=len(runs), proposals=proposals, left_out=tuple(left_out))
 
 
 def margin(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, robust spread, share of the median that a bound leaves); shares of the median."""
+    """(median, robust spread, margin of the bound); spread and margin are shares of the median."""
     median = statistics.median(values)
     spread = NORMAL_CONSISTENCY * statistics.median([abs(value - median) for value in values]) / median
     return median, spread, max(LEAST_MARGIN, SPREADS * spread)
@@ -119,8 +126,10 @@ def _model(run: RunResult) -> tuple[str, str]:
     if run.host.vendor == "cpu" or len(models) != 1:
         raise ConfigurationError(
             "there are no thresholds for such a host",
+            where=f"run {run.run_id}",
             got=f"{run.host.vendor}: {', '.join(models) or 'no device'}",
-            expected="GPUs of one model: a CPU proves the flow and the numerics, never a speed",
+            expected="GPUs of one model; a CPU run never proves a speed",
+            next_step="run the suites on such a host: stackcheck test IMAGE --tier standard",
         )
     return run.host.vendor, models[0]
 
@@ -128,7 +137,7 @@ def _model(run: RunResult) -> tuple[str, str]:
 def _figures(
     runs: Sequence[RunResult], metrics: Mapping[str, thresholds.MetricRule]
 ) -> tuple[list[_Figure], list[str]]:
-    """What every run measured in the same way, and words about the rest."""
+    """The figures that every run measured in the same way, and a line about each of the others."""
     found: dict[thresholds.Key, list[Metric]] = {}
     for run in runs:
         for metric in _judged(run, metrics):
@@ -145,7 +154,7 @@ def _figures(
 
 
 def _judged(run: RunResult, metrics: Mapping[str, thresholds.MetricRule]) -> Iterator[Metric]:
-    """The figures that a bound judges or ought to; the others are kept for reading only."""
+    """The metrics that have a bound or need one; the others are recorded for information only."""
     for check in run.checks:
         yield from (
             metric
@@ -161,13 +170,13 @@ def _key(metric: Metric, metrics: Mapping[str, thresholds.MetricRule]) -> thresh
 
 
 def _problem(same: Sequence[Metric], rule: thresholds.MetricRule, runs: int) -> str | None:
-    """Why these figures are no baseline, or None."""
+    """Why these measurements cannot be a baseline; None if they can."""
     if len(same) != runs:
         return f"measured {len(same)} times in {runs} runs"
     if any(metric.value is None or metric.value <= 0 for metric in same):
         return "not a positive number in every run"
     if any(metric.unit != rule.unit for metric in same):
-        return f"in another unit than {rule.unit}"
+        return f"in a different unit than {rule.unit}"
     first = same[0].conditions
     differ = sorted({name for metric in same for name in first if metric.conditions.get(name) != first[name]})
     return f"measured under different conditions: {', '.join(differ)}" if differ else None
@@ -184,8 +193,8 @@ def _proposal(
     values = tuple(metric.value for metric in figure.metrics if metric.value is not None)
     median, spread, share = margin(values)
     bound = _rounded(median * (1 - share if rule.direction == "min" else 1 + share), rule.direction)
-    ceiling, words = _ceiling(bound, median, physical, now, rules)
-    measured = f"median {median:.4g} {rule.unit}, robust spread {spread:.2%}, {words}"
+    ceiling, origin = _ceiling(bound, median, physical, now, rules)
+    measured = f"median {median:.4g} {rule.unit}, robust spread {spread:.2%}, {origin}"
     entry = thresholds.Entry(
         metric=figure.name,
         conditions=figure.conditions,
@@ -201,12 +210,12 @@ def _proposal(
 
 def _tolerance(rule: thresholds.MetricRule, share: float) -> str:
     sign = "minus" if rule.direction == "min" else "plus"
-    floor = "the least that a baseline may claim" if share == LEAST_MARGIN else "three robust spreads"
+    floor = "the smallest margin of a baseline" if share == LEAST_MARGIN else "three robust spreads"
     return f"median {sign} {share:.1%}, {floor}"
 
 
 def _rounded(bound: float, direction: str) -> float:
-    """Four digits, never stricter than what was computed."""
+    """The bound with four digits, rounded to the less strict side."""
     step = 10.0 ** (math.floor(math.log10(bound)) - 3)
     steps = math.floor(bound / step) if direction == "min" else math.ceil(bound / step)
     return float(f"{steps * step:.4g}")
@@ -215,21 +224,21 @@ def _rounded(bound: float, direction: str) -> float:
 def _ceiling(
     bound: float, median: float, physical: float | None, now: thresholds.Entry | None, rules: thresholds.Rules
 ) -> tuple[float, str]:
-    """What the bound is held against: the hardware's figure, the one so far, or our own median.
+    """The ceiling of an entry and its origin: the hardware's, the one that applies now, or the median.
 
-    The hardware's is taken also where the bound exceeds it: the lint then refuses a figure that cannot be.
+    The hardware's ceiling is taken even if the bound exceeds it: then the lint refuses the impossible figure.
     """
     if physical is not None and bound >= rules.lowest_share * physical:
         return physical, "ceiling of devices.json"
     if now is not None:
         share = bound / now.ceiling if now.direction == "min" else now.ceiling / bound
         if rules.lowest_share <= share <= 1:
-            return now.ceiling, "ceiling as before"
-    return float(f"{median:.4g}"), "which is its own ceiling, as nothing else is near"
+            return now.ceiling, "ceiling of the present entry"
+    return float(f"{median:.4g}"), "which is its own ceiling, for lack of a closer one"
 
 
 def _source(figure: _Figure, runs: Sequence[RunResult], measured: str) -> str:
-    """When, on what, with what, how often: enough to judge the bound without the runs."""
+    """When, where, with what and how often it was measured: enough to judge the bound without the runs."""
     run = runs[0]
     first, last = min(r.started for r in runs).date(), max(r.started for r in runs).date()
     when = f"{first}" if first == last else f"{first} to {last}"

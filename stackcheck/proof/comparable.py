@@ -1,11 +1,12 @@
-"""Runs that count together. In: results. Out: nothing, or the error that says what tells them apart.
+"""Which runs may count together for a baseline. In: results. Out: nothing, or an error with the difference.
 
-A baseline is of one class of host, one stack, one set of suites and one environment, and of runs in which
-nothing failed: what failed may also have been slow.
+A baseline is measured on one class of host, with one stack, one set of suites and one environment, by runs in
+which nothing failed: a failed check may also have been slow.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
@@ -16,34 +17,95 @@ if TYPE_CHECKING:
     from stackcheck.suite.results import CheckResult, RunResult
 
 FEWEST_RUNS = 3  # of two runs nobody can say which one is the outlier
-NO_BOUND = " has no bound for "  # how the suites begin to say that an entry is missing
+RUN_AGAIN = "run the suites again: stackcheck test IMAGE --tier standard"
 
 
 def require_comparable(runs: Sequence[RunResult]) -> None:
-    """Refuse too few runs, one given twice, and runs that differ in more than chance.
+    """Refuse too few runs, a run given twice, and runs that differ in more than chance.
 
     Raises:
         ConfigurationError: With the first difference.
     """
     if len(runs) < FEWEST_RUNS:
         raise ConfigurationError(
-            "too few runs to tell an outlier from a figure",
+            "too few runs to tell an outlier from a typical figure",
             got=f"{len(runs)} run{'' if len(runs) == 1 else 's'}",
             expected=f"at least {FEWEST_RUNS} healthy runs of the same suites on the same class of host",
-            next_step="run the suites again: stackcheck test IMAGE --tier standard",
+            next_step=RUN_AGAIN,
         )
-    if len({run.run_id for run in runs}) < len(runs):
-        raise ConfigurationError("one run was given twice, and proves nothing the second time")
+    doubled = [name for name, count in Counter(run.run_id for run in runs).items() if count > 1]
+    if doubled:
+        raise ConfigurationError(
+            "one run was given twice",
+            got=f"run id {', '.join(doubled)} in more than one file",
+            expected="a result.json of its own for every run",
+            next_step=RUN_AGAIN,
+        )
     first, *others = ({**_host_class(run), **_stack(run), **_conditions(run)} for run in runs)
     for number, other in enumerate(others, start=2):
         for name, value in first.items():
             if other[name] != value:
                 raise ConfigurationError(
-                    f"runs 1 and {number} differ in {name}, so their figures do not belong together",
+                    f"runs 1 and {number} differ in {name}, so their figures cannot be compared",
                     got=str(other[name]),
                     expected=str(value),
                     next_step="give runs of one host class, one stack and one set of suites",
                 )
+
+
+def require_healthy(run: RunResult) -> None:
+    """Refuse a run that does not show what a healthy machine reaches.
+
+    Raises:
+        ChecksFailedError: It did not finish, or a check failed for another reason than a missing bound.
+        MachineUnfitError: A check was invalid: the machine was throttled, shared or unfit.
+    """
+    if run.state != "finished":
+        raise ChecksFailedError(
+            "a run that did not finish cannot be a baseline",
+            where=f"run {run.run_id}",
+            got=f"state {run.state}",
+            expected="state finished",
+            next_step=RUN_AGAIN,
+        )
+    for check in run.checks:
+        if check.outcome == "invalid":
+            raise MachineUnfitError(
+                "the machine was unfit during this run",
+                where=f"run {run.run_id}, {check.id}",
+                got=check.reason,
+                expected="no check with the outcome invalid",
+                next_step=f"wait until the machine is idle and healthy, then {RUN_AGAIN}",
+            )
+        if check.outcome in ("failed", "error") and not _lacks_only_bounds(run, check):
+            raise ChecksFailedError(
+                "a run with a failed check cannot be a baseline: a failed check may also have been slow",
+                where=f"run {run.run_id}, {check.id}",
+                got=check.reason,
+                expected="no failure except a missing bound",
+                next_step=f"fix the failure, then {RUN_AGAIN}",
+            )
+
+
+def _lacks_only_bounds(run: RunResult, check: CheckResult) -> bool:
+    """Whether missing bounds are all that failed: to propose them is what a baseline is for.
+
+    The metrics have to agree with the stated cause, because the image under test wrote both.
+
+    Raises:
+        ChecksFailedError: The result does not state the cause, because older suites wrote it.
+    """
+    if not check.says_cause:
+        raise ChecksFailedError(
+            "the result does not say whether only missing bounds failed this check: older suites wrote it",
+            where=f"run {run.run_id}, {check.id}",
+            got="a failed check without the field `cause`",
+            expected="`cause` in every check of result.json",
+            next_step=RUN_AGAIN,
+        )
+    verdicts = {metric.verdict for metric in check.metrics}
+    stated = check.outcome == "failed" and check.cause == "no_threshold"
+    return stated and "no_threshold" in verdicts and "fail" not in verdicts
 
 
 def _host_class(run: RunResult) -> dict[str, object]:
@@ -60,36 +122,5 @@ def _stack(run: RunResult) -> dict[str, object]:
 
 
 def _conditions(run: RunResult) -> dict[str, object]:
-    given = {"suites": run.inputs.suites, "trainers": run.inputs.trainers, "tier": run.tier}
-    return {**given, "environment": dict(sorted(run.environment.items()))}
-
-
-def require_healthy(run: RunResult) -> None:
-    """Refuse a run that says nothing about what a healthy machine reaches.
-
-    Raises:
-        ChecksFailedError: It did not end, or a check failed for another reason than a missing bound.
-        MachineUnfitError: A check was invalid: the machine was throttled, shared or unfit.
-    """
-    if run.state != "finished":
-        raise ChecksFailedError("a run that did not end is no baseline", where=run.run_id, got=run.state)
-    for check in run.checks:
-        if check.outcome == "invalid":
-            raise MachineUnfitError(
-                "the machine was unfit during this run", where=f"{run.run_id} {check.id}", got=check.reason
-            )
-        if check.outcome in ("failed", "error") and not _lacks_only_bounds(check):
-            raise ChecksFailedError(
-                "a run with a failed check is no baseline: what failed may also have been slow",
-                where=f"{run.run_id} {check.id}",
-                got=check.reason,
-                expected="no failure but a missing bound",
-            )
-
-
-def _lacks_only_bounds(check: CheckResult) -> bool:
-    """A new figure fails for want of a bound; to propose that bound is what this is for."""
-    missing = sum(metric.verdict == "no_threshold" for metric in check.metrics)
-    failed = any(metric.verdict == "fail" for metric in check.metrics)
-    lines = (check.reason or "").splitlines()
-    return not failed and missing == len(lines) > 0 and all(NO_BOUND in line for line in lines)
+    inputs = {"suites": run.inputs.suites, "trainers": run.inputs.trainers, "tier": run.tier}
+    return {**inputs, "environment": dict(sorted(run.environment.items()))}

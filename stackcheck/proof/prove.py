@@ -1,9 +1,8 @@
-"""Show that each check can fail. In: runs of tests/faults. Out: a `Proof`: fault by fault, caught or not.
+"""Show that each check can fail. In: the tests of tests/faults. Out: a `Proof`: each fault, caught or missed.
 
-The faults that need torch run where torch is (in a certified image, or on this host with a Python that has
-it), those over AMD's real library on the host, which has to be root for them. Each run ends with one line of
-JSON (tests/faults/proof.py); what such a run planted, what caught it and which check nothing was planted for
-is read from that line alone.
+The tests run in two parts. Faults that need torch run in a certified image, or with a Python of this host
+that has torch. Faults in AMD's real library run on this host, as root. Each part prints one line of JSON at
+its end (tests/faults/proof.py): a `FaultRun`, from which alone the proof is made.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ AMD_HOSTS = ("tests/faults/test_amd_hosts.py", "tests/faults/test_amd_readings.p
 FAULTS = "tests/faults"
 SUITE_PYTHON = "STACKCHECK_SUITE_PYTHON"  # as tests/faults/planting.py reads it
 LINE = '{"checks": '
-CAN_FAIL = ("failed", "invalid", "error")  # a fault whose right answer is a skip proves no failure
+CAN_FAIL = ("failed", "invalid", "error")  # a fault that a skip answers does not show that a check can fail
 
 
 class _Part(BaseModel):
@@ -39,7 +38,7 @@ class _Part(BaseModel):
 
 
 class Planted(_Part):
-    """What a test planted, for which check, and the first words of its failure."""
+    """What a test planted, for which check, and the start of its failure message."""
 
     test: str
     name: str
@@ -49,20 +48,27 @@ class Planted(_Part):
 
 
 class Fault(Planted):
-    """One planted fault, the check that has to catch it, and how that check has to end."""
+    """One planted fault, the check that must catch it, and the outcome which that check must have."""
 
     expected: Literal["failed", "invalid", "error", "skipped"]
     state: Literal["caught", "missed", "not run"]
 
 
 class Healthy(Planted):
-    """One run with nothing planted; a check that fails in it is a false alarm."""
+    """One run without a fault; a check that fails in it is a false alarm."""
 
     state: Literal["passed", "false alarm", "not run"]
 
 
-class Told(_Part):
-    """The line of one run; `checks` is null where the suites cannot be collected (no torch)."""
+class FaultRun(_Part):
+    """The line of JSON of one part.
+
+    Attributes:
+        checks: All checks of the suites; null where they cannot be collected (no torch).
+        faults: The planted faults.
+        healthy: The runs without a fault.
+        failed: Tests of tests/faults that plant nothing and failed.
+    """
 
     checks: tuple[str, ...] | None
     faults: tuple[Fault, ...]
@@ -72,56 +78,64 @@ class Told(_Part):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Every fault and healthy run, and the checks that nothing was planted for."""
+    """What all parts show together.
+
+    Attributes:
+        faults: The planted faults.
+        healthy: The runs without a fault.
+        failed: Tests of tests/faults that plant nothing and failed.
+        checks: All checks of the suites.
+        unproven: The checks for which no fault is planted.
+    """
 
     faults: tuple[Fault, ...]
     healthy: tuple[Healthy, ...]
-    failed: tuple[str, ...]  # tests of tests/faults that plant nothing, and failed all the same
+    failed: tuple[str, ...]
     checks: tuple[str, ...]
     unproven: tuple[str, ...]
 
     @property
     def caught(self) -> int:
-        """Faults whose check ended as it has to."""
+        """How many faults were caught by their check."""
         return sum(fault.state == "caught" for fault in self.faults)
 
     @property
     def false_alarms(self) -> int:
-        """Healthy runs in which something failed."""
+        """In how many healthy runs a check failed."""
         return sum(run.state == "false alarm" for run in self.healthy)
 
     @property
     def holds(self) -> bool:
-        """Whether every check can fail, every fault was caught, and nothing healthy failed."""
+        """Whether every check was shown to fail, every fault was caught, and no healthy run failed."""
         quiet = all(run.state == "passed" for run in self.healthy) and not self.failed
         complete = bool(self.checks and self.healthy) and not self.unproven
         return complete and quiet and self.caught == len(self.faults)
 
 
 def in_torch(workers: int) -> tuple[str, ...]:
-    """The arguments of the run that needs torch."""
+    """Python's arguments for the part that needs torch; `workers` is how many faults run at a time."""
     left_out = [word for path in AMD_HOSTS for word in ("--ignore", path)]
     return ("-m", "pytest", FAULTS, *_options(workers), *left_out)
 
 
 def over_amd(workers: int) -> tuple[str, ...]:
-    """The arguments of the run over AMD's real library."""
+    """Python's arguments for the part over AMD's real library; `workers` as for `in_torch`."""
     return ("-m", "pytest", *AMD_HOSTS, *_options(workers))
 
 
 def suite_python() -> str:
-    """The Python of this host that has torch and pytest; the tool's own has no torch.
+    """The Python of this host that has torch and pytest: STACKCHECK_SUITE_PYTHON, or else this one.
 
     Raises:
-        ConfigurationError: The one that the environment names cannot be run.
+        ConfigurationError: The environment names a program that does not exist.
     """
     python = os.environ.get(SUITE_PYTHON, sys.executable)
     if shutil.which(python) is None:
         raise ConfigurationError(
-            "there is no such Python",
+            "the Python for the suites does not exist",
             where=SUITE_PYTHON,
-            got=python or "nothing",
-            expected="a program that has torch and pytest",
+            got=python or "an empty value",
+            expected="the path of a Python that has torch and pytest",
             next_step=f"{SUITE_PYTHON}=/path/to/python stackcheck prove --here",
         )
     return python
@@ -129,47 +143,57 @@ def suite_python() -> str:
 
 def here(
     arguments: Sequence[str], *, root: Path, report: Callable[[str], None], python: str = sys.executable
-) -> Told:
-    """Run one part on this host.
+) -> FaultRun:
+    """Run one part on this host, and wait for it.
+
+    Args:
+        arguments: `in_torch` or `over_amd`.
+        root: The checkout.
+        report: Called with each line of output.
+        python: The Python that runs it.
 
     Raises:
-        ChecksFailedError: It ended without its line.
+        ChecksFailedError: It ended without its line of JSON.
     """
-    reader = Reader(report)
+    reader = FaultRunReader(report)
     with _started([python, *arguments], root, subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
             reader(line)
-    return reader.told(" ".join(arguments))
+    return reader.finished(" ".join(arguments))
 
 
 @contextlib.contextmanager
 def beside(
     arguments: Sequence[str], *, root: Path, report: Callable[[str], None]
-) -> Iterator[Callable[[], Told]]:
-    """Run one part on this host while the body runs; what the body gets waits for it and reports it whole.
+) -> Iterator[Callable[[], FaultRun]]:
+    """Run one part on this host while the body of the `with` runs a different one.
 
-    Most of the run over AMD's library is waiting, and most of the one that needs torch is not.
+    The part over AMD's library mostly waits, the part that needs torch mostly computes.
+
+    Yields:
+        A function that waits for the end, reports the whole output, and returns the `FaultRun`. It raises
+        ChecksFailedError if the part ended without its line of JSON.
     """
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
         _started([sys.executable, *arguments], root, output) as process,
     ):
 
-        def ended() -> Told:
+        def ended() -> FaultRun:
             process.wait()
             output.seek(0)
-            reader = Reader(report)
+            reader = FaultRunReader(report)
             for line in output:
                 reader(line)
-            return reader.told(" ".join(arguments))
+            return reader.finished(" ".join(arguments))
 
         yield ended
 
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], root: Path, output: int | IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that does not outlive the body when that fails."""
+    """A process that is terminated if the body raises."""
     with subprocess.Popen(
         command,
         cwd=root,
@@ -181,12 +205,12 @@ def _started(command: Sequence[str], root: Path, output: int | IO[str]) -> Itera
         try:
             yield process
         except BaseException:
-            process.terminate()  # its children end with it: pytest unwinds, as on Ctrl-C
+            process.terminate()  # pytest ends its own children, as on Ctrl-C
             raise
 
 
-class Reader:
-    """Reports each line of a run, and keeps the one that tells what came of it."""
+class FaultRunReader:
+    """Reports each line of a part's output, and keeps the line of JSON."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -202,25 +226,26 @@ class Reader:
             self._last = [*self._last[-14:], text]
             self._report(text)
 
-    def told(self, where: str) -> Told:
-        """What the line said.
+    def finished(self, where: str) -> FaultRun:
+        """The line of JSON, at the end of the output; `where` is the command, for messages.
 
         Raises:
-            ChecksFailedError: There was none, or it is not such a line.
+            ChecksFailedError: There was no such line, or it is malformed.
         """
         try:
-            return Told.model_validate_json(self._line)
+            return FaultRun.model_validate_json(self._line)
         except ValidationError as error:
             raise ChecksFailedError(
-                "the run of planted faults ended without saying what was caught",
+                "the run of planted faults ended without its result",
                 where=where,
                 got="\n    ".join(self._last) or "no output",
                 expected="one line of JSON at its end (tests/faults/proof.py)",
+                next_step="fix what its last lines report, then run stackcheck prove again",
             ) from error
 
 
-def join(parts: Sequence[Told]) -> Proof:
-    """What several runs prove together."""
+def join(parts: Sequence[FaultRun]) -> Proof:
+    """What several parts show together."""
     faults = tuple(fault for part in parts for fault in part.faults)
     checks = sorted({check for part in parts for check in part.checks or ()})
     shown = {fault.check.partition("[")[0] for fault in faults if fault.expected in CAN_FAIL}

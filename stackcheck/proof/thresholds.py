@@ -1,8 +1,8 @@
-"""A file of thresholds: read, merged with proposals, judged by the suites' own lint, written on request.
+"""Read and write the thresholds of a device model, by the rules of the suites.
 
-In: tests/acceptance/thresholds/<vendor>/<model>.json. Out: entries, a unified diff, the file. What a metric
-is, which unit it has and what an entry may say is known to tests/acceptance/harness/thresholds.py alone: the
-tool never imports the suites, so it asks that module as a program (`python -m harness.bounds`).
+In: tests/acceptance/thresholds/<vendor>/<model>.json and proposed entries. Out: entries, a unified diff, the
+new file. Only tests/acceptance/harness/thresholds.py knows the metrics, their units and the rules of an
+entry. The tool never imports the suites, so it runs those rules as a program (`python -m harness.bounds`).
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Entry(_Part):
     tolerance: str
 
     def key(self) -> Key:
-        """What two entries of one file may not share."""
+        """What must be different in any two entries of a file: metric and conditions."""
         return self.metric, json.dumps(self.conditions, sort_keys=True)
 
     def holds_for(self, metric: str, conditions: Mapping[str, JsonValue]) -> bool:
-        """Whether the suites would look at this entry for such a figure."""
+        """Whether this entry applies to a metric with these conditions, by the suites' own rule."""
         same = (key in conditions and conditions[key] == value for key, value in self.conditions.items())
         return metric == self.metric and all(same)
 
 
-class _File(_Part):
+class _FileContent(_Part):
     thresholds: tuple[Entry, ...]
 
 
 class MetricRule(_Part):
-    """What the suites know of a metric: unit, which side is good, and the conditions that select a bound."""
+    """A metric of the suites: its unit, the direction of its bound, and the conditions that select one."""
 
     unit: str
     direction: Literal["min", "max"]
@@ -66,7 +66,15 @@ class MetricRule(_Part):
 
 
 class Rules(_Part):
-    """The suites' answer: every metric, what hardware cannot exceed for each figure, problems of entries."""
+    """The suites' answer about entries and figures.
+
+    Attributes:
+        metrics: Every metric by name.
+        ceilings: What the hardware cannot exceed, for each figure asked about; null if not known.
+        reached: Whether a check compares the figure with a bound, for each figure asked about.
+        lowest_share: The share of its ceiling below which a bound is useless.
+        problems: What is wrong with the entries asked about; empty if nothing is.
+    """
 
     metrics: dict[str, MetricRule]
     ceilings: tuple[Number | None, ...]
@@ -78,59 +86,69 @@ class Rules(_Part):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class File:
-    """The thresholds of one device model; `text` is empty where there is no file yet."""
+class ThresholdsFile:
+    """The thresholds of one device model; `text` is empty if there is no file yet."""
 
     path: Path
     text: str
     entries: tuple[Entry, ...]
 
     def holding(self, metric: str, conditions: Mapping[str, JsonValue]) -> Entry | None:
-        """The entry that judges such a figure now: the one with the most conditions."""
+        """The entry that applies to a metric with these conditions: of several, the most specific one."""
         fitting = [entry for entry in self.entries if entry.holds_for(metric, conditions)]
         return max(fitting, key=lambda entry: len(entry.conditions), default=None)
 
     def merged(self, proposed: Sequence[Entry]) -> tuple[Entry, ...]:
-        """Proposals in the place of entries with the same metric and conditions, the others at the end."""
+        """All entries, where a proposal replaces the entry with its key, and new ones stand at the end."""
         new = {entry.key(): entry for entry in proposed}
         kept = [new.pop(entry.key(), entry) for entry in self.entries]
         return (*kept, *new.values())
 
     def diff(self, proposed: Sequence[Entry]) -> str:
-        """What writing the proposals would change, as a unified diff."""
-        old, new = (text.splitlines(keepends=True) for text in (self.text, written(self.merged(proposed))))
+        """The change that `write` would make, as a unified diff."""
+        old, new = (text.splitlines(keepends=True) for text in (self.text, as_text(self.merged(proposed))))
         return "".join(difflib.unified_diff(old, new, f"a/{self.path.name}", f"b/{self.path.name}", n=0))
 
 
-def load(root: Path, vendor: str, model: str) -> File:
+def load(root: Path, vendor: str, model: str) -> ThresholdsFile:
     """The committed thresholds of a device model.
 
     Raises:
-        ConfigurationError: The file is there and is not a file of thresholds.
+        ConfigurationError: The file exists and is not a valid thresholds file.
     """
     path = root / "tests" / "acceptance" / "thresholds" / vendor / f"{model}.json"
     if not path.exists():
-        return File(path=path, text="", entries=())
+        return ThresholdsFile(path=path, text="", entries=())
     text = path.read_text(encoding="utf-8")
     try:
-        return File(path=path, text=text, entries=_File.model_validate_json(text).thresholds)
+        return ThresholdsFile(path=path, text=text, entries=_FileContent.model_validate_json(text).thresholds)
     except ValidationError as error:
         raise ConfigurationError(
-            "this is no file of thresholds", where=str(path), got=str(error.errors(include_url=False)[0])
+            "the thresholds file is not valid",
+            where=str(path),
+            got=_first_problem(error),
+            expected='{"thresholds": [...]}, each entry with the fields of a committed one',
+            next_step=f"restore the committed file: git checkout {path}",
         ) from error
 
 
-def ask(
+def ask_suites(
     root: Path,
     model: str,
     *,
     entries: Sequence[Entry] = (),
     figures: Sequence[tuple[str, Conditions]] = (),
 ) -> Rules:
-    """What the suites' own rules say of entries and figures of a device model.
+    """Ask the suites' own rules about entries and figures of a device model.
+
+    Args:
+        root: The checkout with the suites.
+        model: The device model, as in devices.json.
+        entries: Thresholds to check.
+        figures: Metrics with their conditions, to get the ceiling of each.
 
     Raises:
-        ConfigurationError: The checkout has no suites, or devices.json does not know the model.
+        ConfigurationError: The checkout has no suites, or devices.json does not have the model.
     """
     asked: dict[str, Any] = {
         "model": model,
@@ -141,27 +159,37 @@ def ask(
 
 
 def require_clean(root: Path, model: str, entries: Sequence[Entry], where: Path) -> None:
-    """Refuse entries that the suites would refuse.
+    """Refuse entries that the suites' lint refuses; `where` names them in the message.
 
     Raises:
-        ConfigurationError: With every problem that the lint names.
+        ConfigurationError: With every problem that the lint finds.
     """
-    problems = ask(root, model, entries=entries).problems
+    problems = ask_suites(root, model, entries=entries).problems
     if problems:
         raise ConfigurationError(
-            "the lint of thresholds refuses these entries, so nothing was written",
+            "the lint of thresholds refuses these entries; nothing was written",
             where=str(where),
             got="; ".join(problems),
-            expected="no problem",
+            expected="entries without a problem",
+            next_step="correct the entries, or measure again: stackcheck test IMAGE --tier standard",
         )
 
 
-def write(file: File, proposed: Sequence[Entry]) -> None:
-    """Replace the file by itself merged with the proposals; lint it before."""
-    write_atomically(file.path, [written(file.merged(proposed)).encode()])
+def write(file: ThresholdsFile, proposed: Sequence[Entry]) -> None:
+    """Write the merged entries. Call `require_clean` before.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    write_atomically(file.path, [as_text(file.merged(proposed)).encode()])
 
 
-def written(entries: Sequence[Entry]) -> str:
-    """The text of a file: one entry a line, so that a change is one line of a diff."""
+def as_text(entries: Sequence[Entry]) -> str:
+    """The text of a thresholds file, with one line for each entry, so that a change is one line of a diff."""
     lines = (" " + json.dumps(entry.model_dump(), ensure_ascii=False) for entry in entries)
     return '{"thresholds": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

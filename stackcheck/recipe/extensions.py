@@ -1,4 +1,4 @@
-"""What of a stack is compiled, or fetched as a wheel that no index has: one stage and one lock each.
+"""The packages of a stack that no index has as a wheel: each has one stage and one lock.
 
 In: a stack. Out: its `Extension`s, what the stage that compiles them asks for, and the values that the
 templates take. Pure. Versions are the matrix's; how a package is built is a fact of its own setup.py.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FLASH_ATTN, TRANSFORMER_ENGINE = "flash-attn", "transformer-engine-torch"
 RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download/v{version}"
-# What setup.py and torch.utils.cpp_extension import; without build isolation nobody else brings it.
+# What setup.py and torch.utils.cpp_extension import: without build isolation pip does not install it.
 _TOOLS = ("ninja", "packaging", "psutil", "setuptools", "wheel")
 # NVIDIA's compiler as Python packages: one minor version of each, or nvcc and its parts do not fit together.
 _NVCC = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
@@ -28,11 +28,11 @@ _NVCC = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extension:
-    """A package that a stage of its own hands over as a wheel.
+    """A package whose wheel is made in a stage of its own.
 
     Attributes:
         name: Its name in the index, in its stage's and in its lock's name.
-        form: `source`: made of the source archive; `wheel`: fetched from the project's releases.
+        form: `source`: made from the source archive; `wheel`: downloaded from the project's releases.
         because: Why it is made in this way: a comment of the Dockerfile.
         env: Variables of the stage that makes it: architectures are always among them, where it has any.
         wheel: The official wheel's file name, for `wheel`.
@@ -51,12 +51,12 @@ class Extension:
 
     @property
     def pin(self) -> str:
-        """What pip is asked for; an official wheel's version has a local part."""
+        """The requirement for pip; the version of an official wheel has a local part."""
         return f"{self.name}=={self.wheel.split('-')[1].lower() if self.wheel else self.version}"
 
 
 def extensions(stack: Stack) -> tuple[Extension, ...]:
-    """What the image carries that no index has as a wheel."""
+    """The packages of the image that no index has as a wheel."""
     flash = (_flash_attn(stack, stack.flash_attn),) if stack.flash_attn else ()
     return (*flash, *(_MAKERS[package.name](stack, package.version) for package in stack.extensions))
 
@@ -70,7 +70,7 @@ def toolchain(stack: Stack) -> tuple[str, ...]:
     """What the stage that compiles asks for: torch, the tools, and a compiler where no image has one.
 
     Raises:
-        ConfigurationError: The compiler is in no image that the matrix names, and in no package either.
+        ConfigurationError: The matrix names no image with a compiler, and no package has one.
     """
     sources = [extension for extension in extensions(stack) if extension.form == "source"]
     if not sources:
@@ -88,9 +88,9 @@ def _compiler(stack: Stack) -> tuple[str, ...]:
     if stack.runtime == "cuda" and Version(version).major >= 13:
         return tuple(f"{name}=={version}.*" for name in _NVCC)
     raise ConfigurationError(
-        f"{stack.runtime} {version} has no compiler among the packages of an index",
+        f"no package index has a compiler for {stack.runtime} {version}",
         where=stack.id,
-        next_step="name an image that has one as `builder` in matrix.yaml",
+        next_step="set `builder` in matrix.yaml to an image that has one",
     )
 
 

@@ -1,7 +1,7 @@
 """The package indexes of this machine, through uv: exact versions with the hash of every file.
 
-In: requirements, and the places that pip is configured to look in. Out: the text of a lock, names of files. A
-place is never named in what is written: another machine has others.
+In: requirements, and the places that pip is configured to use. Out: the text of a lock, names of files. The
+text never names a place: another machine uses others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600.0
 # The oldest glibc that torch's own wheels ask for.
 PLATFORM = "x86_64-manylinux_2_28"
-# What uv says when a place does not answer, as against one that answers and has no such package.
+# In uv's output if a place does not answer, and not if it answers and has no such package.
 _SILENT = ("error sending request", "Failed to fetch", "Could not connect", "dns error", "timed out")
 
 
@@ -78,39 +78,24 @@ def files(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mapping
     return {entry["name"]: _files(entry) for entry in listed["packages"]}
 
 
-def _compile(
-    requirements: Sequence[str], python: str, options: Sequence[str], texts: Mapping[str, Sequence[str]]
-) -> str:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file, lines in {"wanted.in": requirements, "constraints.txt": (), "uv.toml": (), **texts}.items():
-            (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        output = folder / (
-            "pylock.toml" if "pylock.toml" in options else "locked.txt"
-        )  # uv asks for the name
-        # Naming an interpreter spares uv the search for one of the version asked for.
-        command = [_uv(), "pip", "compile", "--quiet", "--no-python-downloads", "--python", sys.executable]
-        command += [
-            "--config-file",
-            str(folder / "uv.toml"),
-            "--constraints",
-            str(folder / "constraints.txt"),
-        ]
-        command += ["--python-version", python, "--python-platform", PLATFORM]
-        # pip takes the best match of all indexes; uv would stop at the first that has the name.
-        command += ["--index-strategy", "unsafe-best-match", *options, "-o", str(output)]
-        command.append(str(folder / "wanted.in"))
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise UnresolvedError(requirements[0], silent=True) from error
-        if done.returncode != 0:
-            raise _unresolved(done.stderr, requirements)
-        return output.read_text(encoding="utf-8")
+def newest(names: Sequence[str]) -> dict[str, str | None]:
+    """The newest version of each package in the indexes of this machine; None where they have none."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "index", "versions", name],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        version = re.match(r"\S+ \((\S+)\)", done.stdout)
+        found[name] = version[1] if version else None
+    return found
 
 
-def read(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Package -> version and hashes (`sha256:…`), from a lock; nothing without one."""
+def read_lock(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Package -> version and hashes (`sha256:…`), from a lock; empty if there is no lock."""
     if not path.is_file():
         return {}
     found = re.findall(
@@ -144,20 +129,35 @@ def pip_places(*, find_links: bool) -> list[str]:
     return list(options)
 
 
-def newest(names: Sequence[str]) -> dict[str, str | None]:
-    """The newest version of each package in the indexes of this machine; None where they have none."""
-    found: dict[str, str | None] = {}
-    for name in names:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "index", "versions", name],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        version = re.match(r"\S+ \((\S+)\)", done.stdout)
-        found[name] = version[1] if version else None
-    return found
+def _compile(
+    requirements: Sequence[str], python: str, options: Sequence[str], texts: Mapping[str, Sequence[str]]
+) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, lines in {"wanted.in": requirements, "constraints.txt": (), "uv.toml": (), **texts}.items():
+            (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        output = folder / (
+            "pylock.toml" if "pylock.toml" in options else "locked.txt"
+        )  # uv asks for the name
+        # Naming an interpreter spares uv the search for one of the version asked for.
+        command = [_uv(), "pip", "compile", "--quiet", "--no-python-downloads", "--python", sys.executable]
+        command += [
+            "--config-file",
+            str(folder / "uv.toml"),
+            "--constraints",
+            str(folder / "constraints.txt"),
+        ]
+        command += ["--python-version", python, "--python-platform", PLATFORM]
+        # pip takes the best match of all indexes; uv would stop at the first that has the name.
+        command += ["--index-strategy", "unsafe-best-match", *options, "-o", str(output)]
+        command.append(str(folder / "wanted.in"))
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise UnresolvedError(requirements[0], silent=True) from error
+        if done.returncode != 0:
+            raise _unresolved(done.stderr, requirements)
+        return output.read_text(encoding="utf-8")
 
 
 def _unresolved(stderr: str, requirements: Sequence[str]) -> UnresolvedError:

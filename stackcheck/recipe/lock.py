@@ -1,9 +1,8 @@
 """Write a stack's lock: every package by hash (`*.lock`), bases by digest, files by name (`pins.json`).
 
-In: stacks, the package indexes of this machine's own pip configuration, and what registries and release pages
-tell. Out: files under images/<stack-id>/. What cannot be learnt here is not invented: what was locked before
-stays, pins.json says what is missing, and `build` refuses the stack until a machine that can reach it has
-locked it.
+In: stacks, the package indexes that this machine's pip uses, registries and release pages. Out: files under
+images/<stack-id>/. If something cannot be reached here, what was locked before stays, or pins.json names it
+as missing and the stack is unlocked: `build` refuses it until a machine that reaches it has locked it.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ _HEAD = """\
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What `lock` came to.
+class LockResult:
+    """The result of locking one stack.
 
     Attributes:
-        missing: What the stack lacks to be built, one reason each.
-        kept: What was locked before and could not be asked for again, with the reason.
+        missing: What the lock lacks, one reason each; empty when the stack is locked.
+        kept: What was locked before and could not be checked again, with the reason.
     """
 
     missing: tuple[str, ...]
     kept: tuple[str, ...]
 
 
-def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> Outcome:
+def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> LockResult:
     """Lock one stack.
 
     Args:
-        stack: With the pins that it had.
+        stack: With its present pins.
         images: Where the stack's folder is.
-        upstream: Asks registries and releases; one for many stacks asks a silent place once.
+        upstream: Asks registries and release pages; share one, and a host that does not answer is asked once.
 
     Raises:
         ConfigurationError: uv is missing.
@@ -65,7 +64,7 @@ def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> Outcom
 
 
 class _Locking:
-    """One stack while it is locked: what is known, and what is not."""
+    """The locking of one stack: what is known so far, and what is missing."""
 
     def __init__(self, stack: Stack, folder: Path, upstream: Upstream) -> None:
         self.stack = stack
@@ -76,15 +75,15 @@ class _Locking:
         pins = folder / "pins.json"
         self.before: Mapping[str, Any] = json.loads(pins.read_text("utf-8")) if pins.is_file() else {}
 
-    def run(self) -> Outcome:
+    def run(self) -> LockResult:
         wanted = (*self.stack.requirements, *needs(self.stack))
         image = self._write("requirements", wanted, lambda: self._resolve(wanted))
         path = self.folder / "requirements.lock"
         self.missing += disagreements(self.stack, path)
         tools = toolchain(self.stack)
         if image and tools:
-            # torch and its own are in both, at one version.
-            pins = [f"{name}=={version}" for name, (version, _) in indexes.read(path).items()]
+            # torch and its libraries are in both locks, at one version.
+            pins = [f"{name}=={version}" for name, (version, _) in indexes.read_lock(path).items()]
             self._write("toolchain", tools, lambda: self._resolve(tools, pins))
         document = {
             "schema": 1,
@@ -97,7 +96,7 @@ class _Locking:
         }
         document["locked"] = not self.missing
         write_atomically(self.folder / "pins.json", (json.dumps(document, indent=2).encode() + b"\n",))
-        return Outcome(missing=tuple(self.missing), kept=tuple(self.kept))
+        return LockResult(missing=tuple(self.missing), kept=tuple(self.kept))
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
         def question(places: Sequence[str]) -> str:
@@ -106,7 +105,7 @@ class _Locking:
         return ask(self.stack, self.upstream, question)
 
     def _write(self, name: str, wanted: Sequence[str], make: Callable[[], str]) -> bool:
-        """Write one lock; where it cannot be made, an earlier one stays if it is about the same packages."""
+        """Write one lock; if that fails, an earlier one stays if it covers the same packages."""
         path = self.folder / f"{name}.lock"
         try:
             text = make()
@@ -137,7 +136,7 @@ class _Locking:
         return found
 
     def _source(self, extension: Extension) -> Mapping[str, str | None]:
-        """What a stage makes its wheel of: the file's name and checksum."""
+        """The file that a stage makes its wheel from: name and checksum."""
         found: dict[str, str] = {}
 
         def make() -> str:
@@ -166,7 +165,7 @@ class _Locking:
 
     def _wheels(self, path: Path) -> Mapping[str, Mapping[str, str]]:
         """The files that may serve as torch and what it is built on, by name."""
-        locked = indexes.read(path)
+        locked = indexes.read_lock(path)
         names = [*(pin.partition("==")[0] for pin in frozen(self.stack)), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
         found = ask(
@@ -178,7 +177,7 @@ class _Locking:
 
 
 def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _Answer]) -> _Answer:
-    """Ask pip's own places and, where they lack something, also the place of those who built torch.
+    """Ask pip's own places and, if they lack something, also the index of those who built torch.
 
     Args:
         stack: Says who built its torch.
@@ -218,8 +217,8 @@ def _reach(place: str, package: str, upstream: Upstream) -> None:
 
 
 def disagreements(stack: Stack, path: Path) -> list[str]:
-    """What the indexes resolved to that is not what the rules say: the rules are wrong, or the index is."""
-    locked = {name: version for name, (version, _) in indexes.read(path).items()}
+    """Where the indexes resolved to other versions than the rules name: one of the two is wrong."""
+    locked = {name: version for name, (version, _) in indexes.read_lock(path).items()}
     found = [
         f"the indexes give {name} {locked[name]}, the rules {version}"
         for name, version in (pin.split("==", 1) for pin in frozen(stack))
@@ -237,7 +236,7 @@ def _differs(stack: Stack, locked: str, version: str) -> bool:
 
 def covers(path: Path, wanted: Sequence[str]) -> bool:
     """Whether a lock is there and holds every requirement at its version."""
-    locked = {canonicalize_name(name): version for name, (version, _) in indexes.read(path).items()}
+    locked = {canonicalize_name(name): version for name, (version, _) in indexes.read_lock(path).items()}
     for requirement in map(Requirement, wanted):
         found = locked.get(canonicalize_name(requirement.name))
         if found is None or not requirement.specifier.contains(found, prereleases=True):

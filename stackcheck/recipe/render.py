@@ -1,11 +1,12 @@
-"""Stack -> Dockerfile and stack.json, and the check that the committed ones have not drifted.
+"""Stack -> Dockerfile and stack.json, and the check that the committed ones still follow from their sources.
 
-In: stacks and the templates of images/. Out: file name -> text. Pure but for `write` and `check`. A
-template holds no version logic: every choice that depends on a version is a rule of compat.yaml.
+In: stacks, and the templates of images/. Out: file name -> text. Pure, except `write` and reading templates.
+A template has no version logic: every choice that depends on a version is a rule of compat.yaml.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from functools import lru_cache
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX, frozen, wheel_tag
 from stackcheck.recipe.extensions import template_values
 
@@ -22,50 +25,68 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.stack import Base, Stack
 
+# The files of a stack's folder that `render` writes.
+GENERATED = ("Dockerfile", "stack.json")
 _INCLUDE = re.compile(r'^\{% include "([a-z/.0-9-]+)" %\}\n', re.MULTILINE)
-
-
-class _OneTemplate(jinja2.FileSystemLoader):
-    """Puts the text of a part where it is included: one template renders several times faster than eight."""
-
-    def get_source(self, environment: jinja2.Environment, template: str) -> Any:
-        """The template with its parts in place."""
-        text, path, fresh = super().get_source(environment, template)
-        return _INCLUDE.sub(lambda part: self.get_source(environment, part[1])[0], text), path, fresh
-
-
-@lru_cache(maxsize=30)
-def _template(images: Path, name: str) -> jinja2.Template:
-    """A template, compiled once."""
-    environment = jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; values are held to narrow patterns
-        loader=_OneTemplate(images),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        auto_reload=False,
-    )
-    return environment.get_template(name)
+_ENVIRONMENT = jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; values are held to narrow patterns
+    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+)
 
 
 def render(stack: Stack, images: Path) -> Mapping[str, str]:
-    """The generated files of a stack, file name -> text; `images` holds the templates."""
-    template, wheels = f"{stack.runtime}.Dockerfile.j2", wheel_tag(stack)
-    dockerfile = _template(images, template).render(
-        stack=stack,
-        template=f"images/{template}",
-        base_image=image_name(stack.base),
-        builder_image=stack.builder and image_name(stack.builder),
-        frozen=[pin.partition("==")[0] for pin in frozen(stack)],
-        site_packages=f"/opt/venv/lib/python{stack.python}/site-packages",
-        base_packages=" ".join(stack.base.packages),
-        torch_index=f"{TORCH_INDEX}/{wheels}" if wheels else None,
-        assignments=lambda values: _assignments(values, " \\\n    "),
-        **template_values(stack),
-        labels=_assignments(labels(stack), " \\\n      "),
-        env=_assignments(environment(stack), " \\\n    "),
-    )
+    """The generated files of a stack, file name -> text; `images` holds the templates.
+
+    Raises:
+        ConfigurationError: A template is missing or wrong.
+    """
+    template, wheels = template_name(stack), wheel_tag(stack)
+    try:
+        dockerfile = _compiled(_template(images, template)).render(
+            stack=stack,
+            template=f"images/{template}",
+            base_image=image_name(stack.base),
+            builder_image=stack.builder and image_name(stack.builder),
+            frozen=[pin.partition("==")[0] for pin in frozen(stack)],
+            site_packages=f"/opt/venv/lib/python{stack.python}/site-packages",
+            base_packages=" ".join(stack.base.packages),
+            torch_index=f"{TORCH_INDEX}/{wheels}" if wheels else None,
+            assignments=lambda values: _assignments(values, " \\\n    "),
+            **template_values(stack),
+            labels=_assignments(labels(stack), " \\\n      "),
+            env=_assignments(environment(stack), " \\\n    "),
+        )
+    except jinja2.TemplateError as error:
+        raise ConfigurationError(
+            "a template cannot be rendered",
+            where=f"images/{template}, for {stack.id}",
+            got=str(error),
+            next_step="correct the template, then: stackcheck render",
+        ) from error
     return {"Dockerfile": dockerfile, "stack.json": _lines(declaration(stack))}
+
+
+def template_name(stack: Stack) -> str:
+    """The template of a stack's Dockerfile: one for both GPU vendors, one for stacks without a GPU."""
+    return f"{'cpu' if stack.runtime == 'cpu' else 'gpu'}.Dockerfile.j2"
+
+
+def _template(images: Path, name: str) -> str:
+    """A template's text with its parts in place: one template renders several times faster than eight."""
+    try:
+        text = (images / name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            "a template cannot be read",
+            where=str(images / name),
+            got=error.strerror or str(error),
+            expected="the templates of a stackcheck checkout",
+            next_step="restore the file, or name the checkout with --root",
+        ) from error
+    return _INCLUDE.sub(lambda part: _template(images, part[1]), text)
+
+
+# By text, not by name: a template that was edited is never confused with the one that was there before.
+_compiled = lru_cache(maxsize=30)(_ENVIRONMENT.from_string)
 
 
 def _assignments(values: Mapping[str, str], separator: str) -> str:
@@ -98,7 +119,7 @@ def image_name(base: Base) -> str:
 
 
 def declaration(stack: Stack) -> Mapping[str, Any]:
-    """What the image says of itself (stack.json); its suite compares it with what is loaded."""
+    """stack.json: what the image declares; its suite compares that with what is loaded."""
     flash = stack.flash_attn
     return {
         "schema": 1,
@@ -125,10 +146,10 @@ def _packages(requirements: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def labels(stack: Stack) -> Mapping[str, str]:
-    """OCI labels of the image: what was asked for. What is in it says its SBOM, read from the image itself.
+    """OCI labels of the image: what was asked for. Its SBOM lists what is in it.
 
     No revision and no date of the build: two builds of one lock are one image. The provenance has the dates,
-    and the digests of all that went in.
+    and the digests of all inputs.
     """
     version = f"{stack.runtime} {stack.runtime_version or ''}".strip()
     return {
@@ -161,26 +182,26 @@ def environment(stack: Stack) -> Mapping[str, str]:
 
 
 def write(stacks: Iterable[Stack], images: Path) -> tuple[Path, ...]:
-    """Write the files that differ; the paths written."""
+    """Write the files that differ from what is committed; returns the paths written."""
     written = []
     for stack in stacks:
         folder = images / stack.id
         folder.mkdir(exist_ok=True)
         for name, text in render(stack, images).items():
             path = folder / name
-            if _text(path) != text:
-                path.write_text(text, encoding="utf-8")
+            if _bytes(path) != text.encode():
+                write_atomically(path, (text.encode(),))
                 written.append(path)
     return tuple(written)
 
 
 def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple[str, ...]:
-    """One line a committed file that has drifted; for the `whole` matrix, also what is left over."""
+    """One line for each committed file that differs; for the `whole` matrix, also for what is left over."""
     wanted = {f"{stack.id}/{name}": text for stack in stacks for name, text in render(stack, images).items()}
     drifted = [
         f"images/{name}: {'is missing' if not (images / name).exists() else 'differs from its template'}"
         for name, text in wanted.items()
-        if _text(images / name) != text
+        if _bytes(images / name) != text.encode()
     ]
     folders = {name.split("/", maxsplit=1)[0] for name in wanted}
     left = [
@@ -191,5 +212,41 @@ def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple
     return (*drifted, *left)
 
 
-def _text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+def require_fresh(stack: Stack, images: Path, committed: Mapping[str, bytes]) -> None:
+    """Refuse generated files that are not what `render` would write for this stack now.
+
+    Args:
+        stack: As the matrix describes it now.
+        images: The folder of the templates.
+        committed: File name -> bytes, as they were read for the build.
+
+    Raises:
+        ConfigurationError: A file differs; the message has the first line that does.
+    """
+    for name, text in render(stack, images).items():
+        if committed[name] != text.encode():
+            found = committed[name].decode(errors="surrogateescape")
+            line, got, expected = _first_difference(found, text)
+            raise ConfigurationError(
+                f"{name} does not follow from matrix.yaml and its template",
+                where=f"images/{stack.id}/{name}, line {line}",
+                got=got,
+                expected=expected,
+                next_step=f"stackcheck render {stack.id}",
+            )
+
+
+def _first_difference(got: str, expected: str) -> tuple[int, str, str]:
+    """Number (from 1) of the first line that differs, and that line in both texts."""
+    pairs = itertools.zip_longest(got.split("\n"), expected.split("\n"), fillvalue="(end of the file)")
+    number, (left, right) = next(found for found in enumerate(pairs, 1) if found[1][0] != found[1][1])
+    return number, _shown(left), _shown(right)
+
+
+def _shown(line: str) -> str:
+    """A line for a message; one that a terminal would show as nothing is quoted."""
+    return line if line == line.rstrip() != "" and line.isprintable() else repr(line)
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

@@ -1,6 +1,6 @@
-"""What a requirements.lock, or an instruction of a Dockerfile, asks pip for by hash.
+"""The packages that a lock, or an instruction of a Dockerfile, pins by hash.
 
-In: text. Out: one `Locked` a package.
+In: text. Out: one `Locked` for each package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Locked:
 
     Attributes:
         name: Normalized (PEP 503).
-        hashes: sha256 of each file that may be installed; empty where the text pins none.
+        hashes: sha256 of each file that may be installed; empty if the text gives no hash.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Locked:
         return normal(name) == self.name and _same_version(self.version, version)
 
 
-def read(text: str) -> tuple[Locked, ...]:
+def read_packages(text: str) -> tuple[Locked, ...]:
     """The packages that a text pins, in its order."""
     found = {}
     for match in _ENTRY.finditer("\n".join(_without_comments(text.splitlines()))):

@@ -1,7 +1,7 @@
-"""What the places outside the package indexes tell: digests of base images, checksums of official wheels.
+"""Digests of base images from registries, and checksums of official wheels from release pages.
 
-In: an image's name and tag, a wheel's name. Out: what its registry or release page says of it now, or an
-`OutOfReachError` that names the place. A place that did not answer is not asked again.
+In: an image's name and tag, a wheel's name. Out: the digest or checksum that is published now, or an
+`OutOfReachError` that names the host. A host that did not answer is not asked again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLASH_ATTN_RELEASES = "https://api.github.com/repos/Dao-AILab/flash-attention/re
 
 
 class OutOfReachError(ConfigurationError):
-    """A place did not answer, or does not have what was asked for."""
+    """A host did not answer, or does not have what was asked for."""
 
 
 class Upstream:
@@ -73,7 +73,7 @@ class Upstream:
         return self._ask(host, lambda: self._sha256(str(asset["browser_download_url"])))
 
     def answers(self, url: str) -> str | None:
-        """None where an address answers; else the reason why what it holds cannot be known here."""
+        """None if an address answers; else the reason why it does not."""
         host = url.split("/")[2]
         try:
             self._ask(host, lambda: self._get(url).close())

@@ -1,1 +1,1 @@
-"""An image -> a run of the suites -> result.json -> a verdict."""
+"""Run the acceptance suites in an image: an image -> a run -> result.json -> a verdict."""

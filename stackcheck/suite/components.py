@@ -1,7 +1,7 @@
-"""Records of an image's file system -> the components of a CycloneDX document. Pure.
+"""Turn the records of an image's packages into the components of a CycloneDX document. Pure.
 
-In: what `stackcheck.suite.inventory` printed. Out: one component for each package and version, with its
-package URL, its stated licences, and hashes where the installation was recorded.
+In: the records that `stackcheck.suite.inventory` printed. Out: one component for each package and version,
+with its package URL, its declared licences, and the hash of its wheel where pip recorded one.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-# Longer ones are the licence's text and not its name; classifiers name it then.
+# A longer text is the licence itself and not its name; then the classifiers name it.
 LONGEST_NAME = 80
 DECLARED = LicenseAcknowledgement.DECLARED
 LICENCE_CLASSIFIER = "License :: "
 INSTALLED = "install ok installed"
-UNKNOWN = "UNKNOWN"  # what setuptools wrote for a field that was left out
+UNKNOWN = "UNKNOWN"  # what setuptools writes for a missing field
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def components(records: Sequence[Record]) -> list[Component]:
-    """The operating system and every package; a package that lies in two places is one component."""
+    """The operating system and every package; a package that is installed twice is one component."""
     release = next((_assignments(item["text"]) for item in records if item["kind"] == "release"), {})
     found: dict[str, Component] = {}
     for component in (*_system(release), *_debian(records, release), *_python(records)):
@@ -96,7 +96,7 @@ def _python(records: Sequence[Record]) -> Iterator[Component]:
             continue
         metadata, _unparsed = parse_email(item["head"])
         if not metadata.get("name") or not metadata.get("version"):
-            continue  # a folder of that name that is no distribution
+            continue  # a folder with such a name that is not a distribution
         purl = PackageURL("pypi", None, canonicalize_name(metadata["name"]), metadata["version"])
         yield Component(
             name=metadata["name"],
@@ -111,7 +111,7 @@ def _python(records: Sequence[Record]) -> Iterator[Component]:
 
 
 def _stated(metadata: RawMetadata) -> list[str]:
-    """The licences that a distribution states: the expression where there is one, else names."""
+    """The licences that a distribution declares: its licence expression, or else names."""
     if expression := metadata.get("license_expression"):
         return [expression]
     prefixed = (item for item in metadata.get("classifiers", ()) if item.startswith(LICENCE_CLASSIFIER))
@@ -122,7 +122,7 @@ def _stated(metadata: RawMetadata) -> list[str]:
 
 
 def _licences(stated: Iterable[str]) -> list[License]:
-    """Licences as CycloneDX has them: one expression, or any number of SPDX ids and names."""
+    """Licences as CycloneDX allows them: one expression, or any number of SPDX ids and names."""
     names = sorted(set(stated))
     made = [_licence(name) for name in names]
     if len(made) == 1:
@@ -137,7 +137,7 @@ def _licences(stated: Iterable[str]) -> list[License]:
 
 @functools.cache
 def _licence(name: str) -> License:
-    """One licence; many packages state the same, and an expression takes milliseconds to read."""
+    """One licence; cached, because many packages share one and parsing an expression takes milliseconds."""
     return LicenseFactory().make_from_string(name, license_acknowledgement=DECLARED)
 
 
@@ -145,7 +145,7 @@ def _hashes(origin: str | None) -> list[HashType]:
     """The wheel's hash where pip recorded it; https://packaging.python.org/specifications/direct-url/."""
     try:
         document = json.loads(origin or "null")
-    except ValueError:  # pip wrote no such file; whoever did said nothing of use
+    except ValueError:  # invalid direct_url.json: ignore it, pip did not write it
         return []
     match document:
         case {"archive_info": {"hashes": {"sha256": str(digest)}}} if _SHA256.fullmatch(digest):
@@ -161,6 +161,6 @@ def _assignments(text: str) -> dict[str, str]:
     """The shell assignments of os-release."""
     try:
         words = shlex.split(text, comments=True)
-    except ValueError:  # a quote that does not end: not even a shell could read it
+    except ValueError:  # an unclosed quote: a shell could not read the file either
         return {}
     return {name: value for name, _, value in (word.partition("=") for word in words) if value}

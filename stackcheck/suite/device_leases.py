@@ -1,7 +1,7 @@
-"""The folder of locks that says who uses which device: one a host, for every user and container.
+"""The folder of device leases: one for each host, shared by all users and containers.
 
-In: a vendor. Out: what a container has to mount. tests/acceptance/harness/leases.py keeps the locks, on the
-bare machine in the same folder.
+In: a vendor. Out: the mount that a container needs. tests/acceptance/harness/leases.py holds one lock for
+each device there; outside a container it uses the same folder.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from pathlib import Path
 from stackcheck.engine.container import Mount
 from stackcheck.errors import ConfigurationError
 
-FOLDER = Path("/tmp/stackcheck-leases")  # noqa: S108  # opened to all, and never followed through a link
+FOLDER = Path("/tmp/stackcheck-leases")  # noqa: S108  # open to all users, and a link in its place is refused
 
 
 def mounts(vendor: str) -> tuple[Mount, ...]:
-    """The mount of the folder, made where it is not there; none for a processor, which many may share."""
+    """The mount of the lease folder, which is made if it is missing; none for a CPU, which runs may share.
+
+    Raises:
+        ConfigurationError: Something that is not a folder has its place.
+    """
     if vendor == "cpu":
         return ()
     try:
@@ -24,6 +28,10 @@ def mounts(vendor: str) -> tuple[Mount, ...]:
     except FileExistsError:
         if FOLDER.is_symlink() or not FOLDER.is_dir():
             raise ConfigurationError(
-                "the folder of device locks is none", where=str(FOLDER), next_step=f"rm {FOLDER}"
+                "the path of the device leases is not a directory",
+                where=str(FOLDER),
+                got="a symbolic link" if FOLDER.is_symlink() else "a file",
+                expected="a directory, or nothing: it is made when it is missing",
+                next_step=f"rm {FOLDER}",
             ) from None
     return (Mount(source=FOLDER, target="/stackcheck/leases", read_only=False),)

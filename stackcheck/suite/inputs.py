@@ -1,7 +1,7 @@
-"""What a run depends on besides the image: a frozen copy of suites and trainers, and its digests.
+"""Freeze what a run depends on besides the image: a copy of suites and trainers, and its digests.
 
-In: the checkout. Out: a folder that is mounted read-only into the container, and `Inputs`: what was
-mounted is what was digested, even when somebody edits the checkout during a run.
+In: the checkout. Out: a folder to mount read-only into the container, and its `InputDigests`. Because of the
+copy, the digests are those of the mounted files, also if somebody edits the checkout during a run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Digests (sha256:…) of what a result depends on besides the image and the host."""
+class InputDigests:
+    """Digests (sha256:…) of what a result depends on besides the image and the host.
+
+    `matrix` is None for a checkout without matrix.yaml.
+    """
 
     suites: str
     trainers: str
@@ -35,8 +38,10 @@ class Inputs:
         return dataclasses.asdict(self)
 
 
-def freeze(root: Path, target: Path) -> Inputs:
-    """Copy `tests/` (the acceptance half) and `trainers/` of the checkout to `target`, readable by any user.
+def freeze(root: Path, target: Path) -> InputDigests:
+    """Copy the acceptance suites and `trainers/` of the checkout to `target`, readable by every user.
+
+    An earlier copy in `target` is replaced.
 
     Raises:
         ConfigurationError: The checkout has no acceptance suites.
@@ -46,8 +51,9 @@ def freeze(root: Path, target: Path) -> Inputs:
         raise ConfigurationError(
             "there are no acceptance suites to run",
             where=str(suites),
+            got="no such folder",
             expected="a checkout of stackcheck",
-            next_step="run stackcheck in its checkout, or name it with --root",
+            next_step="run stackcheck in its checkout, or name the checkout with --root",
         )
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(suites, target / "tests" / "acceptance", ignore=LEFT_OUT)
@@ -59,11 +65,11 @@ def freeze(root: Path, target: Path) -> Inputs:
     return digest(target, matrix=root / "matrix.yaml")
 
 
-def digest(frozen: Path, *, matrix: Path | None) -> Inputs:
-    """The digests of a frozen copy."""
+def digest(frozen: Path, *, matrix: Path | None) -> InputDigests:
+    """The digests of a frozen copy, and of matrix.yaml."""
     thresholds = frozen / "tests" / "acceptance" / "thresholds"
     files = [path for path in (frozen / "tests").rglob("*") if path.is_file()]
-    return Inputs(
+    return InputDigests(
         suites=_tree_digest(frozen, (path for path in files if not path.is_relative_to(thresholds))),
         trainers=_tree_digest(frozen, (path for path in (frozen / "trainers").rglob("*") if path.is_file())),
         thresholds=_tree_digest(frozen, (path for path in files if path.is_relative_to(thresholds))),

@@ -1,8 +1,8 @@
-"""Runs inside an image: says which Python distributions and Debian packages lie in its file system.
+"""A program that runs inside an image and lists its Python distributions and Debian packages.
 
-In: the root file system that this program finds itself in. Out: one JSON object a line on stdout; the last
-says how many folders were read and which could not be, and without it the list was cut short. Nothing imports
-it: `stackcheck.suite.sbom` mounts it and runs it in isolated mode, so that of the image only its Python runs.
+In: the root file system. Out: one JSON record for each line on stdout. The last record (`end`) has the number
+of folders that were read and the names of those that could not be; without it the list is incomplete. Nothing
+imports this file: `stackcheck.suite.sbom` mounts it and runs it with the image's Python in isolated mode.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LICENCE_FIELD = "License:"  # https://www.debian.org/doc/packaging-manuals/copyr
 
 
 def main() -> None:
-    """Write what is there, in an order that is the same on every machine."""
+    """Print all records, in an order that is the same on every machine."""
     count, unread = python(Path("/"))
     if RELEASE.exists():
         line(kind="release", text=text(RELEASE))
@@ -30,7 +30,11 @@ def main() -> None:
 
 
 def python(root: Path) -> tuple[int, list[str]]:
-    """Walk one file system for Python distributions; how many folders were read, and which could not be."""
+    """Print the Python distributions of one file system.
+
+    Returns:
+        The number of folders that were read, and the folders that could not be read.
+    """
     count, unread = 0, []
     device = root.stat().st_dev
     waiting = [str(root)]
@@ -52,7 +56,7 @@ def python(root: Path) -> tuple[int, list[str]]:
 
 
 def distribution(place: Path) -> None:
-    """One distribution: the fields of its metadata, its list of files as a digest, and where it came from."""
+    """Print one distribution: its metadata, the digest of its list of files, and its origin."""
     candidates = (place / "METADATA", place / "PKG-INFO", place)  # the last: an old egg is one file
     path = next((item for item in candidates if item.is_file()), None)
     if path is None:
@@ -61,14 +65,14 @@ def distribution(place: Path) -> None:
     line(
         kind="python",
         place=str(place),
-        head=text(path).split("\n\n", 1)[0],  # after the first empty line comes the description
+        head=text(path).split("\n\n", 1)[0],  # the description follows the first empty line
         files=digest(place / "RECORD"),
         origin=text(origin) if origin.is_file() else None,
     )
 
 
 def debian() -> None:
-    """The package database, and of each package its licences and its list of files as a digest."""
+    """Print dpkg's database, and each package's licences and the digest of its list of files."""
     line(kind="dpkg", text=text(DPKG / "status"))
     for path in sorted(DPKG.glob("info/*.md5sums")):
         line(kind="files", package=path.name[: -len(".md5sums")], digest=digest(path))
@@ -84,17 +88,17 @@ def is_licence(row: str) -> bool:
 
 
 def text(path: Path) -> str:
-    """A file as text, whatever bytes are in it."""
+    """The content of a file as text; bytes that are not UTF-8 are replaced."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def digest(path: Path) -> str | None:
-    """The SHA-256 of a file; None where there is none."""
+    """The SHA-256 of a file in hex; None if there is no such file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def line(**values: object) -> None:
-    """One record."""
+    """Print one record."""
     sys.stdout.write(json.dumps(values, sort_keys=True) + "\n")
 
 

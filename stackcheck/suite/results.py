@@ -1,7 +1,7 @@
-"""What the suites measured: result.json (schema 1) in, a `RunResult` out, or an error; never half a result.
+"""Read what the suites measured. In: result.json (schema 1). Out: a whole `RunResult`, or a `ResultError`.
 
-The file is written by tests/acceptance/harness inside an image that is not yet trusted, so it is read as
-foreign input: size, depth, unknown keys, doubled keys and numbers that are not finite are all refused here.
+tests/acceptance/harness writes the file inside an image that is not yet trusted. So it is read as foreign
+input: too many bytes, too deep nesting, unknown or doubled keys, and numbers that are not finite are refused.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ Finite = Annotated[FiniteFloat, Field(strict=True)]
 NonNegative = Annotated[NonNegativeFloat, Field(strict=True, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
 
-Outcome = Literal["passed", "failed", "skipped", "error", "invalid"]
+CheckOutcome = Literal["passed", "failed", "skipped", "error", "invalid"]
+FailureCause = Literal["no_threshold"]
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 
 
 class ResultError(ChecksFailedError):
-    """A result file is missing, cut short, malformed or of another schema; that is never a pass."""
+    """A result file is missing, truncated, malformed or of a different schema. That is never a pass."""
 
 
 class _Part(BaseModel):
@@ -58,8 +59,8 @@ class ImageUnderTest(_Part):
     manifest_digest: Digest | None
 
 
-class Inputs(_Part):
-    """Digests of what decided the run; the same four digests and image mean the same question was asked."""
+class ReportedInputs(_Part):
+    """Digests of what the run depended on, besides the image."""
 
     suites: Digest
     trainers: Digest
@@ -67,8 +68,8 @@ class Inputs(_Part):
     matrix: Digest | None
 
 
-class Device(_Part):
-    """One accelerator as the vendor's management library shows it; the id is anonymised."""
+class ReportedDevice(_Part):
+    """One accelerator, as the vendor's management library describes it; `id` is a hash of its UUID."""
 
     model: Name
     arch: str
@@ -78,11 +79,11 @@ class Device(_Part):
     firmware: str | None = None
 
 
-class Host(_Part):
-    """The machine of the run."""
+class ReportedHost(_Part):
+    """The machine of the run, as the image reports it; `vendors.Host` is what this host sees itself."""
 
     vendor: Vendor
-    devices: tuple[Device, ...]
+    devices: tuple[ReportedDevice, ...]
     driver: str | None
     kernel: str | None
     partition: str | None = None
@@ -92,10 +93,10 @@ class Host(_Part):
 
 
 class Selection(_Part):
-    """What pytest was asked for, how many checks it was to run, and how many it left out.
+    """pytest's arguments, how many checks it selected, and how many it left out.
 
-    `deselected` are those of a later tier, and `dropped` those that anything else took out of this one; None
-    in a result that does not say, which is never PASSED.
+    `deselected` counts the checks of a later tier, `dropped` those of this tier that anything else left out.
+    If `dropped` is None, the result does not say, and its verdict is never PASSED.
     """
 
     arguments: tuple[str, ...]
@@ -105,7 +106,7 @@ class Selection(_Part):
 
 
 class Metric(_Part):
-    """One number with its unit, its bound, and what the bound said of it."""
+    """One number with its unit, its bound and the verdict by that bound."""
 
     name: Name
     value: Finite | None
@@ -120,23 +121,33 @@ class Metric(_Part):
 
 
 class Evidence(_Part):
-    """The machine's state around a check: throttling, memory errors, other processes."""
+    """The machine's state before and after a check: throttling, memory errors, other processes."""
 
     before: dict[str, JsonValue] = Field(default_factory=dict)
     after: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class CheckResult(_Part):
-    """One test item: how it ended and what it measured."""
+    """One test item: how it ended and what it measured.
+
+    `cause` is `no_threshold` if missing thresholds are all that failed, else None. Results of older suites
+    lack the field.
+    """
 
     id: Name
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str | None = None
+    cause: FailureCause | None = None
     doc: str | None = None
     seconds: NonNegative
     devices: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()
     evidence: Evidence = Field(default_factory=Evidence)
+
+    @property
+    def says_cause(self) -> bool:
+        """Whether the result file has the field `cause` for this check."""
+        return "cause" in self.model_fields_set
 
 
 class RunResult(_Part):
@@ -150,8 +161,8 @@ class RunResult(_Part):
     tier: Tier
     stack_id: str | None
     image: ImageUnderTest | None
-    inputs: Inputs
-    host: Host
+    inputs: ReportedInputs
+    host: ReportedHost
     software: dict[str, str | None]
     environment: dict[str, str]
     selection: Selection
@@ -172,24 +183,28 @@ def load(path: Path) -> RunResult:
     """Read a result file.
 
     Args:
-        path: The result.json that a suite run left.
+        path: The result.json of a run.
 
     Returns:
-        The run, also one whose state is `running` or `crashed`: `verdict.judge` refuses those with a reason.
+        The run; its state may be `running` or `crashed`, which `verdict.judge` refuses with a reason.
 
     Raises:
-        ResultError: The file is missing, too large, cut short, not JSON, or not of schema 1.
+        ResultError: The file is missing, too large, truncated, not JSON, or not of schema 1.
     """
-    return parse(read(path), where=str(path))
+    return parse(read_result_file(path), where=str(path))
 
 
 def parse(text: bytes, *, where: str = "result.json") -> RunResult:
-    """The run that a result file's bytes describe; `where` names the file in errors."""
+    """The run that the bytes of a result file describe; errors name the file as `where`.
+
+    Raises:
+        ResultError: The bytes are not JSON, or not of schema 1.
+    """
     try:
         strictjson.check(text)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise ResultError(
-            "the result file is not valid JSON, so the run says nothing",
+            "the result file is not valid JSON",
             where=where,
             got=str(error) or type(error).__name__,
             expected="one complete JSON document with finite numbers",
@@ -199,7 +214,7 @@ def parse(text: bytes, *, where: str = "result.json") -> RunResult:
         return RunResult.model_validate_json(text)
     except ValidationError as error:
         raise ResultError(
-            "the result file is not a result of schema 1",
+            "the result file is not of schema 1",
             where=where,
             got=_problems(error),
             expected="the fields of stackcheck/suite/result.schema.json",
@@ -212,28 +227,35 @@ def json_schema() -> dict[str, object]:
     return RunResult.model_json_schema(by_alias=True)
 
 
-def read(path: Path) -> bytes:
-    """The bytes of a file that the image may have replaced: by a link to the host's own, or by a pipe."""
+def read_result_file(path: Path) -> bytes:
+    """The bytes of a result file. The image may have put a link or a pipe in its place: those are refused.
+
+    Raises:
+        ResultError: There is no regular file, or it exceeds 32 MiB.
+    """
     try:
         text = read_regular(path, SIZE_LIMIT_BYTES + 1, follow=False)
     except OSError as error:
         raise ResultError(
-            "the suites left no result",
+            "the result file cannot be read",
             where=str(path),
             got=error.strerror,
-            next_step="run the suites again: stackcheck test",
+            expected="the result.json of a run, a regular file",
+            next_step="check the path, or run the suites again: stackcheck test",
         ) from error
     if len(text) > SIZE_LIMIT_BYTES:
         raise ResultError(
-            "the result file is too large to be one",
+            "the result file is too large",
             where=str(path),
-            expected=f"at most {SIZE_LIMIT_BYTES} bytes",
+            got=f"more than {SIZE_LIMIT_BYTES} bytes",
+            expected=f"at most {SIZE_LIMIT_BYTES} bytes (32 MiB)",
+            next_step="run the suites again: stackcheck test",
         )
     return text
 
 
 def _problems(error: ValidationError) -> str:
-    """The first few problems, each with its place; a wrong file can have thousands."""
+    """The first five problems, each with its place; a wrong file can have thousands."""
     lines = [".".join(map(str, item["loc"])) + ": " + item["msg"] for item in error.errors(include_url=False)]
     more = f" (and {len(lines) - 5} more)" if len(lines) > 5 else ""
     return "; ".join(lines[:5]) + more

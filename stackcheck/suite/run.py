@@ -1,8 +1,8 @@
 """Run the acceptance suites inside an image, with no more rights than they need.
 
-In: an image, a host, a tier. Out: in `build/<name>/` run.json (what the suites were told), container.log and
-`run/` (result.json, junit.xml), and the parsed `RunResult`. The container may write in `run/`, so what is
-read there is foreign, and what the tool writes itself lies beside it.
+In: a subject, a host, a tier. Out: the parsed `RunResult`, and in `build/<name>/` run.json (which tells the
+suites about image and host), container.log, key.json (what the result depends on) and `run/` (result.json,
+junit.xml). The container can write to `run/` alone, so files there are foreign input.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 
 # Longer than the slowest healthy run of a tier; the suites' own watchdogs fire much earlier.
 TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 24 * 3600}
-# NCCL, RCCL and DataLoader workers share buffers through /dev/shm; 64 MiB, Docker's default, is too little.
+# NCCL, RCCL and DataLoader workers share buffers through /dev/shm; Docker's default of 64 MiB is too small.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 CONTAINER_USER = 1000
-# What an image sets for its own users must not choose among the checks, or take their asserts away.
-OWN_PYTHON = {"PYTHONOPTIMIZE": "", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
-LAST_LINES = 15
-# An older result is not used again, and `stackcheck images` renews a certificate older than this; `verify`
-# accepts 30 days by default.
+# An image may set these for its users; here they would deselect checks or switch their asserts off.
+NEUTRAL_PYTHON = {"PYTHONOPTIMIZE": "", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+LAST_LINES = 15  # of the log, shown when a run ends without a result
+# A result older than this is not used again, and `stackcheck images` renews a certificate older than this.
+# `verify` accepts 30 days by default.
 RENEW_AFTER = dt.timedelta(days=7)
-# pytest's lines with a share done, the suites' own header, and its closing list of failures.
+# pytest's lines with a percentage, the suites' own header, and the list of failures at the end.
 PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Everything that decides a run; equal keys mean that a result still holds."""
+class RunPlan:
+    """Everything that a run depends on. The result of a run is valid for every plan with an equal key."""
 
     subject: Subject
     host: vendors.Host
     tier: Tier
-    inputs: inputs.Inputs
+    inputs: inputs.InputDigests
 
     def key(self) -> dict[str, object]:
-        """What a later run has to match for this one's result to stand."""
+        """What must be equal for the result of an earlier run to be used again."""
         return {
             "image": self.subject.image.config_digest,
             "host": self.host.digest(),
@@ -67,30 +67,28 @@ class Plan:
         }
 
 
-def plan(
-    subject: Subject,
-    *,
-    tier: Tier,
-    root: Path,
-    out: Path,
-) -> Plan:
-    """Freeze the suites and look at the host."""
+def plan(subject: Subject, *, tier: Tier, root: Path, out: Path) -> RunPlan:
+    """Freeze the suites of the checkout `root` in `out`/suite, and read the host.
+
+    Raises:
+        ConfigurationError: The checkout has no acceptance suites.
+    """
     frozen = inputs.freeze(root, out / "suite")
-    return Plan(subject=subject, host=vendors.host(subject.vendor), tier=tier, inputs=frozen)
+    return RunPlan(subject=subject, host=vendors.host(subject.vendor), tier=tier, inputs=frozen)
 
 
-def earlier_result(plan: Plan, out: Path) -> results.RunResult | None:
-    """The result of an earlier run of the same plan, as that run left it; None when anything differs."""
+def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
+    """The result of an earlier run with the same key; None if there is none, or it is older than 7 days."""
     path = out / "run" / "result.json"
     try:
         key = json.loads((out / "key.json").read_bytes())
-        body = results.read(path)
+        body = results.read_result_file(path)
         if key != plan.key() | {"result": sha256(body)}:
             return None
         result = results.parse(body, where=str(path))
-        consistency.refuse_other(result, _run_file(plan, result.run_id), path)
+        consistency.require_same_run(result, _run_file(plan, result.run_id), path)
     except (OSError, ValueError, ChecksFailedError):
-        return None  # nothing, or not whole: run again, which says more than the old file could
+        return None  # missing or damaged: a new run reports more than the old file can
     if result.finished is None or result.state != "finished":
         return None
     now = dt.datetime.now(dt.UTC)
@@ -98,14 +96,21 @@ def earlier_result(plan: Plan, out: Path) -> results.RunResult | None:
     return result if recent else None
 
 
-def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None]) -> results.RunResult:
-    """Run the suites of a plan in its image and read what they wrote.
+def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], None]) -> results.RunResult:
+    """Run the suites of a plan in its image, and read and check what they wrote.
+
+    Args:
+        plan: What `plan` returned.
+        engine: Starts the container.
+        out: `build/<name>/`, for the files of the run.
+        report: Called with each line that shows progress or a failure.
 
     Raises:
-        ChecksFailedError: The container ended without a result that can be read.
+        ChecksFailedError: There is no result, it cannot be read, or it does not belong to this run.
+        EngineError: The container could not be started.
     """
     folder = _fresh_folder(out)
-    run_id = _tell(plan, out / "run.json")
+    run_id = _write_run_file(plan, out / "run.json")
     needs = vendors.module(plan.host.vendor).container_needs()
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
     spec = _container(plan, needs, out, folder)
@@ -115,14 +120,14 @@ def run(plan: Plan, engine: Engine, *, out: Path, report: Callable[[str], None])
         code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, tail, report)))
     after = dt.datetime.now(dt.UTC)
     result, digest = _read(plan, folder, code, run_id, tail)
-    consistency.refuse_times(result, before, after, folder / "result.json")
+    consistency.require_times_within(result, before, after, folder / "result.json")
     key = json.dumps(plan.key() | {"result": digest}, indent=2).encode()
     write_atomically(out / "key.json", (key,))
     return result
 
 
 def _fresh_folder(out: Path) -> Path:
-    (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result does not hold
+    (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid
     folder = out / "run"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -131,8 +136,7 @@ def _fresh_folder(out: Path) -> Path:
     return folder
 
 
-def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Path) -> RunSpec:
-    told = out / "run.json"
+def _container(plan: RunPlan, needs: vendors.ContainerNeeds, out: Path, folder: Path) -> RunSpec:
     user = CONTAINER_USER if os.geteuid() == 0 else os.geteuid()
     leases = device_leases.mounts(plan.host.vendor)
     return RunSpec(
@@ -143,13 +147,13 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
             **dict(vendors.site_environment()),
             **dict(needs.env),
             **USER_ENV,
-            **OWN_PYTHON,
+            **NEUTRAL_PYTHON,
             "PYTHONDONTWRITEBYTECODE": "1",
         },
         mounts=(
             Mount(source=out / "suite" / "tests", target="/stackcheck/tests", read_only=True),
             Mount(source=out / "suite" / "trainers", target="/stackcheck/trainers", read_only=True),
-            Mount(source=told, target="/stackcheck/run.json", read_only=True),
+            Mount(source=out / "run.json", target="/stackcheck/run.json", read_only=True),
             Mount(source=folder, target="/stackcheck/out", read_only=False),
             *leases,
             *(Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds),
@@ -163,8 +167,8 @@ def _container(plan: Plan, needs: vendors.ContainerNeeds, out: Path, folder: Pat
     )
 
 
-def _command(plan: Plan, leases: Iterable[Mount]) -> tuple[str, ...]:
-    # One word an option: pytest takes a lone path for something to collect, and looks for its settings there.
+def _command(plan: RunPlan, leases: Iterable[Mount]) -> tuple[str, ...]:
+    # Each option and its value are one word: pytest would collect from a path that stands alone.
     return (
         *("python3", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
         *(f"--gpu-vendor={plan.host.vendor}", f"--tier={plan.tier}"),
@@ -173,15 +177,16 @@ def _command(plan: Plan, leases: Iterable[Mount]) -> tuple[str, ...]:
     )
 
 
-def _tell(plan: Plan, path: Path) -> str:
-    """Write what the suites are told, and return the id of this run."""
+def _write_run_file(plan: RunPlan, path: Path) -> str:
+    """Write run.json for a new run, and return the id of that run."""
     run_id = uuid.uuid4().hex
     path.write_text(json.dumps(_run_file(plan, run_id), indent=2), encoding="utf-8")
     path.chmod(0o644)
     return run_id
 
 
-def _run_file(plan: Plan, run_id: str) -> dict[str, Any]:
+def _run_file(plan: RunPlan, run_id: str) -> dict[str, Any]:
+    """The content of run.json: what the suites cannot find out inside the container."""
     image = plan.subject.image
     return {
         "run_id": run_id,
@@ -200,7 +205,7 @@ def _run_file(plan: Plan, run_id: str) -> dict[str, Any]:
 def _tee(
     log: Callable[[str], object], tail: deque[str], report: Callable[[str], None]
 ) -> Callable[[str], None]:
-    """Keep every line; report those that say how far the run is, or what failed."""
+    """A function that logs every line, and reports those that show progress or a failure."""
 
     def both(line: str) -> None:
         log(line + "\n")
@@ -212,23 +217,27 @@ def _tee(
 
 
 def _read(
-    plan: Plan, folder: Path, code: int, run_id: str, tail: Iterable[str]
+    plan: RunPlan, folder: Path, code: int, run_id: str, tail: Iterable[str]
 ) -> tuple[results.RunResult, str]:
-    """The result of the run that just ended, and the digest of its file."""
+    """The result of the run that just ended, and the digest of result.json."""
     path = folder / "result.json"
     if not os.path.lexists(path):
         raise ChecksFailedError(
             "the suites ended without a result",
             where=str(path),
             got=f"exit code {code}; the log ends with:\n    " + "\n    ".join(tail),
-            expected="result.json, written from the first check on",
+            expected="result.json, which the suites write from the first check on",
             next_step=f"read {folder.with_name('container.log')}",
         )
-    body = results.read(path)
+    body = results.read_result_file(path)
     result = results.parse(body, where=str(path))
     if result.run_id != run_id:
         raise ChecksFailedError(
-            "the suites left the result of another run", where=str(path), got=result.run_id, expected=run_id
+            "result.json belongs to a different run",
+            where=str(path),
+            got=f"run id {result.run_id}",
+            expected=f"run id {run_id}",
+            next_step=consistency.RUN_AGAIN,
         )
-    consistency.refuse_other(result, _run_file(plan, run_id), path)
+    consistency.require_same_run(result, _run_file(plan, run_id), path)
     return result, sha256(body)

@@ -1,7 +1,7 @@
-"""The packages that an image really holds, as a CycloneDX document.
+"""List the packages in an image. In: an image of the engine. Out: its SBOM, a CycloneDX 1.6 document.
 
-In: an image of the engine. Out: its Python distributions and Debian packages with versions, licences and
-package URLs, read from its own file system by `stackcheck.suite.inventory`, never from the matrix. Equal
+The SBOM has the Python distributions and Debian packages with versions, licences and package URLs.
+`stackcheck.suite.inventory` reads them from the image's own file system, without regard to the matrix. Equal
 images give equal bytes: serial number and date come from the image. https://cyclonedx.org/docs/1.6/json/
 """
 
@@ -37,29 +37,32 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
 
 TIMEOUT_S = 300
-READER = Path(__file__).with_name("inventory.py")
+INVENTORY = Path(__file__).with_name("inventory.py")
 PROGRAM = "/stackcheck/suite/inventory.py"
 
 
-def keep(image: Image, engine: Engine, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """The document of an image: the one that lies in its folder, or a new one when that is another image's.
+def load_or_create(
+    image: Image, engine: Engine, folder: Path, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """The SBOM of an image: the one in `folder` if it is of this image, else a new one, written there.
 
     Raises:
-        ChecksFailedError: The image's Python could not list what is in it.
-        ConfigurationError: The file could not be written.
+        ChecksFailedError: The image's Python could not list the packages.
+        FileError: The file could not be written.
     """
     path = folder / "sbom.json"
-    if _is_of(kept := _stored(path), image):
-        return kept
-    records = read(image.reference, engine)
+    if _is_of(stored := _stored(path), image):
+        return stored
+    records = list_packages(image.reference, engine)
     try:
         document = describe(image, records)
     except (KeyError, ValueError, TypeError, AttributeError) as error:  # whatever the image's python3 wrote
         raise ChecksFailedError(
-            "what is in the image could not be listed",
+            "the packages in the image could not be listed",
             where=image.reference,
-            got=f"records that cannot be used: {error!r}"[:300],
-            expected="a python3 in the image that runs stackcheck's own program",
+            got=f"invalid records: {error!r}"[:300],
+            expected="the records that stackcheck/suite/inventory.py prints",
+            next_step=f"see what its python3 is: docker run --rm {image.reference} python3 -V",
         ) from error
     write_atomically(path, (compact_json(document),))
     report(f"{folder.name}: {len(document['components'])} packages are in the image")
@@ -67,27 +70,31 @@ def keep(image: Image, engine: Engine, folder: Path, report: Callable[[str], Non
 
 
 def load(image: Image, folder: Path) -> dict[str, Any]:
-    """The document that `keep` left for an image.
+    """The SBOM that `load_or_create` wrote for an image.
 
     Raises:
-        ConfigurationError: There is none, or it is about another image.
+        ConfigurationError: There is none, or it is of a different image or version of stackcheck.
     """
     path = folder / "sbom.json"
     document = _stored(path)
     if not _is_of(document, image):
         raise ConfigurationError(
-            "there is no list of what is in the image",
+            "there is no SBOM of this image",
             where=str(path),
-            expected=image.manifest_digest,
+            got="an SBOM of a different image or stackcheck version" if document else "no readable file",
+            expected=f"an SBOM of {image.manifest_digest}, by stackcheck {__version__}",
             next_step=f"stackcheck certify {folder.name}",
         )
     return document
 
 
-def read(reference: str, engine: Engine) -> list[dict[str, Any]]:
-    """What an image's file system holds, one record a package; see `stackcheck.suite.inventory`.
+def list_packages(reference: str, engine: Engine) -> list[dict[str, Any]]:
+    """The records of an image's packages, as `stackcheck.suite.inventory` prints them.
 
-    It is read as root, without any capability: what root alone may read is read, and nothing can be changed.
+    It runs as root without capabilities: it may read files that only root can read, and can change nothing.
+
+    Raises:
+        ChecksFailedError: The image has no usable python3, or the list is incomplete.
     """
     lines: list[str] = []
     spec = RunSpec(
@@ -95,7 +102,7 @@ def read(reference: str, engine: Engine) -> list[dict[str, Any]]:
         command=("python3", "-I", "-S", "-B", PROGRAM),
         user="0:0",
         env=USER_ENV,
-        mounts=(Mount(source=READER, target=PROGRAM),),
+        mounts=(Mount(source=INVENTORY, target=PROGRAM),),
         timeout_s=TIMEOUT_S,
         on_line=lines.append,
     )
@@ -106,16 +113,17 @@ def read(reference: str, engine: Engine) -> list[dict[str, Any]]:
         records = []
     if code or not records or records[-1].get("kind") != "end":
         raise ChecksFailedError(
-            "what is in the image could not be listed",
+            "the packages in the image could not be listed",
             where=reference,
-            got=f"exit code {code}; it wrote last:\n    " + "\n    ".join(line[:200] for line in lines[-5:]),
+            got=f"exit code {code}; last lines:\n    " + "\n    ".join(line[:200] for line in lines[-5:]),
             expected="a python3 in the image that can read its file system",
+            next_step="install Python 3 in the image, then run the same command again",
         )
     return records
 
 
 def describe(image: Image, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The CycloneDX document of an image whose file system gave these records. Pure but for the layout."""
+    """The CycloneDX document of an image with these records. Reads only the image's config."""
     created = archive.read_json(image.layout, image.config_digest).get("created")
     moment = dt.datetime.fromisoformat(created) if created else dt.datetime.fromtimestamp(0, dt.UTC)
     unread = [folder for record in records if record["kind"] == "end" for folder in record["unread"]]
@@ -153,7 +161,7 @@ def _tool() -> Component:
 
 
 def _stored(path: Path) -> dict[str, Any]:
-    """What a file holds; nothing, where it is not there or damaged: it can be made again."""
+    """The content of a file; empty if it is missing or damaged, because it can be made again."""
     try:
         return json_object(path.read_bytes(), str(path))
     except (FileNotFoundError, RegistryError):
@@ -161,7 +169,7 @@ def _stored(path: Path) -> dict[str, Any]:
 
 
 def _is_of(document: dict[str, Any], image: Image) -> bool:
-    """Whether a document was made for this image, by this version of the tool."""
+    """Whether a document is of this image, made by this version of stackcheck."""
     try:
         metadata = document["metadata"]
         tools = [tool["version"] for tool in metadata["tools"]["components"]]

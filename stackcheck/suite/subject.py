@@ -1,4 +1,7 @@
-"""The image under test. In: STACK|IMAGE as typed, or a built stack. Out: image, checks and machines."""
+"""The image under test, with the checks and machines it is judged by.
+
+In: STACK|IMAGE as the user typed it, or a built stack. Out: a `Subject`.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An image under test, and what it is held to.
+    """An image under test.
 
     Attributes:
-        name: Stack id, or a file-safe form of the reference; also the folder under `build/`.
-        image: The image, with its layout.
+        name: Stack id, or the reference in a form that is valid as a tag; also the folder under `build/`.
+        image: The image, with its OCI layout.
         vendor: The vendor whose checks run.
         required: The checks that must pass.
-        machines: Device model and count that the stack names; the run must be on one of them. None, for an
-            image without a stack: any machine.
-        provenance: How the image came to be.
+        machines: The machines (device model and count) that the stack names: the run must be on one of them.
+            None, for an image without a stack: any machine.
+        provenance: How the image was built.
         experimental: Whether the matrix marks the combination as experimental.
     """
 
@@ -49,33 +52,38 @@ class Subject:
     experimental: bool = False
 
 
-def of_stack(stack: Stack, image: Image, *, root: Path, vendor: Vendor | None = None) -> Subject:
-    """A stack that was built in the checkout `root`; `vendor` overrides the stack's own."""
+def of_stack(stack: Stack, image: Image, *, vendor: Vendor | None = None) -> Subject:
+    """The subject of a stack that was built here; `vendor` overrides the stack's own."""
     return Subject(
         name=stack.id,
         image=image,
         vendor=vendor or stack.vendor,
         required=stack.required_checks,
         machines=stack.tested_on,
-        provenance=provenance.of_build(stack, image, root=root),
+        provenance=provenance.of_build(stack, image),
         experimental=stack.experimental,
     )
 
 
-def foreign(
+def of_image(
     image: Image, matrix: Matrix, stack: Stack | None, *, name: str, vendor: Vendor | None
 ) -> Subject:
-    """An image by its reference; how it was built is not known.
+    """The subject of an image that was not built in this checkout, so that its provenance is not known.
 
-    If its label names a stack, that stack's checks and machines apply. Any other image gets the checks that
-    its vendor requires, on any machine.
+    Args:
+        image: The image.
+        matrix: Names the required checks of each vendor.
+        stack: The stack that the image's label names: its checks and machines apply. None: the checks that
+            the vendor requires apply, on any machine.
+        name: The subject's name.
+        vendor: The vendor whose checks run; None: the stack's, or else the one of this host.
     """
     chosen = vendor or (stack.vendor if stack else vendors.detect())
     return Subject(
         name=name,
         image=image,
         vendor=chosen,
-        required=stack.required_checks if stack else matrix.required[chosen],
+        required=stack.required_checks if stack else matrix.required_of(chosen),
         machines=stack.tested_on if stack else None,
         provenance=provenance.Provenance(
             parameters={
@@ -87,7 +95,7 @@ def foreign(
     )
 
 
-def declared(labels: Mapping[str, str], stacks: Iterable[Stack], reference: str) -> Stack | None:
+def labelled_stack(labels: Mapping[str, str], stacks: Iterable[Stack], reference: str) -> Stack | None:
     """The stack that an image's label names; None if it has no such label.
 
     Raises:
@@ -124,26 +132,29 @@ def find_stack(name: str, root: Path) -> Stack | None:
         raise NothingSelectedError(
             f"{name} matches {len(found)} stacks; this command takes one",
             got=", ".join(stack.id for stack in found),
+            expected="one stack id, or an image reference",
             next_step=f"repeat the command with one of them, for example {found[0].id}",
         )
     return found[0]
 
 
 def find_image(name: str, root: Path) -> Image:
-    """The image that `build` or `test` left under `build/`.
+    """The image that `stackcheck build` or `stackcheck test` exported under `build/`.
 
     Raises:
         NothingSelectedError: The name matches no stack, or several.
         ConfigurationError: The image was not built or tested in this checkout.
     """
     folder = root / "build" / label(name)
-    if not (folder / "image.json").exists():  # an image outlives its stack, so the matrix is read second
+    # The folder comes first: an image may be older than a change that removed its stack from the matrix.
+    if not (folder / "image.json").exists():
         found = find_stack(name, root)
         if found is None:
             raise ConfigurationError(
                 "this image has not been tested in this checkout",
-                got=name,
-                expected=str(folder / "image.json"),
+                where=str(folder / "image.json"),
+                got=f"no such file for {name}",
+                expected="the file that `stackcheck test` writes",
                 next_step=f"stackcheck test {name}",
             )
         folder = root / "build" / found.id

@@ -1,12 +1,12 @@
-"""The gate: a run and the required checks in, PASSED, FAILED or UNFIT with reasons out. Pure.
+"""Judge a run. In: a `RunResult` and the required checks. Out: PASSED, FAILED or UNFIT, with reasons. Pure.
 
-The gate is monotonic: it starts shut, and only evidence opens it. Taking a result away, or adding a failure,
-can close it but never open it (https://github.com/in-toto/attestation/blob/main/docs/validation.md).
+The verdict is monotonic: PASSED needs evidence, and losing a result or adding a failure never turns another
+verdict into PASSED (https://github.com/in-toto/attestation/blob/main/docs/validation.md).
 
-FAILED beats UNFIT. UNFIT means "this run says nothing of the image; run it again elsewhere". Once a check
-failed for real the run has said something, and calling it UNFIT would hide a failure behind a machine's bad
-day. A check that can fail because the machine was throttled has to report `invalid` itself. A machine that
-the stack does not name is unfit too: what passed on 4 devices says nothing of 8.
+UNFIT means: this run says nothing about the image, run it on a different machine. FAILED comes before UNFIT:
+a check that really failed says something about the image, and UNFIT would hide it. So a check that can fail
+because the machine was throttled has to report `invalid` itself. A machine that the stack does not name is
+unfit too: what passed on 4 devices says nothing about 8.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Status = Literal["PASSED", "FAILED", "UNFIT"]
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:
-    """A named exception to one check, signed into the certificate; it never hides the check.
+    """A named exception for one check. It is signed into the certificate, and the check stays visible.
 
     Args:
-        check: A check id, or the function-level name that covers its parametrized instances. No wildcards.
-        reason: Why the check may fail, be skipped, or miss its threshold.
-        by: Who answers for it.
+        check: A check id, or a function name, which covers its parametrized instances. No wildcards.
+        reason: Why the check may fail, be skipped, or violate its threshold.
+        by: The person who is responsible for it.
 
     Raises:
         ConfigurationError: A wildcard, or an empty check, reason or name.
@@ -46,9 +46,13 @@ class Waiver:
     by: str
 
     def __post_init__(self) -> None:
-        """Refuse what could hide more than one check, or hide who decided it."""
+        """Refuse a waiver that could cover several checks, or does not name a responsible person."""
         if not (self.check.strip() and self.reason.strip() and self.by.strip()):
-            raise ConfigurationError("a waiver names one check, a reason and a person", got=repr(self))
+            raise ConfigurationError(
+                "a waiver is incomplete",
+                got=f"check {self.check!r}, reason {self.reason!r}, by {self.by!r}",
+                expected="a check, a reason and a person, none of them empty",
+            )
         if re.search(r"[*?]", self.check):
             raise ConfigurationError(
                 "a waiver covers one named check, not a pattern",
@@ -59,15 +63,18 @@ class Waiver:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a run says of an image.
+    """What a run says about an image.
 
     Args:
-        status: PASSED, FAILED (of the image, or of the proof), or UNFIT (of the machine).
-        reasons: Why it is not PASSED; empty when it is.
-        passed: Ids of the checks that passed; likewise `failed` (failed or error), `skipped` and `invalid`.
-        warned: Ids of the checks that a waiver lets through.
+        status: PASSED, FAILED (the image failed, or the evidence is incomplete), or UNFIT (the machine).
+        reasons: Why it is not PASSED; empty if it is.
+        passed: Ids of the checks that passed.
+        failed: Ids of the checks that failed or ended with an error.
+        skipped: Ids of the checks that were skipped.
+        invalid: Ids of the checks that found the machine unfit.
+        warned: Ids of the checks that a waiver accepts.
         required: The required entries that were judged.
-        waivers: The waivers that were in force.
+        waivers: The waivers that applied.
     """
 
     status: Status
@@ -94,22 +101,22 @@ def judge(
 
     Args:
         result: The run.
-        required: Function-level names or patterns (`*`, `?`). Each demands at least one instance, all passed.
+        required: Check names or patterns (`*`, `?`). Each needs at least one instance, and all must pass.
         image_config_digest: The config digest of the image that is to be certified.
-        machines: Those that the stack names (`tested_on`): a run on another one is UNFIT. None, for an image
-            without a stack: any will do.
-        vendor: The vendor of the stack, when the caller knows it; a run on another vendor is FAILED.
+        machines: The machines that the stack names (`tested_on`): a run on any other is UNFIT. None, for an
+            image without a stack: every machine is accepted.
+        vendor: The vendor of the stack; a run on a different vendor is FAILED. None: any vendor.
         waivers: Named exceptions for checks that ran. A check that is missing or invalid cannot be waived:
-            the first needs a change of the required set, the second another machine.
+            for the first change the required set, for the second the machine.
     """
-    warned = tuple(check.id for check in result.checks if _waived(check, waivers) and _blemished(check))
+    warned = tuple(check.id for check in result.checks if _waived(check, waivers) and _needs_waiver(check))
     failures = (
         *_about_the_run(result, image_config_digest, vendor),
         *_about_required(result, required, warned),
         *_about_checks(result, warned),
     )
     unfit = (
-        *other_machine((device.model for device in result.host.devices), machines),
+        *machine_mismatch((device.model for device in result.host.devices), machines),
         *(_line(check) for check in result.checks if check.outcome == "invalid"),
     )
     return Verdict(
@@ -125,10 +132,10 @@ def judge(
     )
 
 
-def other_machine(models: Iterable[str], machines: Sequence[TestTarget] | None) -> Iterator[str]:
-    """Why a machine with devices of these models cannot certify a stack; nothing where it can.
+def machine_mismatch(models: Iterable[str], machines: Sequence[TestTarget] | None) -> Iterator[str]:
+    """Why a machine with devices of these models cannot certify a stack; nothing if it can.
 
-    Devices beside those that a machine names make it another one: the bounds are per model and count.
+    Additional devices make a different machine too, because bounds are per model and count.
     """
     if machines is None:
         return
@@ -141,9 +148,9 @@ def other_machine(models: Iterable[str], machines: Sequence[TestTarget] | None) 
 
 
 def matches(check_id: str, entry: str) -> bool:
-    """Whether a check id belongs to a required entry or a waiver: its id, its function, or a pattern.
+    """Whether a required entry or a waiver covers a check: by its id, its function name, or a pattern.
 
-    Only `*` and `?` are wildcards: brackets are pytest's, around the parameters.
+    Only `*` and `?` are wildcards: brackets belong to pytest's parameters.
     """
     pattern = entry.replace("[", "[[]")
     return fnmatchcase(check_id, pattern) or fnmatchcase(check_id.partition("[")[0], pattern)
@@ -217,11 +224,14 @@ def _about_checks(result: RunResult, warned: Sequence[str]) -> Iterator[str]:
 
 
 def _violated(metric: Metric) -> bool:
-    """Whether the metric says so, or its own numbers do: their writer runs in the image being judged."""
+    """Whether the metric violates its bound, by its verdict or by its numbers.
+
+    The image under test wrote both, so neither is trusted alone.
+    """
     if metric.verdict == "fail":
         return True
     if metric.value is None or metric.bound is None or metric.direction is None:
-        return metric.verdict == "pass"  # a pass without a number or a bound is a claim without proof
+        return metric.verdict == "pass"  # a pass without a number or a bound has no evidence
     return metric.value < metric.bound if metric.direction == "min" else metric.value > metric.bound
 
 
@@ -229,8 +239,8 @@ def _waived(check: CheckResult, waivers: Sequence[Waiver]) -> bool:
     return any(matches(check.id, waiver.check) for waiver in waivers)
 
 
-def _blemished(check: CheckResult) -> bool:
-    """Whether the check needs its waiver; an invalid check says nothing, so there is nothing to waive."""
+def _needs_waiver(check: CheckResult) -> bool:
+    """Whether the check failed something that a waiver can accept; an invalid check has no such result."""
     if check.outcome == "passed":
         return any(_violated(m) or m.value is None or m.verdict == "no_threshold" for m in check.metrics)
     return check.outcome != "invalid"

@@ -39,7 +39,7 @@ class HostDevice:
         arch: Compiler target (gfx942, sm_90, x86_64).
         id: Hash of the device's UUID; the UUID itself stays on the host.
         memory_bytes: Device memory.
-        power_cap_w: Enforced power limit in watts, or None where there is none.
+        power_cap_w: Enforced power limit in watts, or None if there is no limit.
         firmware: Version of the video BIOS, or None.
     """
 
@@ -155,7 +155,7 @@ def detect() -> Vendor:
 
 
 def host(vendor: Vendor | None = None) -> Host:
-    """The fingerprint of this host as seen by one vendor (by default the one that is there)."""
+    """The fingerprint of this host as seen by one vendor (by default the vendor that `detect` finds)."""
     vendor = vendor or detect()
     backend = module(vendor)
     return Host(
@@ -178,7 +178,7 @@ def site_environment() -> tuple[tuple[str, str], ...]:
 
 
 def anonymous_id(uuid: str) -> str:
-    """A stable name for a device that does not reveal its UUID."""
+    """A stable id of a device that does not reveal its UUID."""
     return hashlib.sha256(uuid.encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,6 @@
-"""AMD Instinct on a host: KFD and render nodes, read from sysfs, so that no ROCm is needed outside the image.
+"""AMD Instinct on a host: read from sysfs, so that no ROCm is needed outside the image.
+
+In: the host's KFD and render nodes. Out: the devices, and what a container needs to use them.
 
 Sources: kernel documentation of the amdgpu sysfs files; the KFD topology's `properties` files.
 """

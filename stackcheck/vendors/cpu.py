@@ -1,4 +1,7 @@
-"""No GPU: the host's processor stands in for a device, so that the whole flow runs anywhere."""
+"""No GPU: the host's processor counts as a device, so that the whole flow runs anywhere.
+
+In: the host. Out: one device of model CPU; a container needs nothing for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""NVIDIA GPUs on a host: NVML for the fingerprint; CDI, or nodes and libraries by path, for a container."""
+"""NVIDIA GPUs on a host.
+
+In: NVML, the host's device nodes and driver libraries. Out: the devices, and what a container needs to use
+them: CDI if the host has a specification, else nodes and libraries by path.
+"""
 
 from __future__ import annotations
 

@@ -14,11 +14,16 @@ from workloads import (
     attention_backends,
     attention_dropout,
     attention_masks,
+    attention_models,
+    attention_packed,
     cases,
     flash_package,
 )
 
 HALVES = ("bf16", "fp16")
+STANDARD = pytest.mark.tier("standard")
+OPERATORS = attention_backends.OPERATORS
+WAYS = attention_models.WAYS
 
 
 @pytest.mark.gpus(1)
@@ -72,8 +77,32 @@ def test_attention_dropout(dtype: str, on_device: OnDevice) -> None:
 @pytest.mark.gpus(1)
 def test_attention_default_is_fused(on_device: OnDevice) -> None:
     """Attention without a named backend runs a fused kernel, not the slow formula in plain operations."""
-    chosen = on_device(attention_backends.chosen, dtype="bf16")
     fused = {"flash", "efficient", "cudnn"}
-    assert chosen["backend"] in fused, (
-        f"{chosen['backend'] or 'no backend'} ran, expected one of {fused}: {chosen}"
-    )
+    for chosen in on_device(attention_backends.chosen, dtype="bf16"):
+        ran = chosen["backend"] or "no backend"
+        assert ran in fused, f"{ran} ran for {chosen['shape']}, expected one of {fused}: {chosen}"
+
+
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("way", [w if w == "default" else pytest.param(w, marks=STANDARD) for w in WAYS])
+def test_attention_of_models(
+    way: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice
+) -> None:
+    """Attention as models call it is right and finite, forward and backward: padded batches, every kind of
+    mask, uneven lengths, grouped heads, far scores, outlier channels and long windows.
+    """
+    if way in OPERATORS and way not in on_device(arch.attention_backends):
+        skips.without_feature(f"attention: {way}", f"this architecture has no {way} attention")
+    skips.if_lacking(on_device(attention_models.lacks, way=way))
+    report = on_device(attention_models.check, way=way, dtype=dtype, tier=acceptance.tier, timeout_s=300)
+    cases.require(report)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("way", ["mask", "torch", "package"])
+def test_packed_members(way: str, on_device: OnDevice) -> None:
+    """Packed sequences are right with empty members, members of one token, and keys of other lengths."""
+    skips.if_lacking(on_device(attention_masks.lacks, way=way))
+    cases.require(on_device(attention_packed.check, way=way, timeout_s=300))

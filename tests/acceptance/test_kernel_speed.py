@@ -7,7 +7,8 @@ import pytest
 
 from harness import skips
 from harness.fixtures import OnDevice, RecordMetric
-from workloads import arch, kernel_speed, speed_conditions
+from harness.session import AcceptanceSession
+from workloads import arch, cases, convolution_halves, kernel_speed, speed_conditions
 
 
 @pytest.fixture
@@ -59,3 +60,13 @@ def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..
         skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
     measure(kernel_speed.attention_forward, "attention_forward_tflops", "TFLOP/s", backend=backend)
     measure(kernel_speed.attention_backward, "attention_backward_tflops", "TFLOP/s", backend=backend)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1, perf=True)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_convolution_halves(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Convolution in half precision takes neither more time nor more memory than in float32."""
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "a CPU has no matrix units for half precision")
+    cases.require(on_device(convolution_halves.check, dtype=dtype, timeout_s=300))

@@ -16,8 +16,11 @@ from workloads import (
     convolution,
     embedding,
     fp8,
+    fp8_recipes,
     gemm,
+    graph_processes,
     grouped_gemm,
+    large_models,
     large_tensors,
     linear_losses,
     losses,
@@ -31,6 +34,7 @@ from workloads import (
 HALVES = ("bf16", "fp16")
 FAMILIES = ("fp32", *HALVES)
 CPU_RANKS = 2
+GRAPH_PROCESSES, GRAPH_REPLAYS = 8, 300
 SCREEN_S = {"smoke": 5, "standard": 10, "soak": 1800}
 
 
@@ -52,6 +56,15 @@ def test_gemm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) ->
 def test_fp8_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """8-bit casts keep every value, and scaled products in the architecture's own format are right."""
     cases.require(on_device(fp8.check, tier=acceptance.tier))
+
+
+@pytest.mark.gpus(1)
+def test_fp8_recipes(on_device: OnDevice) -> None:
+    """8-bit products with a scale for each tensor or each row are right for any number of rows, and read
+    nothing beside their operands and scales.
+    """
+    skips.if_lacking(on_device(fp8_recipes.lacks))
+    cases.require(on_device(fp8_recipes.check))
 
 
 @pytest.mark.gpus(1)
@@ -143,8 +156,11 @@ def test_embedding(dtype: str, on_device: OnDevice) -> None:
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
 def test_convolution(dtype: str, on_device: OnDevice) -> None:
-    """Convolution and its gradients are right for strides, groups and both memory layouts."""
-    cases.require(on_device(convolution.check, dtype=dtype))
+    """Convolution and its gradients are right in one to three dimensions and in every memory layout, and
+    repeat bit for bit.
+    """
+    skips.if_lacking(on_device(convolution.lacks, dtype=dtype))
+    cases.require(on_device(convolution.check, dtype=dtype, timeout_s=300))
 
 
 @pytest.mark.tier("standard")
@@ -186,11 +202,35 @@ def test_graph_replay(on_device: OnDevice) -> None:
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_beyond_32_bits(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
-    """Tensors with more than 2^31 elements are indexed right."""
+def test_graph_in_new_processes(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+    """Hundreds of replays of a captured block give the bits of eager mode, in each of several processes."""
     if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU would need hours")
+        skips.without_feature("gpu", "a CPU has no graphs")
+    found = []
+    for number in range(GRAPH_PROCESSES):  # another environment makes the worker start anew
+        environment = {**graph_processes.ENVIRONMENT, "STACKCHECK_GRAPH_PROCESS": str(number)}
+        report = on_device(graph_processes.check, env=environment, dtype="bf16", replays=GRAPH_REPLAYS)
+        found += [{**case, "name": f"process {number}: {case['name']}"} for case in report["cases"]]
+    cases.require({"cases": found})
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_beyond_32_bits(on_device: OnDevice) -> None:
+    """Tensors with more than 2^31 elements are indexed right."""
+    skips.if_lacking(on_device(large_tensors.lacks))
     cases.require(on_device(large_tensors.check))
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("limit", sorted(large_models.LIMITS))
+@pytest.mark.parametrize("operation", sorted(large_models.OPERATIONS))
+def test_sizes_of_models(operation: str, limit: str, on_device: OnDevice) -> None:
+    """Operations of a training step are right with more elements than 31 and 32 bits can count."""
+    count = large_models.LIMITS[limit]
+    skips.if_lacking(on_device(large_models.lacks, operation=operation, limit=count))
+    cases.require(on_device(large_models.check, operation=operation, limit=count, timeout_s=300))
 
 
 @pytest.mark.tier("standard")

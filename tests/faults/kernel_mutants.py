@@ -7,14 +7,14 @@ Entries named `healthy …` run without a mutant. tests/acceptance must be on th
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from kernel_changes import Mutate
-from kernel_checks import CHECKS
-from kernel_table import MUTANTS
+from kernel_checks import CHECKS, Check
+from kernel_table import MUTANTS, Mutant
 
 
 @contextlib.contextmanager
@@ -29,20 +29,21 @@ def planted(target: tuple[Any, str], mutate: Mutate) -> Iterator[None]:
         setattr(owner, attribute, original)
 
 
-def main() -> None:
+def run(checks: Mapping[str, tuple[str, Check]], mutants: Mapping[str, Mutant]) -> None:
+    """Every check without a mutant, then every mutant against its check."""
     torch.set_num_threads(1)
-    found = {f"healthy {name}": told(name) for name in CHECKS}
-    for name, (check, target, mutate) in MUTANTS.items():
+    found = {f"healthy {name}": told(check) for name, check in checks.items()}
+    for name, (check, target, mutate) in mutants.items():
         with planted(target, mutate):
-            found[name] = told(check)
+            found[name] = told(checks[check])
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def told(name: str) -> dict[str, Any]:
+def told(check: tuple[str, Check]) -> dict[str, Any]:
     """How many cases of a check fail now, and the id of the check in the suite."""
-    check, function = CHECKS[name]
-    return {"failing": sum(bool(case["failures"]) for case in function()["cases"]), "check": check}
+    name, function = check
+    return {"failing": sum(bool(case["failures"]) for case in function()["cases"]), "check": name}
 
 
 if __name__ == "__main__":
-    main()
+    run(CHECKS, MUTANTS)

@@ -31,9 +31,13 @@ def _flash_attn_func(q: Any, k: Any, v: Any, *, causal: bool, **options: Any) ->
     return out.transpose(1, 2)
 
 
-def _flash_attn_varlen_func(q: Any, k: Any, v: Any, ends: Any, *_rest: Any, causal: bool) -> torch.Tensor:
-    owner = torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff())
-    seen = owner[:, None] == owner
+def _flash_attn_varlen_func(
+    q: Any, k: Any, v: Any, ends: Any, key_ends: Any, *_rest: Any, causal: bool
+) -> torch.Tensor:
+    owner, key_owner = (
+        torch.repeat_interleave(torch.arange(len(each) - 1), each.diff()) for each in (ends, key_ends)
+    )
+    seen = owner[:, None] == key_owner
     rows = (tensor.transpose(0, 1) for tensor in (q, k, v))
     out = functional.scaled_dot_product_attention(*rows, attn_mask=seen.tril() if causal else seen)
     return out.transpose(0, 1)

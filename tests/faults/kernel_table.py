@@ -14,7 +14,8 @@ from kernel_changes import Mutate
 
 SDPA = (functional, "scaled_dot_product_attention")
 # name: (check, (owner, attribute), what it becomes)
-MUTANTS: dict[str, tuple[str, tuple[Any, str], Mutate]] = {
+Mutant = tuple[str, tuple[Any, str], Mutate]
+MUTANTS: dict[str, Mutant] = {
     "mm drops the last K tile": ("gemm", (torch, "mm"), changes.short_product),
     "mm zeroes a tile": ("gemm", (torch, "mm"), changes.after(changes.zero_tile)),
     "mm flips one bit": ("gemm", (torch, "mm"), changes.after(changes.flip_bit)),

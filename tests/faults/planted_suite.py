@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import planting
@@ -21,7 +20,7 @@ def test_crash(on_device):
     on_device("work:crash")
 
 def test_hang(on_device):
-    on_device("work:hang", timeout_s=4)
+    on_device("work:hang", timeout_s=12)
 
 def test_after(on_device):
     assert on_device("work:add", a=1, b=2) == 3
@@ -35,7 +34,7 @@ def test_ranks(launch):
 
 @pytest.mark.gpus(2)
 def test_hung_rank(launch):
-    launch("PROGRAM", "hang", nproc=2, timeout_s=20)
+    launch("PROGRAM", "hang", nproc=2, timeout_s=40)
 
 @pytest.mark.gpus(2)
 def test_dead_rank(launch):
@@ -92,26 +91,12 @@ def run_suite(
     (copy / "acceptance" / "test_planted.py").write_text(suite, encoding="utf-8")
     path = os.pathsep.join((str(folder), str(planting.STUBS)))
     target = copy / "acceptance" / ("test_planted.py" + (f"::{check}" if check else ""))
-    command = (
-        *(
-            planting.SUITE_PYTHON,
-            "-m",
-            "pytest",
-            str(target),
-            "--gpu-vendor",
-            vendor,
-            "-p",
-            "no:cacheprovider",
-        ),
+    ended = planting.PYTHON.pytest(
+        *(str(target), "--gpu-vendor", vendor, "-p", "no:cacheprovider"),
         *("--result-dir", str(folder / "out"), "--lease-dir", str(folder / "leases"), *arguments),
-    )
-    ended = subprocess.run(
-        command,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        folder=folder,
+        timeout_s=planting.TIMEOUT_S,
     )
     result = json.loads((folder / "out" / "result.json").read_text(encoding="utf-8"))
     return {**result, "output": ended.stdout + ended.stderr, "exit": ended.returncode}

@@ -1,4 +1,4 @@
-"""Plant a fault from outside, run the real suite in its own process, and see which check catches it.
+"""Plant a fault from outside, run the real suite in a fork (`warm_python`), and see which check catches it.
 
 A fault is data. To add one, put a `Fault` into a table and hand the table to `pytest.mark.parametrize`:
 
@@ -25,12 +25,13 @@ stubs/pynvml.py shows; and `arguments` for pytest.
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from warm_python import Python
 
 FAULTS = Path(__file__).resolve().parent
 TESTS = FAULTS.parent
@@ -41,6 +42,7 @@ PLANTED = "stackcheck_planted"  # the name of a report's property
 
 # The suites need torch, stackcheck does not: its tests may run with another Python than the suites.
 SUITE_PYTHON = os.environ.get("STACKCHECK_SUITE_PYTHON", sys.executable)
+PYTHON = Python(SUITE_PYTHON)
 
 # Every Python process that starts with the planted folder first on its path runs this.
 HOOK = """
@@ -146,26 +148,13 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
         **fault.env,
     }
     out = folder / "out"
-    command = (
-        *(
-            SUITE_PYTHON,
-            "-m",
-            "pytest",
-            str(TESTS / "acceptance" / fault.check),
-            "--gpu-vendor",
-            fault.vendor,
-        ),
-        *("--tier", fault.tier, "--result-dir", str(out), "--lease-dir", str(folder / "leases")),
+    ended = PYTHON.pytest(
+        *(str(TESTS / "acceptance" / fault.check), "--gpu-vendor", fault.vendor, "--tier", fault.tier),
+        *("--result-dir", str(out), "--lease-dir", str(folder / "leases")),
         *("-p", "no:cacheprovider", *fault.arguments),
-    )
-    ended = subprocess.run(
-        command,
         env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        cwd=folder,
+        folder=folder,
+        timeout_s=TIMEOUT_S,
     )
     assert (out / "result.json").exists(), ended.stdout + ended.stderr
     left = sorted(path.name for path in scratch.iterdir() if not path.name.startswith(CACHES))

@@ -45,4 +45,4 @@ FAULTS = (
 def test_planted_hang_fails_the_suite_in_time(fault: planting.Fault, plant) -> None:
     start = time.monotonic()
     plant(fault)
-    assert time.monotonic() - start < 90, "a hang was waited for"
+    assert time.monotonic() - start < 240, "a hang was waited for"

@@ -44,7 +44,7 @@ def test_half_of_the_bound_fails_and_says_all_five_things(tmp_path) -> None:
         tmp_path, "test_figure", value="400.0", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": "{}"}
     )
     reason = only(result)["reason"]
-    assert only(result)["outcome"] == "failed"
+    assert (only(result)["outcome"], only(result)["cause"]) == ("failed", None)
     for part in (
         "gemm_tflops 400 TFLOP/s < 750.5 TFLOP/s",
         "H200 x1",
@@ -70,6 +70,7 @@ def test_figure_without_a_threshold_fails_and_says_where_to_add_it(tmp_path) -> 
     )
     result = run_suite(tmp_path, "test_figure", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": b200})
     assert only(result)["metrics"][0]["verdict"] == "no_threshold"
+    assert only(result)["cause"] == "no_threshold"
     assert "thresholds/nvidia/B200.json" in only(result)["reason"]
 
 
@@ -97,7 +98,7 @@ def test_vendor_that_is_not_there_fails_every_check_at_once(tmp_path) -> None:
     state = json.dumps({"init": "driver_not_loaded"})
     started = time.monotonic()
     result = run_suite(tmp_path, "", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": state})
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60  # the checks that hang would take longer alone
     assert {check["outcome"] for check in result["checks"]} == {"failed"}
     reason = result["checks"][0]["reason"]
     assert reason.startswith("vendor nvidia was named and no NVIDIA device is visible")

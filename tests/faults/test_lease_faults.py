@@ -93,7 +93,7 @@ def test_killed_holder_leaves_nothing_behind(tmp_path) -> None:
     time.sleep(0.2)
     os.kill(holder.pid, signal.SIGKILL)
     holder.join(10)
-    with leases.hold(tmp_path, EIGHT, 8, alone=True, wait_s=5) as lease:
+    with leases.hold(tmp_path, EIGHT, 8, alone=True, wait_s=60) as lease:
         assert len(lease.devices) == 8
 
 

@@ -42,7 +42,7 @@ def test_hung_rank_leaves_every_stack_and_no_process(tmp_path) -> None:
     assert check["outcome"] == "failed"
     assert "rank-001" in check["reason"]
     assert "program.py" in check["reason"]
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < 240  # it would sleep for 600 s
     assert not _running(tmp_path / "program.py")
 
 
@@ -91,12 +91,12 @@ def test_run_that_is_told_to_end_ends_its_children_and_says_so(tmp_path) -> None
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not _running(tmp_path / "program.py") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert _running(tmp_path / "program.py")
     run.terminate()
-    run.wait(30)
+    run.wait(120)
     assert not _running(tmp_path / "program.py")
     assert json.loads((tmp_path / "told" / "result.json").read_text(encoding="utf-8"))["state"] == "crashed"
 

@@ -40,7 +40,7 @@ FAULTS = (
     Fault(
         "attention in plain operations",
         SUITE + "test_attention_that_ran_is_fused",
-        patches={"backend:order": "lambda *a: sdpa_kernel([SDPBackend.MATH])"},
+        patches={"attention_backend:order": "lambda *a: sdpa_kernel([SDPBackend.MATH])"},
         says="math ran",
     ),
     Fault(

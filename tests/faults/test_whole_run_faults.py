@@ -53,7 +53,7 @@ def test_check_that_ended_is_not_waited_for_any_longer(tmp_path) -> None:
     ended.add(0)
     began = time.monotonic()
     assert not ended.wait_for(2, stall_s=0.1)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
 
 
 def test_check_that_hangs_beyond_what_it_said_is_not_waited_for(tmp_path) -> None:
@@ -68,7 +68,7 @@ def test_listener_that_cannot_start_is_known_as_gone(tmp_path) -> None:
     heard = listener.heard()
     listener.stop()
     assert not heard.listening
-    assert "no vendor" in heard.error
+    assert "unknown vendor" in heard.error
 
 
 def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> None:

@@ -21,16 +21,22 @@ import pytest
 import requests
 
 import scripted
+import small_stacks
 from referrers_proxy import referrers_proxy
 from stackcheck.engine import apt, host_setup
 from stackcheck.engine.client import Engine
+from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stackcheck.build import build
+    from stackcheck.matrix.stack import Stack
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackcheck-tests"
 COSIGN_SUITE = "trixie"  # 2.5.0: the first Debian release that has cosign
 APT_TIMEOUT_S = 600
+START_TIMEOUT_S = 60.0
 
 REGISTRY_CONFIG = """\
 version: 0.1
@@ -139,17 +145,18 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(200):
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         with contextlib.suppress(requests.ConnectionError):
-            if requests.get(url, timeout=5).ok:
+            if requests.get(url, timeout=START_TIMEOUT_S).ok:
                 return
         time.sleep(0.05)
-    raise AssertionError(f"{url} did not answer in 10 s: {log.read_text()}")
+    raise AssertionError(f"{url} did not answer in {START_TIMEOUT_S:g} s: {log.read_text()}")
 
 
 @pytest.fixture(scope="session")
@@ -169,3 +176,39 @@ def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine
     found.load(folder / "oci", scripted.REFERENCE)
     yield found
     found.remove(scripted.REFERENCE)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    """The engine of this host, which is set up where there is none."""
+    host_setup.ensure_engine(small_stacks.silent)
+    return Engine.connect()
+
+
+@pytest.fixture(scope="session")
+def cpu_stack() -> Stack:
+    """The committed stack that needs no GPU."""
+    return resolve.load_stacks(small_stacks.ROOT, ("cpu-*",))[0]
+
+
+@pytest.fixture(scope="session")
+def small_base(tmp_path_factory: pytest.TempPathFactory, cpu_stack: Stack) -> Path:
+    """A folder of bases in which the stack's base is a few megabytes."""
+    return small_stacks.archive_shell(tmp_path_factory.mktemp("bases"), cpu_stack)
+
+
+@pytest.fixture
+def empty_checkout(tmp_path: Path, small_base: Path) -> Path:
+    """A checkout for small stacks."""
+    return small_stacks.make_checkout(tmp_path, small_base)
+
+
+@pytest.fixture(scope="session")
+def small_image(
+    engine: Engine, cpu_stack: Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[build.Image]:
+    """An image of a shell in that engine."""
+    folder = small_stacks.make_checkout(tmp_path_factory.mktemp("small-image"), small_base)
+    image = small_stacks.build_one(small_stacks.small_stack(folder, "plain", cpu_stack), engine, folder)
+    yield image
+    engine.remove(image.reference)

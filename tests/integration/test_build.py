@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from second_daemon import second_daemon
-from small_stacks import (  # noqa: F401  # fixtures among them
-    ROOT,
-    base_of_a_shell,
-    build_one,
-    committed_cpu_stack,
-    empty_checkout,
-    image_of_a_shell,
-    real_engine,
-    silent,
-    small_stack,
-)
+from small_stacks import ROOT, build_one, silent, small_stack
 from stackcheck.build import bootstrap, build, plans
 from stackcheck.build.wheels import host_settings
 from stackcheck.engine import apt
@@ -71,15 +61,15 @@ def planted_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[b
 
 def test_settings_of_the_host_reach_the_build_and_no_layer_keeps_them(
     engine: Engine,  # its set-up has made the host ready
-    checkout: Path,
+    empty_checkout: Path,
     cpu_stack: resolve.Stack,
     planted_settings: tuple[bytes, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Plain layers can be searched byte by byte; the config names the same unpacked layers either way.
     monkeypatch.setattr(plans, "COMPRESSION", "compression=uncompressed,force-compression=true")
-    stack = small_stack(checkout, "secrets", cpu_stack, lock="planted==1.0\n")
-    image = build_one(stack, engine, checkout)
+    stack = small_stack(empty_checkout, "secrets", cpu_stack, lock="planted==1.0\n")
+    image = build_one(stack, engine, empty_checkout)
     everything = layer_bytes(image)
     assert b"opt/stackcheck/stack.json" in everything
     assert [text for text in planted_settings if text in everything] == []
@@ -87,40 +77,43 @@ def test_settings_of_the_host_reach_the_build_and_no_layer_keeps_them(
 
 
 def test_steps_done_again_give_the_same_image_and_unchanged_inputs_none_at_all(
-    engine: Engine, checkout: Path, cpu_stack: resolve.Stack
+    engine: Engine, empty_checkout: Path, cpu_stack: resolve.Stack
 ) -> None:
-    stack = small_stack(checkout, "plain", cpu_stack)
-    first = build_one(stack, engine, checkout)
+    stack = small_stack(empty_checkout, "plain", cpu_stack)
+    first = build_one(stack, engine, empty_checkout)
     stated = archive.read_json(first.layout, first.manifest_digest)["annotations"]
     assert stated["org.opencontainers.image.title"] == "plain"
     assert stated["org.opencontainers.image.created"].startswith("2026-01-01T")
     assert engine.inspect(first.reference).id in {first.manifest_digest, first.config_digest}
-    kept = build_one(stack, engine, checkout)
+    kept = build_one(stack, engine, empty_checkout)
     assert (kept.reused, kept.manifest_digest) == (True, first.manifest_digest)
-    again = build_one(stack, engine, checkout, no_cache=True)
+    again = build_one(stack, engine, empty_checkout, no_cache=True)
     assert (again.reused, again.manifest_digest) == (False, first.manifest_digest)
-    assert build.load_image(checkout / "build" / stack.id / "image.json").config_digest == first.config_digest
+    assert (
+        build.load_image(empty_checkout / "build" / stack.id / "image.json").config_digest
+        == first.config_digest
+    )
     engine.remove(first.reference)
-    assert build_one(stack, engine, checkout).reused  # the layout is loaded again
+    assert build_one(stack, engine, empty_checkout).reused  # the layout is loaded again
     assert engine.has(first.reference)
     engine.remove(first.reference)
 
 
 def test_an_image_over_its_budget_is_refused_with_its_layers_and_the_one_that_passes_it(
-    engine: Engine, checkout: Path, cpu_stack: resolve.Stack, small_base: Path
+    engine: Engine, empty_checkout: Path, cpu_stack: resolve.Stack, small_base: Path
 ) -> None:
     (base,) = small_base.glob("*.tar")
-    stack = small_stack(checkout, "heavy", cpu_stack)  # 20 MB on top of the base
+    stack = small_stack(empty_checkout, "heavy", cpu_stack)  # 20 MB on top of the base
     stack = dataclasses.replace(stack, size_budget_bytes=base.stat().st_size + (5 << 20))
     try:
         with pytest.raises(BuildError) as caught:
-            build_one(stack, engine, checkout)
+            build_one(stack, engine, empty_checkout)
         said = caught.value.got or ""
         (marked,) = (line for line in said.splitlines() if "passes the budget" in line)
         assert "20.0 MB" in marked
         assert "/ballast" in marked
         assert caught.value.exit_code == 5
-        assert not (checkout / "build" / stack.id / "image.json").exists()
+        assert not (empty_checkout / "build" / stack.id / "image.json").exists()
     finally:
         subprocess.run(
             ["sh", "-c", f"docker images --quiet stackcheck/{stack.id} | xargs -r docker rmi --force"],
@@ -130,14 +123,14 @@ def test_an_image_over_its_budget_is_refused_with_its_layers_and_the_one_that_pa
 
 
 def test_a_failing_step_is_named_with_its_stage_line_and_last_words(
-    engine: Engine, checkout: Path, cpu_stack: resolve.Stack
+    engine: Engine, empty_checkout: Path, cpu_stack: resolve.Stack
 ) -> None:
-    stack = small_stack(checkout, "failing", cpu_stack)
+    stack = small_stack(empty_checkout, "failing", cpu_stack)
     with pytest.raises(BuildError) as caught:
-        build_one(stack, engine, checkout)
+        build_one(stack, engine, empty_checkout)
     assert caught.value.where == "Dockerfile:6, stage wheels 1/1"
     assert "the disk of Babel" in (caught.value.got or "")
-    assert not (checkout / "build" / stack.id / "image.json").exists()
+    assert not (empty_checkout / "build" / stack.id / "image.json").exists()
 
 
 def test_any_image_of_the_engine_can_be_adopted(
@@ -149,6 +142,7 @@ def test_any_image_of_the_engine_can_be_adopted(
     assert adopted.manifest_digest == small_image.manifest_digest
 
 
+@pytest.mark.slow
 def test_a_base_made_again_has_the_same_bytes_and_nothing_of_the_host(
     engine: Engine,  # noqa: ARG001  # its set-up has made the host ready
     cpu_stack: resolve.Stack,
@@ -180,16 +174,16 @@ def classic_daemon(engine: Engine) -> Iterator[subprocess.Popen[bytes]]:  # noqa
 
 
 def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
-    classic_daemon: subprocess.Popen[bytes], checkout: Path, cpu_stack: resolve.Stack
+    classic_daemon: subprocess.Popen[bytes], empty_checkout: Path, cpu_stack: resolve.Stack
 ) -> None:
     engine = Engine.connect()
     assert not engine.containerd_store
     lines: list[str] = []
-    stack = small_stack(checkout, "plain", cpu_stack)
-    (image,) = build.build((stack,), engine, root=checkout, report=lines.append)
+    stack = small_stack(empty_checkout, "plain", cpu_stack)
+    (image,) = build.build((stack,), engine, root=empty_checkout, report=lines.append)
     assert any("classic image store" in line for line in lines)
     assert engine.inspect(image.reference).id == image.config_digest
-    slow = small_stack(checkout, "slow", dataclasses.replace(cpu_stack, id="slow"))
+    slow = small_stack(empty_checkout, "slow", dataclasses.replace(cpu_stack, id="slow"))
     seen = threading.Event()
 
     def stop_when_sleeping() -> None:
@@ -200,8 +194,10 @@ def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
     stopper = threading.Thread(target=stop_when_sleeping)
     stopper.start()
     with pytest.raises((EngineError, BuildError)) as caught:
-        build.build((slow,), engine, root=checkout, report=lambda line: seen.set() if "RUN" in line else None)
+        build.build(
+            (slow,), engine, root=empty_checkout, report=lambda line: seen.set() if "RUN" in line else None
+        )
     stopper.join()
     assert "engine stopped in the middle of a build" in str(caught.value)
     assert caught.value.exit_code == 4
-    assert not list((checkout / "build" / slow.id).glob("oci*"))[1:]
+    assert not list((empty_checkout / "build" / slow.id).glob("oci*"))[1:]

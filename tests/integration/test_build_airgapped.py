@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_stacks import ASSETS, ROOT, build_one, committed_cpu_stack, real_engine  # noqa: F401  # fixtures among them
+from small_recipe import render_from
+from small_stacks import ASSETS, ROOT, build_one
 from small_wheels import locked_line, make_wheel
 from stackcheck.errors import BuildError
 from stackcheck.oci import archive
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NAME = "small_package-1.0-py3-none-any.whl"
 
@@ -39,11 +40,8 @@ def stack(tmp_path: Path, cpu_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "build" / "bases").symlink_to(ROOT / "build" / "bases")
     wheel = make_wheel(tmp_path / "wheels", word=word)
     made = dataclasses.replace(cpu_stack, id=f"airgapped-{word}")
-    folder = tmp_path / "images" / made.id
-    folder.mkdir(parents=True)
     text = (ASSETS / "airgapped.Dockerfile").read_text().replace("@NONCE@", word)
-    (folder / "Dockerfile").write_text(text)
-    (folder / "stack.json").write_text(json.dumps({"stack_id": made.id}))
+    folder = render_from(text, made, tmp_path)
     (folder / "requirements.lock").write_text(locked_line(wheel))
     return made
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import secrets
 from typing import TYPE_CHECKING
 
 import pytest
 
-from small_stacks import (  # noqa: F401  # fixtures among them
-    ASSETS,
-    base_of_a_shell,
-    committed_cpu_stack,
-    empty_checkout,
-    real_engine,
-)
+from small_recipe import render_from
+from small_stacks import ASSETS
 from stackcheck.build import build
 
 if TYPE_CHECKING:
@@ -43,17 +37,14 @@ class Checkout:
 
     def stack(self, name: str) -> Stack:
         stack = dataclasses.replace(self.pattern, id=f"shared-{name}-{self.nonce}")
-        folder = self.root / "images" / stack.id
-        folder.mkdir(parents=True, exist_ok=True)
         text = (ASSETS / "shared.Dockerfile").read_text().replace("@NONCE@", self.nonce)
-        (folder / "Dockerfile").write_text(text)
-        (folder / "stack.json").write_text(json.dumps({"stack_id": stack.id}))
+        render_from(text, stack, self.root)
         return stack
 
     def change(self, stack: Stack, old: str, new: str) -> None:
-        path = self.root / "images" / stack.id / "Dockerfile"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
+        text = (self.root / "images" / stack.id / "Dockerfile").read_text()
+        assert old in text
+        render_from(text.replace(old, new), stack, self.root)
 
     def build(self, *stacks: Stack, **chosen: object) -> tuple[build.Image, ...]:
         options = build.Options(**chosen)  # type: ignore[arg-type]
@@ -63,8 +54,8 @@ class Checkout:
 
 
 @pytest.fixture
-def small(checkout: Path, cpu_stack: Stack, engine: Engine) -> Iterator[Checkout]:
-    made = Checkout(checkout, cpu_stack, engine)
+def small(empty_checkout: Path, cpu_stack: Stack, engine: Engine) -> Iterator[Checkout]:
+    made = Checkout(empty_checkout, cpu_stack, engine)
     yield made
     for name in made.names:
         engine.remove(name)
@@ -144,7 +135,7 @@ def test_what_a_stage_hands_over_is_taken_from_the_wheel_cache_and_not_built_aga
     (key,) = [use.key for use in first.stages if use.name == "kernel"]
     (cache / "stages" / key / "files" / "made").write_text("damaged")
     (third,) = small.build(small.stack("three"), wheel_cache=cache)
-    assert any("is damaged: taken away" in line for line in small.lines)
+    assert any("is damaged: removed" in line for line in small.lines)
     assert how(third)["kernel"] == "cached"
 
 
@@ -153,4 +144,4 @@ def test_images_that_did_not_change_count_as_reused(small: Checkout) -> None:
     small.build(*stacks)
     images = small.build(*stacks)
     assert all(image.reused for image in images)
-    assert build.line(images).startswith("stages: 0 built, 10 reused (10 in images that did not change)")
+    assert build.summary(images).startswith("stages: 0 built, 10 reused (10 in images that did not change)")

@@ -16,12 +16,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shell_image
-from small_stacks import (  # noqa: F401  # fixtures
-    base_of_a_shell,
-    committed_cpu_stack,
-    image_of_a_shell,
-    real_engine,
-)
 from stackcheck.oci import archive, export
 
 if TYPE_CHECKING:

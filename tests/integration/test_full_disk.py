@@ -53,18 +53,19 @@ class SmallDisk:
         subprocess.run(["umount", self.folder], check=True)
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
-    root = make_checkout(tmp_path / "checkout")
-    let_pass_at_once(root)
-    return root
-
-
-def let_pass_at_once(root: Path) -> None:
-    """The answer needs the host's facts, which a run writes down before its suites start."""
+@pytest.fixture(scope="module")
+def passing(tmp_path_factory: pytest.TempPathFactory, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
+    """A checkout whose suites pass. Their answer needs the host's facts, which a run writes down first."""
+    root = make_checkout(tmp_path_factory.mktemp("passing") / "checkout")
     (root / "tests" / "acceptance" / "answer.json").write_text("{}")
     stackcheck(root, "test", REFERENCE)
     let_pass(root)
+    return root
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, passing: Path) -> Path:
+    return shutil.copytree(passing, tmp_path / "checkout")
 
 
 def disk(folder: Path) -> Iterator[SmallDisk]:
@@ -177,3 +178,21 @@ def test_a_pull_that_finds_no_room_is_no_refused_certificate(
     assert code == 0, text
     (name,) = (line.split()[1] for line in text.splitlines() if line.startswith("image"))
     scripted_engine.remove(name)
+
+
+def test_a_checkout_on_a_read_only_disk_is_named_and_stays(tmp_path: Path) -> None:
+    root = make_checkout(tmp_path / "checkout")
+    shutil.move(root / "images", tmp_path / "images")
+    made = SmallDisk(root / "images")
+    try:
+        shutil.copytree(tmp_path / "images", made.folder, dirs_exist_ok=True)
+        dockerfile = next(made.folder.glob("cpu-*/Dockerfile"))
+        dockerfile.write_text("FROM scratch\n")
+        subprocess.run(["mount", "-o", "remount,ro", made.folder], check=True)
+        code, text = stackcheck(root, "render", "cpu-*")
+        assert code == 10, text
+        assert str(dockerfile.relative_to(root)) in text
+        assert "Read-only file system" in text
+        assert (dockerfile.read_text(), made.litter()) == ("FROM scratch\n", [])
+    finally:
+        made.unmount()

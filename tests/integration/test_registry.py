@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attached_sbom, attachments, keys, predicates, publish, pull, revoke
+from stackcheck.certificate import attached_sbom, attachments, keys, predicates, publish, pull, revoke, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
 from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError, PublishError
@@ -54,12 +54,12 @@ def release(image: SmallImage, target: str, **changes: Any) -> publish.Published
     )
 
 
-def verified(reference: str, **changes: Any) -> pull.Verified:
+def verified(reference: str, **changes: Any) -> verify.Verified:
     arguments: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return pull.verify(reference, **(arguments | {"now": NOW + 60 * SECOND} | changes))
+    return verify.verify(reference, **(arguments | {"now": NOW + 60 * SECOND} | changes))
 
 
-def withdraw(reference: str) -> revoke.Revoked:
+def revoked(reference: str) -> revoke.Revoked:
     return revoke.revoke(reference, reason="NaN", key=KEY, now=NOW + SECOND, report=quiet)
 
 
@@ -103,30 +103,28 @@ def test_a_failed_image_leaves_nothing_tagged(target: str, image: SmallImage) ->
     assert open_store(target).tags() == ()
 
 
-def test_a_withdrawn_image_is_refused_and_the_tag_goes_back(
+def test_a_revoked_image_is_refused_and_the_tag_goes_back(
     target: str, image: SmallImage, tmp_path: Path
 ) -> None:
     second = make_image(tmp_path / "second", b"second")
     release(image, target)
     two = release(second, target)
-    assert withdraw(f"{target}:{STACK_ID}").moved == {STACK_ID: image.manifest_digest}
+    assert revoked(f"{target}:{STACK_ID}").moved == {STACK_ID: image.manifest_digest}
     assert verified(f"{target}:{STACK_ID}").digest == image.manifest_digest
     with pytest.raises(CertificateError, match="FAILED"):
         verified(str(two.unique))
 
 
-def test_the_only_image_that_is_withdrawn_keeps_its_tag_and_is_refused(
-    target: str, image: SmallImage
-) -> None:
+def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(target: str, image: SmallImage) -> None:
     release(image, target)
-    assert withdraw(f"{target}:{STACK_ID}").left == (STACK_ID,)
+    assert revoked(f"{target}:{STACK_ID}").left == (STACK_ID,)
     with pytest.raises(CertificateError, match="FAILED"):
         verified(f"{target}:{STACK_ID}")
 
 
-def test_a_new_run_lifts_a_withdrawal(target: str, image: SmallImage) -> None:
+def test_a_new_run_supersedes_a_revocation(target: str, image: SmallImage) -> None:
     release(image, target)
-    withdraw(f"{target}:{STACK_ID}")
+    revoked(f"{target}:{STACK_ID}")
     later = NOW + dt.timedelta(minutes=5)
     release(image, target, now=later)
     assert verified(f"{target}:{STACK_ID}", now=later).digest == image.manifest_digest
@@ -155,7 +153,7 @@ def test_writers_at_the_same_time_lose_nothing(registry: str, tmp_path: Path) ->
         thread.start()
     for thread in threads:
         thread.join()
-    known = attachments.read(open_store(target), image.manifest_digest, KEY.public_key())
+    known = attachments.read_envelopes(open_store(target), image.manifest_digest, KEY.public_key())
     assert sum(item.statement.predicate_type == VSA for item in known) == 5
 
 
@@ -191,7 +189,7 @@ def test_skopeo_opens_the_layout_and_the_registry(
 
 @pytest.fixture
 def cosign_verify(cosign: Path, tmp_path: Path) -> Verify:
-    """The command that the README gives to those who do not have stackcheck."""
+    """The command of docs/certificates.md for those who do not have stackcheck."""
     policy = tmp_path / "stackcheck.cue"
     policy.write_text(predicates.policy_text())
     pinned = tmp_path / "stackcheck.pub"
@@ -241,11 +239,11 @@ def test_cosign_refuses_another_key(
     assert cosign_verify(f"{target}@{image.manifest_digest}", key=other).returncode != 0
 
 
-def test_cosign_refuses_a_withdrawn_image_until_a_new_run_lifts_it(
+def test_cosign_refuses_a_revoked_image_until_a_new_run_supersedes_it(
     cosign_verify: Verify, target: str, image: SmallImage
 ) -> None:
     release(image, target)
-    withdraw(f"{target}:{STACK_ID}")
+    revoked(f"{target}:{STACK_ID}")
     refused = cosign_verify(f"{target}@{image.manifest_digest}")
     assert refused.returncode != 0
     assert "verificationResult" in refused.stderr + refused.stdout

@@ -10,10 +10,12 @@ from unittest import mock
 import pytest
 import torch
 
+import data
 import options as cli
 import plan as plans
 import presets
-import world as place
+import world
+from layouts import job as layouts
 from models import flux, llama
 
 BLOCKS = (llama.Block, flux.Double)
@@ -25,10 +27,10 @@ def one_step(*flags: str) -> Iterator[tuple[Any, Callable[[], float]]]:
     """A job of one rank and a function that runs its microbatch; the process is left as it was."""
     options = cli.parse([*flags, *BF16])
     preset = presets.find(options.model, "tiny")
-    with mock.patch.dict(os.environ), mock.patch("signal.signal"), place.started(options) as world:
-        plan = plans.settle(options, preset, world)
-        job = plans.layout(options, preset, plan, world)
-        batch = plans.Feed(options, preset, plan).batch(plan.numbers(0, 0, job), world.device)
+    with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(options) as ranks:
+        plan = plans.settle(options, preset, ranks)
+        job = layouts.create(options, preset, plan, ranks)
+        batch = data.Feed(options, preset, plan).batch(plan.numbers(0, 0, job), ranks.device)
         yield job, lambda: float(job.microbatch(batch, last=True, share=1.0))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import curves
+import loss_curve as curves
 import presets
 from errors import RefusedError
 from record import unsound
@@ -141,7 +141,7 @@ def test_a_damaged_reference_is_refused(change: dict, tmp_path: Path) -> None:
         ([], [], "no step"),
         ([math.nan], [1.0], "loss is not finite"),
         ([1.0], [math.inf], "gradient norm is not finite"),
-        ([12.58, 12.57], [9.2, 0.0], "a gradient is zero"),
+        ([12.58, 12.57], [9.2, 0.0], "a gradient norm is zero"),
     ],
 )
 def test_record_of_an_unsound_run_says_why(losses: list[float], norms: list[float], says: str) -> None:

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 import data
-import evaluate
 import presets
-import scoring
 from errors import RefusedError
+from tools import evaluate, scoring
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(prefix="hf-")}  # read when it is imported
 pytest.importorskip("lm_eval")
-TRAINERS = Path(evaluate.__file__).parent
+TRAINERS = Path(data.__file__).parent
 TASK = """
 task: known_text
 dataset_path: json
@@ -94,6 +93,7 @@ def train(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_trained_checkpoint_answers_what_a_fresh_one_cannot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

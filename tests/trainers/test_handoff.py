@@ -15,20 +15,21 @@ TIGHT = "1e-5:1e-3"  # ranks change float32 losses by 1e-6 over these steps
 FORGETFUL = f"""
 import sys
 sys.path.insert(0, {str(TRAINERS)!r})
-import parallel, train
-restore = parallel.Sharded.restore
+import train
+from layouts import fsdp2
+restore = fsdp2.Fsdp2.restore
 def forget(self, state):
     restore(self, state)
     for moments in self.optimizer.state.values():
         moments["exp_avg"].zero_()
         moments["exp_avg_sq"].zero_()
-parallel.Sharded.restore = forget
+fsdp2.Fsdp2.restore = forget
 sys.exit(train.main(sys.argv[1:]))
 """
 
 
 def call(program: str, *arguments: str) -> tuple[int, dict, str]:
-    command = [sys.executable, TRAINERS / program, *arguments, "--", *JOB]
+    command = [sys.executable, TRAINERS / "tools" / program, *arguments, "--", *JOB]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
@@ -39,6 +40,7 @@ def handoff(folder: Path, *systems: str, every: int = 5, steps: int = 15) -> tup
     return call("handoff.py", "--folder", str(folder / "shared"), *sizes, *places)
 
 
+@pytest.mark.slow
 def test_one_two_and_four_ranks_take_turns_and_stay_in_the_band(tmp_path: Path) -> None:
     code, result, errors = handoff(tmp_path, "one: --ranks 1", "two: --ranks 2", "four: --ranks 4")
     assert code == 0, (result, errors)
@@ -83,9 +85,10 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     assert "is not empty" in errors
 
 
+@pytest.mark.slow
 def test_two_precisions_are_compared_step_by_step() -> None:
     arms = ("--arm", f"fp32: {ALONE}", "--arm", f"bf16: {ALONE} --precision bf16")
-    code, result, errors = call("arms.py", *arms, "--steps", "40", "--band", "2e-3:3e-2")
+    code, result, errors = call("compare_runs.py", *arms, "--steps", "40", "--band", "2e-3:3e-2")
     assert code == 0, (result, errors)
     assert [arm["precision"] for arm in result["arms"]] == ["fp32", "bf16"]
     assert 0 < result["gap"]["largest"] < 0.03
@@ -94,6 +97,6 @@ def test_two_precisions_are_compared_step_by_step() -> None:
 
 def test_an_arm_that_learns_nothing_is_caught() -> None:
     arms = ("--arm", f"fp32: {ALONE}", "--arm", f"stuck: {ALONE} --clip 1e-12")
-    code, _, errors = call("arms.py", *arms, "--steps", "20")
+    code, _, errors = call("compare_runs.py", *arms, "--steps", "20")
     assert code == 2
     assert "'clip': (1.0, 1e-12)" in errors

@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import systems
+import pytest
+
+from tools import launch
 
 FLAGS = (
     "--steps",
@@ -26,8 +28,9 @@ KILLS = 3
 SEED = 20
 
 
+@pytest.mark.slow
 def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
-    alone = [sys.executable, str(systems.TRAIN), *FLAGS]
+    alone = [sys.executable, str(launch.TRAIN), *FLAGS]
     whole = json.loads(
         subprocess.run(alone, capture_output=True, text=True, check=True, timeout=250).stdout.splitlines()[-1]
     )

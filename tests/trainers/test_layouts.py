@@ -13,6 +13,7 @@ TRAIN = Path(__file__).resolve().parents[2] / "trainers" / "train.py"
 BATCH = ("--steps", "6", "--global-batch", "8", "--seed", "3")
 BAND = 2e-4  # relative; float32 sums in another order over six steps
 HALF_BAND = 2e-3  # bfloat16 products
+SLOW = pytest.mark.slow
 
 
 def start(ranks: int, *arguments: str) -> subprocess.Popen:
@@ -51,7 +52,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# Each has code of its own; the other layouts differ from one of them in a setting.
+OWN_CODE = {"fsdp2", "full-shard", "zero1", "tensor", "pipeline"}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
+)
 def test_losses_equal_one_process(layout: str, alone: list[float]) -> None:
     ranks, *flags = LAYOUTS[layout]
     got = record(ranks, *BATCH, *flags)
@@ -65,6 +73,7 @@ def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float]
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
+@SLOW
 def test_recomputation_changes_no_loss() -> None:
     # test_blocks.py holds where it happens: this alone passes in torch 2.13 with it around a block too.
     flags = (*BATCH, "--precision", "bf16", "--parallel", "fsdp2", "--no-reshard")
@@ -81,7 +90,9 @@ def test_the_librarys_own_model_is_the_same_job_in_our_loop(alone: list[float]) 
     assert record(2, *BATCH, "--implementation", "transformers")["losses"] == pytest.approx(alone, rel=BAND)
 
 
-@pytest.mark.parametrize("model", ["mistral", "moe", "mpt", "gpt", "flux"])
+@pytest.mark.parametrize(
+    "model", ["moe", "flux", *(pytest.param(name, marks=SLOW) for name in ("mistral", "mpt", "gpt"))]
+)
 def test_each_family_trains(model: str) -> None:
     losses = record(2, "--model", model, "--steps", "24", "--lr", "5e-3")["losses"]
     assert sum(losses[-6:]) < 0.97 * sum(losses[:6])
@@ -128,6 +139,7 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(parallel: str, tmp_path
     assert again["losses"] == pytest.approx(whole["losses"][3:], rel=BAND)
 
 
+@SLOW
 def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(tmp_path: Path) -> None:
     flags = ("--steps", "400", "--parallel", "zero1", "--lr-warmup", "50", "--checkpoint-every", "20")
     whole = record(2, *flags)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import backend
+import attention_backend
 import peaks
 import preflight
 import record
@@ -76,7 +76,7 @@ GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
     ],
 )
 def test_the_kernels_name_the_backend_that_ran(kernels: set[str], operators: set[str], ran: str) -> None:
-    assert backend.chosen(operators, kernels, gpu=True)["backend"] == ran
+    assert attention_backend.chosen(operators, kernels, gpu=True)["backend"] == ran
 
 
 def test_where_stored_graphs_cannot_be_told_apart_none_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def test_where_stored_graphs_cannot_be_told_apart_none_is_used(monkeypatch: pyte
 
     monkeypatch.delattr(torch.compiler, "config")
     asked, gpu = Asked("flash"), SimpleNamespace(gpu=True)
-    with backend.order(asked, gpu):
+    with attention_backend.order(asked, gpu):
         assert not config.fx_graph_cache
     monkeypatch.undo()
-    with backend.order(asked, gpu):
+    with attention_backend.order(asked, gpu):
         assert torch.compiler.config.cache_key_tag == "attention=FLASH_ATTENTION"
     assert torch.compiler.config.cache_key_tag == ""
 
@@ -98,8 +98,8 @@ class Asked:
 
 
 def test_a_silent_fallback_is_a_problem_of_the_record() -> None:
-    seen = backend.chosen({"aten::_scaled_dot_product_flash_attention"}, {FLASH}, gpu=True)
-    slow = backend.chosen({"aten::_scaled_dot_product_attention_math"}, {GEMM}, gpu=True)
+    seen = attention_backend.chosen({"aten::_scaled_dot_product_flash_attention"}, {FLASH}, gpu=True)
+    slow = attention_backend.chosen({"aten::_scaled_dot_product_attention_math"}, {GEMM}, gpu=True)
     assert record.fallback(Asked("auto"), seen, gpu=True) == []
     assert record.fallback(Asked("flash"), seen, gpu=True) == []
     assert "cudnn was asked for and flash ran" in record.fallback(Asked("cudnn"), seen, gpu=True)[0]

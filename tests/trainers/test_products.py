@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-import ops
-import products
+from fused import ops, products
 
 
 class Weight:
-    """What Quarter asks of a joined weight."""
+    """What Fp8Products reads of a joined weight."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value, self.gradient, self.key = value, torch.zeros_like(value), 0
@@ -20,9 +19,9 @@ def test_fp8_products_and_gradients_are_near_the_exact_ones(fnuz: bool) -> None:
     torch.manual_seed(3)
     x, dy = (torch.randn(64, 48, dtype=torch.bfloat16), torch.randn(64, 32, dtype=torch.bfloat16))
     weight = Weight(torch.randn(32, 48, dtype=torch.bfloat16))
-    quarter = products.Quarter(fnuz=fnuz)
-    y = quarter.forward(x, weight)
-    dx, add = quarter.backward(dy, weight)
+    fp8 = products.Fp8Products(fnuz=fnuz)
+    y = fp8.forward(x, weight)
+    dx, add = fp8.backward(dy, weight)
     add(x)
     exact = weight.value.float()
     pairs = (

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-import systems
-import tune
+from tools import launch, tune
 
 
 def options(*words: str):
@@ -26,7 +25,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, rates: dict[int, object]) -> list[i
         speed = {"unit": "tokens", "tokens_per_s_per_gpu": rates[size]}
         return {"problems": [], "performance": speed, "memory": None, "size": size}
 
-    monkeypatch.setattr(systems, "run", run)
+    monkeypatch.setattr(launch, "run", run)
     return tried
 
 
@@ -38,7 +37,7 @@ def test_the_fastest_and_not_the_largest_is_chosen(monkeypatch: pytest.MonkeyPat
 
 
 def test_out_of_memory_ends_the_search_and_another_failure_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    hung, full = systems.RunError("did not end", None), systems.RunError("memory", tune.OUT_OF_MEMORY)
+    hung, full = launch.RunError("did not end", None), launch.RunError("memory", tune.OUT_OF_MEMORY)
     tried = planted(monkeypatch, {1: 10.0, 2: hung, 4: full, 8: 99.0})
     found = tune.search(options("--candidates", "1,2,4,8"))
     assert tried == [1, 2, 4]
@@ -49,11 +48,12 @@ def test_out_of_memory_ends_the_search_and_another_failure_does_not(monkeypatch:
 def test_nothing_that_fits_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planted(monkeypatch, {1: systems.RunError("memory", tune.OUT_OF_MEMORY)})
+    planted(monkeypatch, {1: launch.RunError("memory", tune.OUT_OF_MEMORY)})
     assert tune.main(["--candidates", "1", "--run", "--", "--size", "tiny"]) == 1
     assert json.loads(capsys.readouterr().out)["chosen"] is None
 
 
+@pytest.mark.slow
 def test_the_jobs_record_holds_the_search() -> None:
     command = [
         sys.executable,
@@ -81,12 +81,12 @@ def test_out_of_memory_of_a_rank_is_known_by_its_exit_code() -> None:
         "  exitcode  : 4 (pid: 17)",
     )
     said = f"print({chr(10).join(lines)!r}, file=sys.stderr); sys.exit(1)"
-    with pytest.raises(systems.RunError) as caught:
-        systems.run(systems.System("x", (sys.executable, "-c", f"import sys; {said}")), [], timeout_s=60)
+    with pytest.raises(launch.RunError) as caught:
+        launch.run(launch.System("x", (sys.executable, "-c", f"import sys; {said}")), [], timeout_s=60)
     assert caught.value.code == tune.OUT_OF_MEMORY
 
 
 def test_a_run_over_its_time_is_ended_and_its_phase_named() -> None:
     lines = "import time; print('[    1.0 s] compile', flush=True); time.sleep(60)"
-    with pytest.raises(systems.RunError, match=r"did not end in 2 s in phase .*compile"):
-        systems.run(systems.System("slow", (sys.executable, "-c", lines)), [], timeout_s=2)
+    with pytest.raises(launch.RunError, match=r"did not end in 2 s in phase .*compile"):
+        launch.run(launch.System("slow", (sys.executable, "-c", lines)), [], timeout_s=2)

@@ -12,6 +12,6 @@ from errors import RefusedError
 
 def test_a_missing_numpy_is_named_before_ranks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else name)
-    with pytest.raises(RefusedError, match="pip install numpy"), world.started(options.parse([])):
+    with pytest.raises(RefusedError, match="pip install numpy"), world.joined_ranks(options.parse([])):
         pass
     assert not dist.is_initialized()

@@ -1,9 +1,9 @@
 """FLUX.1-dev: a rectified-flow transformer over image latents and text (shape: black-forest-labs/flux).
 
 In: latents [batch, image tokens, 64], text [batch, text tokens, 4096], pooled text, noise and times. Out:
-mean squared error of the predicted velocity noise - latents (arXiv 2209.03003). 19 blocks keep image and text
-apart except in attention, 38 treat them as one sequence. Latents are synthetic and seeded by sample, so data
-costs nothing and any rank makes them. Weights convert to and from diffusers' (flux_weights.py).
+mean squared error of the predicted velocity noise - latents (arXiv 2209.03003). In 19 blocks image and text
+have their own weights and share the attention; in 38 they are one sequence. Latents are synthetic and seeded
+by sample, so any rank can make them. Weights convert to and from diffusers' (flux_weights.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import attention, run_blocks
+from models.layers import BlockModel, attention, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,7 +151,7 @@ class Single(nn.Module):
 
 
 class Ends(nn.Module):
-    """What turns inputs into width and width into velocities."""
+    """The first layers, from inputs to the model's width, and the last ones, from width to velocities."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -167,10 +167,10 @@ class Ends(nn.Module):
         return self.out(modulated(x, shift, scale))
 
 
-class Model(nn.Module):
+class Model(BlockModel):
     """Both kinds of blocks between the ends."""
 
-    at_root = ("ends",)  # its parts are used before the blocks and after them, so it is no unit of its own
+    at_root = ("ends",)  # used before and after the blocks, so it cannot be a unit of its own
 
     def __init__(self, config: Config, *, loss_chunks: int = 1) -> None:
         super().__init__()
@@ -198,7 +198,9 @@ class Model(nn.Module):
 
 
 def batch(config: Config, numbers: range, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """Seeded inputs of these samples. Latents are smooth, so that there is something to learn."""
+    """Seeded inputs of these samples. Latents are constant over an image, so that there is a
+    rule to learn.
+    """
     shapes = {
         "latents": (config.side**2, config.channels),
         "text": (config.text_tokens, config.text_width),

@@ -1,7 +1,7 @@
 """FLUX weights under the names of diffusers' FluxTransformer2DModel, and back.
 
-In: a state dict. Out: the same weights under the other names; several of theirs are one of ours where we take
-one product for many (queries, keys and values; the MLP of a single block beside them).
+In: a state dict. Out: the same weights under the other names. Where we compute several products as one
+(queries, keys and values; in a single block the MLP too), several of their weights are one of ours.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def to_diffusers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under their names."""
     doubles = _blocks(state, r"blocks\.(\d+)\.image\.")
     singles = _blocks(state, r"blocks\.(\d+)\.into\.")
-    width, found = len(state["ends.image.weight"]), {}
+    width = len(state["ends.image.weight"])
+    found: dict[str, Tensor] = {}
     for ours, theirs in _table(doubles, singles).items():
         for kind in ("weight", "bias"):
             if (value := state.get(f"{ours}.{kind}")) is not None:
@@ -89,8 +90,8 @@ def _blocks(names: Iterable[str], pattern: str) -> int:
 
 
 def _table(doubles: int, singles: int) -> dict[str, tuple[str, ...]]:
-    """Every module: its name here, and the names there whose rows follow each other in it."""
-    table = dict(ENDS)
+    """Every module of ours, and the modules of theirs whose rows it holds, in this order."""
+    table: dict[str, tuple[str, ...]] = dict(ENDS)
     for index in range(doubles + singles):
         ours = f"blocks.{index}."
         kinds, theirs = (

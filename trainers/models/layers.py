@@ -1,4 +1,5 @@
-"""What the families share: rotary positions, attention, a loss that never holds all logits.
+"""What the families share: the base of every model, rotary positions, attention, a loss that never holds all
+logits.
 
 In: activations [batch, sequence, width]. Out: the same shape, or a scalar loss in float32.
 """
@@ -6,7 +7,7 @@ In: activations [batch, sequence, width]. Out: the same shape, or a scalar loss 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,28 @@ from torch import nn
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class BlockModel(nn.Module):
+    """What layouts need to know of a model.
+
+    `blocks`: the layers, each sharded, gathered and compiled as one. `at_root`: children that stay in the
+    root unit, because forward uses them before and after the blocks. `whole_graph`: each block compiles
+    without a graph break.
+    """
+
+    config: Any  # each family has its own Config; layouts read `layers` only
+    blocks: nn.ModuleDict
+    at_root: tuple[str, ...] = ()
+    whole_graph = True
+
+    def our_name(self, name: str) -> str:
+        """The name under which a weight is drawn; a library's own model translates it to ours."""
+        return name
+
+    def statistics(self) -> dict[str, float]:
+        """What the family adds to the record."""
+        return {}
 
 
 class Rotary(NamedTuple):
@@ -37,7 +60,7 @@ class Rotary(NamedTuple):
 
 
 def alibi_slopes(heads: int, bias_max: int = 8) -> Tensor:
-    """Slope of each head's linear distance penalty (arXiv 2108.12409; order of heads as in LLM Foundry)."""
+    """Slope of each head's linear distance penalty (arXiv 2108.12409), heads in LLM Foundry's order."""
     power = 2 ** math.ceil(math.log2(heads))
     slopes = 1.0 / torch.pow(2, torch.arange(1, power + 1) * bias_max / power)
     if power != heads:
@@ -46,7 +69,9 @@ def alibi_slopes(heads: int, bias_max: int = 8) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Tensor | None = None) -> Tensor:
-    """Scaled dot-product attention over [batch, heads, sequence, head_dim]; fewer key heads are shared."""
+    """Scaled dot-product attention over [batch, heads, sequence, head_dim]; query heads may
+    share key heads.
+    """
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=bias, is_causal=causal and bias is None, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -78,19 +103,19 @@ class _ChunkedLoss(torch.autograd.Function):
     """Cross entropy of x·weightᵀ; the gradient is made in forward, chunk by chunk, while logits exist."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
         count, loss = x.shape[0], x.new_zeros((), dtype=torch.float32)
         dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
         for rows, target, out in zip(x.chunk(chunks), labels.chunk(chunks), dx.chunk(chunks), strict=True):
             part, dlogits = _loss_and_gradient(rows @ weight.t(), target, count)
-            loss = loss + part  # in place, torch 2.11's compiler takes the result for one without a gradient
+            loss = loss + part  # not in place: torch 2.11's compiler then loses the gradient
             torch.mm(dlogits, weight, out=out)
             dweight += dlogits.t() @ rows
         ctx.save_for_backward(dx, dweight.to(weight.dtype))
         return loss
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx, dweight = ctx.saved_tensors
         return dx * grad, dweight * grad, None, None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import LossHead, Rotary, attention, run_blocks, window_attention
+from models.layers import BlockModel, LossHead, Rotary, attention, run_blocks, window_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,8 @@ class Config:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; the number of local heads follows from the weights, so tensor parallel
-    works.
+    """Grouped-query attention. Forward reads the number of heads from the weights: tensor parallel splits
+    them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -88,7 +88,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Model(nn.Module):
+class Model(BlockModel):
     """Embedding, blocks, head. A pipeline stage holds some of the blocks, and the ends where it owns them."""
 
     def __init__(self, config: Config, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
@@ -120,6 +120,7 @@ class Model(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, vocabulary]."""
+        assert self.head is not None, "only the last stage of a pipeline has logits"
         return self.head.logits(self.hidden(tokens))
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:

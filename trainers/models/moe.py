@@ -1,8 +1,8 @@
-"""Sparse decoders: Llama's layer with a router and experts in place of the MLP (Mixtral, arXiv 2401.04088;
+"""Sparse decoders: Llama's layer with a router and experts for the MLP (Mixtral, arXiv 2401.04088;
 ZAYA1-like).
 
-In: tokens and labels. Out: mean cross entropy plus the balance loss. Each expert's tokens are neighbours
-after a sort, and one grouped product serves all experts without asking the device how many tokens each got.
+In: tokens and labels. Out: mean cross entropy plus the balance loss. Tokens are sorted by expert, and one
+grouped product serves all experts: the host never waits to learn how many tokens each expert got.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Config(llama.Config):
 
 
 class Experts(nn.Module):
-    """Router and SwiGLU experts; `load` is each expert's share of the last tokens, times the number of
-    experts.
+    """Router and SwiGLU experts. `load`: each expert's share of the last tokens x number of experts; 1 is
+    even.
     """
 
     def __init__(self, config: Config) -> None:
@@ -72,7 +72,7 @@ def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 class Model(llama.Model):
     """Llama's decoder with experts."""
 
-    whole_graph = False  # the CPU's path asks for the experts' loads
+    whole_graph = False  # the CPU path reads the experts' loads on the host
 
     def block(self) -> nn.Module:
         """One sparse layer."""
@@ -85,7 +85,7 @@ class Model(llama.Model):
         return loss + self.config.balance * torch.stack(penalties).mean() if self.head else loss
 
     def statistics(self) -> dict[str, float]:
-        """Largest share of tokens that an expert of any layer got, 1 being even."""
+        """The largest load of an expert in any layer; 1 is even."""
         return {"router_load_max": max(float(b.mlp.load.max()) for b in self.blocks.values())}
 
 

@@ -1,7 +1,8 @@
 """MPT and GPT: LayerNorm, tied embedding, GELU; learned positions and biases, or ALiBi without biases.
 
 In: tokens and labels [batch, sequence]. Out: mean cross entropy. LLM Foundry's benchmark tables use learned
-positions and biases; the released MPT-7B and 30B use ALiBi and none: two variants, never one name.
+positions and biases; the released MPT-7B and 30B use ALiBi and no biases. The two have different preset
+names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import LossHead, alibi_slopes, attention, run_blocks
+from models.layers import BlockModel, LossHead, alibi_slopes, attention, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +34,9 @@ class Config:
     tied: bool = True
 
     def parameters(self, seq_len: int) -> int:
-        """Exact count: 12·d² a layer, 13·d of biases and norms (2·d without), the tied embedding,
-        positions, norm.
+        """Exact count: a layer has 12·d² and 13·d of biases and norms (2·d without biases).
+
+        Then the tied embedding, the positions and the last norm.
         """
         d = self.width
         small = 13 if self.bias else 2
@@ -43,7 +45,9 @@ class Config:
 
 
 class Attention(nn.Module):
-    """Multi-head attention; local heads follow from the weights, so tensor parallel works."""
+    """Multi-head attention. Forward reads the number of heads from the weights: tensor parallel
+    splits them.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -85,7 +89,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Model(nn.Module):
+class Model(BlockModel):
     """Embedding, positions, blocks, head."""
 
     def __init__(self, config: Config, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
@@ -114,9 +118,7 @@ class Model(nn.Module):
         return run_blocks(self.blocks, x, self._bias(x))
 
     def _bias(self, x: Tensor) -> Tensor | None:
-        """ALiBi with the causal mask in it, [heads, sequence, sequence]; only short sequences can afford
-        it.
-        """
+        """ALiBi and the causal mask in one bias [heads, sequence, sequence]: memory grows with sequence²."""
         if not self.config.alibi:
             return None
         place = torch.arange(x.shape[1], device=x.device)
@@ -126,6 +128,7 @@ class Model(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, vocabulary]."""
+        assert self.head is not None, "only the last stage of a pipeline has logits"
         return self.head.logits(self.hidden(tokens))
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What of the host's own pip, certificates and apt reaches a build: secrets and a folder of wheels.
+"""The host's settings of pip, certificates and apt for a build: as secrets, and as a folder of wheels.
 
 In: `pip config list`, `PIP_*`, the CA bundle, apt's sources, a lock. Out: texts for BuildKit secrets, which
 no layer keeps, and a folder with those local wheels that the lock names. A path of the host means nothing in
@@ -40,7 +40,7 @@ RELEASES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostSettings:
-    """The host's way to packages.
+    """Where the host's pip gets packages.
 
     Attributes:
         pip: pip's settings that matter, name -> values.
@@ -72,7 +72,7 @@ def only(folder: Path) -> HostSettings:
     """One folder of wheels, and no index at all: `--wheelhouse`.
 
     Raises:
-        ConfigurationError: It is no folder.
+        ConfigurationError: It is not a folder.
     """
     if not folder.is_dir():
         raise ConfigurationError(
@@ -80,7 +80,7 @@ def only(folder: Path) -> HostSettings:
             where=str(folder),
             got="a file" if folder.exists() else "nothing",
             expected="a folder",
-            next_step="name one that is there, or leave --wheelhouse out",
+            next_step="name an existing folder, or leave --wheelhouse out",
         )
     return HostSettings(pip={}, folders=(folder,), indexes=(), ca=None)
 
@@ -96,7 +96,7 @@ def host_settings() -> HostSettings:
     if main_remote:
         passed["index-url"] = main_remote
     elif main_local:
-        passed["no-index"] = ("true",)  # the host asks no other index than its local one
+        passed["no-index"] = ("true",)  # the host uses its local index only
     if remote_indexes:
         passed["extra-index-url"] = remote_indexes
     if remote:
@@ -113,14 +113,14 @@ def pip_settings() -> dict[str, tuple[str, ...]]:
     """Pip's settings as `pip install` on this host would see them: environment over `install` over `global`.
 
     Raises:
-        ConfigurationError: There is no pip to ask.
+        ConfigurationError: pip is not installed.
     """
     command = [sys.executable, "-m", "pip", "config", "list"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(
-            "pip cannot be asked for its configuration",
+            "cannot read pip's configuration",
             where=" ".join(command),
             got=str(error),
             next_step=f"{sys.executable} -m ensurepip",
@@ -151,7 +151,7 @@ def ca_bundle(settings: Mapping[str, tuple[str, ...]]) -> Path | None:
     path = next((Path(name) for name in [*named, CA_INSIDE, default] if name and Path(name).is_file()), None)
     if path and path.stat().st_size > SECRET_LIMIT_BYTES:
         raise ConfigurationError(
-            "the CA bundle is too large to be given to a build",
+            "the CA bundle is too large for a build secret",
             where=str(path),
             got=f"{path.stat().st_size} bytes",
             expected=f"at most {SECRET_LIMIT_BYTES} bytes",

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.build.wheels.wheelhouse import sha256
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stackcheck.build.platforms import Target
+    from stackcheck.build.platforms import InstallTarget
     from stackcheck.recipe.requirements import Locked
 
 VARIABLE = "STACKCHECK_WHEEL_CACHE"
@@ -37,7 +37,7 @@ _REFUSED = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)==")
 
 
 def default_folder() -> Path | None:
-    """Where the environment says; else the user's cache folder; None where it says `off`."""
+    """The folder that the environment names, else the user's cache folder; None if it is set to `off`."""
     named = os.environ.get(VARIABLE)
     if named == OFF:
         return None
@@ -46,25 +46,27 @@ def default_folder() -> Path | None:
 
 
 class WheelCache:
-    """One such folder."""
+    """A folder that keeps wheels and the outputs of stages, by hash."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, wanted: Sequence[Locked], report: Callable[[str], None]) -> dict[str, Path]:
-        """Hash -> file of locked packages that are here and whole; a damaged one is taken away."""
+        """Hash -> file of locked packages that are here and whole; a damaged one is removed."""
         found = {}
         for digest in sorted({digest for package in wanted for digest in package.hashes}):
             for path in sorted((self.folder / "wheels" / digest).glob("*")):
                 if sha256(path) == digest:
                     found[digest] = path
                 else:
-                    report(f"{path.name} in the wheel cache is damaged: taken away")
+                    report(f"{path.name} in the wheel cache is damaged: removed")
                     with self._changing():
                         path.unlink(missing_ok=True)
         return found
 
-    def fill(self, wanted: Sequence[Locked], target: Target, options: Sequence[str]) -> dict[Locked, str]:
+    def fill(
+        self, wanted: Sequence[Locked], target: InstallTarget, options: Sequence[str]
+    ) -> dict[Locked, str]:
         """Download locked packages into the cache.
 
         Args:
@@ -73,7 +75,7 @@ class WheelCache:
             options: More options for pip: an index that the host's own settings lack.
 
         Returns:
-            What could not be had, and why, in pip's words.
+            What could not be downloaded, with pip's message.
         """
         left = [package for package in wanted if package.hashes]
         refused: dict[Locked, str] = {}
@@ -93,11 +95,11 @@ class WheelCache:
         return refused
 
     def has(self, key: str) -> bool:
-        """Whether a stage of this key handed something over; it is not read."""
+        """Whether the cache has the output of a stage with this key; it is not checked."""
         return (self.folder / "stages" / key / "files.json").is_file()
 
     def handed_over(self, key: str, report: Callable[[str], None]) -> Path | None:
-        """The folder that a stage of this key handed over, if it is here and whole."""
+        """The output folder of a stage with this key, if the cache has it and it is whole."""
         folder = self.folder / "stages" / key
         listed = folder / "files.json"
         if not listed.is_file():
@@ -105,17 +107,17 @@ class WheelCache:
         hashes = json.loads(listed.read_text(encoding="utf-8"))
         if hashes == _hashes(folder / "files"):
             return folder / "files"
-        report(f"the output of stage {key[:12]} in the wheel cache is damaged: taken away")
+        report(f"the output of stage {key[:12]} in the wheel cache is damaged: removed")
         with self._changing():
             shutil.rmtree(folder)
         return None
 
     def keep(self, key: str, output: Path) -> None:
-        """Take in what a stage handed over."""
+        """Store the output of a stage."""
         with self._unfinished() as folder:
             fresh = folder / "stage"
-            # With the time of now: every stage writes the same fixed one, and BuildKit takes a file of equal
-            # name, size and time in another folder for one that it has already.
+            # With the present time: every stage writes the same fixed time, and BuildKit believes that it
+            # already has a file if one of the same name, size and time was in another folder.
             shutil.copytree(output, fresh / "files", copy_function=shutil.copy)
             (fresh / "files.json").write_text(json.dumps(_hashes(fresh / "files"), indent=1) + "\n", "utf-8")
             self._keep(fresh, self.folder / "stages" / key)
@@ -140,11 +142,11 @@ class WheelCache:
         try:
             yield
         except OSError as error:
-            raise ConfigurationError(
-                "the wheel cache cannot be written",
+            raise FileError(
+                "cannot write the wheel cache",
                 where=str(self.folder),
                 got=error.strerror,
-                next_step=f"make room or mend its permissions, or name another: --wheel-cache DIR, or {OFF}",
+                next_step=f"free disk space, fix the permissions, or use --wheel-cache DIR, or {OFF}",
             ) from error
 
 
@@ -154,7 +156,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _pip_download(
-    wanted: Sequence[Locked], folder: Path, target: Target, options: Sequence[str]
+    wanted: Sequence[Locked], folder: Path, target: InstallTarget, options: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as name:
         listed = Path(name) / "requirements.lock"

@@ -1,7 +1,7 @@
 """Where a build's wheels come from: the wheel cache, this host's own folders and indexes, or one folder.
 
 In: the options of a build, the stacks' locks. Out: a folder of wheels and a pip.conf for each stage that
-installs some. What is not there for the target is named with the command that fetches it.
+installs wheels. A missing wheel is named with the command that downloads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.build.plans import Plan
+    from stackcheck.build.plans import BuildPlan
     from stackcheck.build.stages import Stage
     from stackcheck.build.wheels.wheel_cache import WheelCache
     from stackcheck.recipe.extensions import Extension
@@ -40,7 +40,7 @@ class Supply:
         closed: Whether `settings` names one folder beside which nothing is asked.
         cache: The wheel cache, if there is one.
         cached: What it holds of these stacks' locks.
-        report: Gets a line where a user would wonder.
+        report: Gets a line for what a user would not expect.
     """
 
     settings: host_settings.HostSettings
@@ -53,7 +53,7 @@ class Supply:
         """For a stage that is handed no folder of wheels."""
         return "[global]\nno-index = true\n" if self.closed else self.settings.pip_conf(wheelhouse=False)
 
-    def lay_out(self, plan: Plan, stage: Stage, house: Path) -> str:
+    def lay_out(self, plan: BuildPlan, stage: Stage, house: Path) -> str:
         """Fill a stage's folder of wheels; the pip.conf that goes with it."""
         wanted = packages(plan, stage)
         found = wheelhouse.look(wanted, self.settings, self.cached)
@@ -71,17 +71,17 @@ class Supply:
 
 
 def prepare(
-    plans: Sequence[Plan],
+    plans: Sequence[BuildPlan],
     *,
     wheelhouse_only: Path | None,
     cache: WheelCache | None,
     report: Callable[[str], None],
 ) -> Supply:
-    """Make ready what the builds of these plans install; download into the cache what it lacks.
+    """Prepare what the builds of these plans install; download missing wheels into the cache.
 
     Raises:
         BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
-        ConfigurationError: There is no such folder.
+        ConfigurationError: The folder does not exist.
     """
     settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
     cached: dict[str, Path] = {}
@@ -104,22 +104,27 @@ def prepare(
     )
 
 
-def all_packages(plan: Plan) -> tuple[Locked, ...]:
-    """What all stages of a plan ask pip for."""
+def all_packages(plan: BuildPlan) -> tuple[Locked, ...]:
+    """The packages that the stages of a plan install."""
     return tuple({package: None for stage in plan.stages for package in packages(plan, stage)})
 
 
-def packages(plan: Plan, stage: Stage) -> tuple[Locked, ...]:
-    """What a stage asks pip for: the locks that it has, and what its instructions name by hash."""
+def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
+    """The packages that a stage installs: those of its locks, and those that its instructions pin by hash."""
     if not stage.takes_wheels:
         return ()
-    texts = [(plan.source / name).read_text(encoding="utf-8") for name in _locks(plan, stage)]
-    found = [package for text in texts for package in requirements.read(text)]
-    found += [package for line in stage.instructions for package in requirements.read(line) if package.hashes]
+    texts = [plan.files[name].decode() for name in _locks(plan, stage)]
+    found = [package for text in texts for package in requirements.read_packages(text)]
+    found += [
+        package
+        for line in stage.instructions
+        for package in requirements.read_packages(line)
+        if package.hashes
+    ]
     return tuple(dict.fromkeys(found))
 
 
-def _locks(plan: Plan, stage: Stage) -> tuple[str, ...]:
+def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
     """The locks that a stage copies; else those of the stage that it stands on; else the stack's own."""
     by_name = {other.name: other for other in plan.stages}
     step: Stage | None = stage
@@ -127,10 +132,10 @@ def _locks(plan: Plan, stage: Stage) -> tuple[str, ...]:
         if found := tuple(name for name in step.files if name.endswith(".lock")):
             return found
         step = by_name.get(step.parent or "")
-    return ("requirements.lock",) if (plan.source / "requirements.lock").exists() else ()
+    return ("requirements.lock",) if "requirements.lock" in plan.files else ()
 
 
-def _compiled(plan: Plan) -> frozenset[str]:
+def _compiled(plan: BuildPlan) -> frozenset[str]:
     """The packages of which a stage takes the source archive: no wheel of them is looked for."""
     lines = [line for stage in plan.stages for line in stage.instructions]
     return frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
@@ -139,7 +144,7 @@ def _compiled(plan: Plan) -> frozenset[str]:
 def _all_by_hash(stage: Stage) -> bool:
     """Whether every pip of a stage only takes what is pinned by hash, or a file that it is handed.
 
-    A stage that shows none may call it from a script: nothing is known of that.
+    A stage without one may call pip from a script, of which nothing is known: not by hash.
     """
     commands = [found for line in stage.instructions for found in _PIP.findall(line)]
     return bool(commands) and all(
@@ -148,13 +153,13 @@ def _all_by_hash(stage: Stage) -> bool:
 
 
 def _from_cache(
-    plan: Plan,
+    plan: BuildPlan,
     wanted: Sequence[Locked],
     settings: host_settings.HostSettings,
     cache: WheelCache,
     report: Callable[[str], None],
 ) -> Mapping[str, Path]:
-    """What the cache holds, after what is nowhere on this host was downloaded into it."""
+    """The cached files of locked packages; wheels that this host lacks are downloaded first."""
     target = platforms.target(plan.stack, plan.platform)
     held = cache.find(wanted, report)
     lacking = wheelhouse.look(wanted, settings, held).missing(wanted, target)
@@ -164,11 +169,11 @@ def _from_cache(
     refused = cache.fill(lacking, target, _index_options(plan, settings))
     if refused and not plan.foreign:
         names = ", ".join(map(str, refused))
-        report(f"{plan.stack.id}: the build asks for these itself, as no wheel of them was had: {names}")
+        report(f"{plan.stack.id}: not cached; pip will fetch these during the build: {names}")
     return cache.find(wanted, report)
 
 
-def _index_options(plan: Plan, settings: host_settings.HostSettings) -> tuple[str, ...]:
+def _index_options(plan: BuildPlan, settings: host_settings.HostSettings) -> tuple[str, ...]:
     """PyTorch's own index where the host's pip names no place of its own: as the Dockerfile does."""
     tag = wheel_tag(plan.stack)
     named = (
@@ -179,12 +184,12 @@ def _index_options(plan: Plan, settings: host_settings.HostSettings) -> tuple[st
     return (f"--extra-index-url={TORCH_INDEX}/{tag}",) if tag and not named else ()
 
 
-def check_folder(plan: Plan, folder: Path) -> None:
+def check_folder(plan: BuildPlan, folder: Path) -> None:
     """Hold one folder of wheels to a stack's lock.
 
     Raises:
         BuildError: It lacks wheels for the target; the message has the command that fetches them.
-        ConfigurationError: There is no such folder.
+        ConfigurationError: The folder does not exist.
     """
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
@@ -199,7 +204,7 @@ def check_folder(plan: Plan, folder: Path) -> None:
         )
 
 
-def download_command(plan: Plan, lacking: Sequence[Locked], folder: Path) -> str:
+def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -> str:
     """What fetches all that a stack's locks name, for its platform and Python, on any machine."""
     by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
     tag = wheel_tag(plan.stack)
@@ -209,7 +214,7 @@ def download_command(plan: Plan, lacking: Sequence[Locked], folder: Path) -> str
     locks = dict.fromkeys(name for stage in plan.stages if stage.takes_wheels for name in _locks(plan, stage))
     commands = []
     for name in locks:
-        lock = requirements.read((plan.source / name).read_text(encoding="utf-8"))
+        lock = requirements.read_packages(plan.files[name].decode())
         if not {package.name for package in lock} <= {*by_hand}:
             path = shlex.quote(f"images/{plan.stack.id}/{name}")
             commands.append(f"pip download --no-deps {options}{index} --dest {place} -r {path}")
@@ -225,7 +230,7 @@ def _fetch(extension: Extension, place: str) -> str:
     return f"pip download --no-deps --no-binary {extension.name} --dest {place} {extension.pin}"
 
 
-def _check_platform(plan: Plan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:
+def _check_platform(plan: BuildPlan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:
     lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
     if lacking:
         raise BuildError(
@@ -233,5 +238,5 @@ def _check_platform(plan: Plan, wanted: Sequence[Locked], found: wheelhouse.Foun
             where=plan.stack.id,
             got="\n    ".join(map(str, lacking)),
             expected="a wheel of each, in the indexes and with its hash in the lock",
-            next_step=f"if there are any, on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
+            next_step=f"on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
         )

@@ -1,8 +1,8 @@
 """The local wheels that a lock names, as one folder for a build.
 
 In: locked packages, folders of wheels and local simple indexes (PEP 503), a wheel cache. Out: a flat folder
-of just those files, by hash where the lock has hashes: gigabytes of other wheels never travel to the builder.
-What is missing for a target is told.
+of only those files, by hash where the lock has hashes: gigabytes of other wheels never go to the builder;
+and the packages that are missing for a target.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from urllib.parse import unquote, urldefrag, urljoin, urlparse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stackcheck.build.platforms import Target
+    from stackcheck.build.platforms import InstallTarget
     from stackcheck.build.wheels.host_settings import HostSettings
     from stackcheck.recipe.requirements import Locked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What is there of a lock.
+    """The local files of a lock.
 
     Attributes:
         files: The files of each locked package that has any.
@@ -36,7 +36,7 @@ class Found:
     files: dict[Locked, tuple[Path, ...]]
     cached: frozenset[Path]
 
-    def missing(self, wanted: Sequence[Locked], target: Target) -> tuple[Locked, ...]:
+    def missing(self, wanted: Sequence[Locked], target: InstallTarget) -> tuple[Locked, ...]:
         """The packages of which no file installs on a target."""
         return tuple(
             package
@@ -79,7 +79,7 @@ def look(wanted: Sequence[Locked], settings: HostSettings, cached: Mapping[str, 
 
 
 def _candidates(package: Locked, settings: HostSettings) -> Iterator[tuple[Path, str | None]]:
-    """Local files of the right name and version, with the hash where an index tells it."""
+    """Local files of the right name and version, with the hash if an index states it."""
     for folder in settings.folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if package.is_of(path.name):
@@ -114,7 +114,7 @@ class _Links(html.parser.HTMLParser):
 
 
 def sha256(path: Path) -> str:
-    """Of a file, in hexadecimal digits."""
+    """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -122,5 +122,5 @@ def sha256(path: Path) -> str:
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # another file system, or a cache that one may only read
+    except OSError:  # another file system, or a read-only cache
         shutil.copyfile(source, target)

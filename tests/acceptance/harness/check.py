@@ -60,6 +60,7 @@ class Check:
     more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
     skip: dict[str, Any] | None = None  # kind and facts, if the check was skipped
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
+    cause: Literal["no_threshold"] | None = None  # set when missing bounds alone fail the check
 
     def record(
         self,
@@ -109,6 +110,7 @@ class Check:
         if self.unfit:
             invalid("; ".join(dict.fromkeys(self.unfit)))
         if self.violations:
+            self.cause = "no_threshold" if self.lacks_only_bounds() else None
             pytest.fail("\n".join(self.violations), pytrace=False)
 
     def lacks_only_bounds(self) -> bool:

@@ -88,6 +88,7 @@ def measured(item: pytest.Item, check: Check) -> dict[str, Any]:
     return {
         "doc": _doc(item),
         "skip": check.skip,
+        "cause": check.cause,
         "devices": list(check.devices),
         "metrics": [asdict(metric) for metric in check.metrics],
         "evidence": {"before": check.before, "after": {**after, **check.more_evidence}},
@@ -102,6 +103,7 @@ def new_record(name: str) -> dict[str, Any]:
         "id": name,
         "outcome": "passed",
         "reason": None,
+        "cause": None,
         "doc": None,
         "skip": None,
         "seconds": 0.0,
@@ -126,6 +128,8 @@ def merge(record: dict[str, Any], report: pytest.TestReport) -> None:
     if extra:
         record["reason"] = "\n".join(filter(None, (record["reason"], *extra)))
     record.update(found)
+    if report.when == "teardown" and report.failed:  # then something else failed as well
+        record["cause"] = None
 
 
 def _reason(report: pytest.TestReport) -> str:

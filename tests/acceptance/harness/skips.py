@@ -72,10 +72,12 @@ def unreadable(reading: str, reason: str) -> NoReturn:
     raise TypedSkip(reason, "not readable here", reading=reading)
 
 
-def if_lacking(lack: Mapping[str, str] | None) -> None:
-    """Skip for what a workload found absent: a feature of the device or a package of the stack."""
+def if_lacking(lack: Mapping[str, Any] | None) -> None:
+    """Skip for what a workload found absent: a feature or memory of the device, or a package of the stack."""
     if not lack:
         return
+    if "memory_gib" in lack:
+        without_memory(lack["memory_gib"], lack["present_gib"])
     if "feature" in lack:
         without_feature(lack["feature"], lack["reason"])
     without_package(lack["package"], lack["reason"])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from workloads import attention_reference, cases, device, operands
+from workloads import attention_reference, attention_refusals, cases, device, operands
 from workloads.gates import Reading, elementwise, exact, frobenius
 
 FORWARD, BACKWARD = 2.0, 3.0
@@ -39,8 +39,7 @@ class Shape:
         return f"b{self.b} h{self.hq}/{self.hkv} {self.sq}x{self.sk} d{self.d} {mask} {kind}"
 
 
-# Every backend is documented to support this shape, so a refusal is a fault of the image. Others it may
-# refuse.
+# Every backend is documented to support this shape. What else it may refuse is in `attention_refusals`.
 COMMON = Shape(b=2, hq=2, hkv=2, sq=129, sk=129, d=128, causal=True)
 SMOKE = (
     COMMON,
@@ -80,13 +79,9 @@ def forced(backend: str) -> contextlib.AbstractContextManager[None]:
 def _has_kernel(shape: Shape, dtype: str, backend: str) -> bool:
     if backend == "default":
         return True
-    try:
-        attend(*inputs(shape, dtype)[:3], causal=shape.causal)
-    except RuntimeError as error:
-        if "No available kernel" in str(error) or "No viable backend" in str(error):
-            return False
-        raise
-    return True
+    leaves = [tensor.requires_grad_() for tensor in inputs(shape, dtype)[:3]]
+    attempt = functools.partial(attend, *leaves, causal=shape.causal)
+    return not attention_refusals.refused(backend, shape, attempt)
 
 
 def _cases(shapes: list[Shape], dtype: str) -> Iterator[cases.Case]:

@@ -7,6 +7,7 @@ times backward.
 import functools
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ KERNELS = {
     "cudnn": r"cudnn.*(sdpa|attention|flash|fprop)",
 }
 SHAPE = attention.Shape(b=1, hq=4, hkv=4, sq=256, sk=256, d=64, causal=True)
+# What the trainers ask for: the fallback to plain operations often happens for grouped heads only.
+TRAINERS = attention.Shape(b=1, hq=32, hkv=8, sq=2048, sk=2048, d=128, causal=True)
 
 
 def check(dtype: str, backend: str) -> dict[str, Any]:
@@ -36,16 +39,21 @@ def check(dtype: str, backend: str) -> dict[str, Any]:
     return cases.run([(f"{backend} {dtype} is what ran", functools.partial(_ran, dtype, backend))])
 
 
-def chosen(dtype: str) -> dict[str, Any]:
-    """The backend that PyTorch chooses when none is named, and its kernels."""
-    events = names(dtype, "default")
+def chosen(dtype: str) -> list[dict[str, Any]]:
+    """The backend that PyTorch chooses when none is named, and its kernels: a small shape, the trainers'."""
+    large = TRAINERS if device().type == "cuda" else replace(TRAINERS, sq=128, sk=128)
+    return [_chosen(dtype, shape) for shape in (SHAPE, large)]
+
+
+def _chosen(dtype: str, shape: attention.Shape) -> dict[str, Any]:
+    events = names(dtype, "default", shape)
     found = [backend for backend, pattern in OPERATORS.items() if _matching(events["operators"], pattern)]
-    return {"backend": found[-1] if found else "", **events}
+    return {"shape": str(shape), "backend": found[-1] if found else "", **events}
 
 
-def names(dtype: str, backend: str) -> dict[str, list[str]]:
+def names(dtype: str, backend: str, shape: attention.Shape = SHAPE) -> dict[str, list[str]]:
     """{"operators", "kernels"} that the profiler saw in one forward and backward."""
-    *qkv, g = attention.inputs(SHAPE, dtype)
+    *qkv, g = attention.inputs(shape, dtype)
     leaves = [tensor.requires_grad_() for tensor in qkv]
     gpu = [ProfilerActivity.CUDA] if device().type == "cuda" else []
     with attention.forced(backend):

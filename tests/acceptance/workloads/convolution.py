@@ -1,64 +1,136 @@
-"""Convolution, forward and backward, against float64 on the CPU.
+"""Convolution in one, two and three dimensions, forward and backward, against float64 on the CPU.
 
 In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from workloads import cases, operands
-from workloads.gates import Reading, elementwise
+from workloads import cases, device, operands
+from workloads.gates import Reading, elementwise, exact
 
-# name: input channels, output channels, kernel, stride, padding, groups, height and width
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Channels, kernel and extent of a convolution, equal in every dimension."""
+
+    dims: int = 2
+    inner: int
+    outer: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+    size: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the function takes beside the tensors."""
+        names = ("stride", "padding", "dilation", "groups")
+        return {name: getattr(self, name) for name in names}
+
+
 PROBLEMS = {
-    "1x1": (16, 24, 1, 1, 0, 1, 9),
-    "3x3 stride 2": (8, 12, 3, 2, 1, 1, 17),
-    "grouped": (12, 24, 3, 1, 1, 4, 11),
-    "depthwise": (16, 16, 5, 1, 2, 16, 13),
+    "1x1": Problem(inner=16, outer=24, kernel=1, size=9),
+    "3x3 stride 2": Problem(inner=8, outer=12, kernel=3, stride=2, padding=1, size=17),
+    "grouped": Problem(inner=12, outer=24, kernel=3, padding=1, groups=4, size=11),
+    "depthwise": Problem(inner=16, outer=16, kernel=5, padding=2, groups=16, size=13),
+    "1d of 7": Problem(dims=1, inner=16, outer=24, kernel=7, padding=3, size=127),
+    "1d dilated": Problem(dims=1, inner=8, outer=16, kernel=3, padding=4, dilation=4, size=65),
+    "1d depthwise": Problem(dims=1, inner=32, outer=32, kernel=4, padding=3, groups=32, size=64),
+    "3d 1x1x1": Problem(dims=3, inner=16, outer=8, kernel=1, size=5),
+    "3d of 3": Problem(dims=3, inner=16, outer=24, kernel=3, padding=1, size=7),
+    "3d of 3 stride 2": Problem(dims=3, inner=8, outer=16, kernel=3, stride=2, padding=1, size=9),
+    "3d patches": Problem(dims=3, inner=3, outer=32, kernel=2, stride=2, size=8),
 }
+FUNCTIONS = {1: "conv1d", 2: "conv2d", 3: "conv3d"}
+# PyTorch has a layout with the channels last for two and three dimensions.
+LAYOUTS = {
+    1: {"channels first": torch.contiguous_format},
+    2: {"channels first": torch.contiguous_format, "channels last": torch.channels_last},
+    3: {"channels first": torch.contiguous_format, "channels last": torch.channels_last_3d},
+}
+REPEATS = {"cuda": 10, "cpu": 2}
+
+
+def lacks(dtype: str) -> dict[str, str] | None:
+    """The feature that this dtype needs and that is absent; None if it must work."""
+    if (
+        device().type == "cuda"
+        or dtype == "fp32"
+        or getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")()
+    ):
+        return None
+    reason = f"this CPU has no instructions for {dtype}, and PyTorch's plain convolution sums in {dtype}"
+    return {"feature": dtype, "reason": reason}
 
 
 def check(dtype: str) -> dict[str, Any]:
-    """Both memory layouts of every problem."""
-    kind = operands.DTYPES[dtype]
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        return cases.run(_cases(kind))
+    """Every memory layout of every problem, and the same bits at every repeat."""
+    return cases.run(_cases(operands.DTYPES[dtype]))
 
 
 def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
     for name, problem in PROBLEMS.items():
-        for layout in (torch.contiguous_format, torch.channels_last):
-            words = "channels last" if layout == torch.channels_last else "channels first"
+        for words, layout in LAYOUTS[problem.dims].items():
             yield f"{name} {words}", functools.partial(_against_float64, problem, dtype, layout)
+            yield f"{name} {words} repeated", functools.partial(_repeated, problem, dtype, layout)
 
 
-def _against_float64(
-    problem: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_format
-) -> Iterable[Reading]:
-    inner, outer, kernel, stride, padding, groups, size = problem
-    options = {"stride": stride, "padding": padding, "groups": groups}
-    x = operands.normal(3, inner, size, size, dtype=dtype, seed=1).to(memory_format=layout).requires_grad_()
-    w = operands.normal(outer, inner // groups, kernel, kernel, dtype=dtype, seed=2).requires_grad_()
-    out = F.conv2d(x, w, **options)
-    g = operands.normal(*out.shape, dtype=dtype, seed=3)
-    got = (out.detach(), *torch.autograd.grad(out, (x, w), g))
+def function(dims: int) -> Callable[..., torch.Tensor]:
+    """The convolution of so many dimensions."""
+    found: Callable[..., torch.Tensor] = getattr(F, FUNCTIONS[dims])
+    return found
+
+
+def tensors(problem: Problem, dtype: torch.dtype, layout: torch.memory_format) -> tuple[torch.Tensor, ...]:
+    """Input and weight as leaves, in that layout."""
+    extent = (problem.size,) * problem.dims
+    x = operands.normal(3, problem.inner, *extent, dtype=dtype, seed=1)
+    weight = (problem.outer, problem.inner // problem.groups, *(problem.kernel,) * problem.dims)
+    w = operands.normal(*weight, dtype=dtype, seed=2)
+    return tuple(tensor.to(memory_format=layout).requires_grad_() for tensor in (x, w))
+
+
+def step(
+    problem: Problem, x: torch.Tensor, w: torch.Tensor, g: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Output, both gradients, and the output's gradient that was used."""
+    out = function(problem.dims)(x, w, **problem.options)
+    g = operands.normal(*out.shape, dtype=x.dtype, seed=3) if g is None else g
+    return (out.detach(), *torch.autograd.grad(out, (x, w), g), g)
+
+
+def _against_float64(problem: Problem, dtype: torch.dtype, layout: torch.memory_format) -> Iterable[Reading]:
+    x, w = tensors(problem, dtype, layout)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        *got, g = step(problem, x, w)
     # The same with absolute values is the size of every sum of products, to which its rounding error is
     # relative.
-    ref = _plain(x, w, g, options)
-    sizes = _plain(x.abs(), w.abs(), g.abs(), options)
+    ref = _plain(problem, x, w, g)
+    sizes = _plain(problem, x.abs(), w.abs(), g.abs())
     for name, value, expected, bound in zip(("out", "dx", "dw"), got, ref, sizes, strict=True):
         # Winograd and FFT transforms lose a few bits more than a plain sum of products.
         unit = 2.0**-20 if dtype == torch.float32 else 2.0**-14
         yield elementwise(value, expected, unit * bound, name=name)
 
 
-def _plain(
-    x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, options: dict[str, int]
-) -> tuple[torch.Tensor, ...]:
-    leaves = [tensor.detach().cpu().double().requires_grad_() for tensor in (x, w)]
-    out = F.conv2d(leaves[0], leaves[1], **options)
-    return (out.detach(), *torch.autograd.grad(out, leaves, g.detach().cpu().double()))
+def _plain(problem: Problem, *tensors_and_gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, w, g = (tensor.detach().cpu().double() for tensor in tensors_and_gradient)
+    return step(problem, x.requires_grad_(), w.requires_grad_(), g)[:3]
+
+
+def _repeated(problem: Problem, dtype: torch.dtype, layout: torch.memory_format) -> Iterable[Reading]:
+    """With deterministic algorithms requested, every call gives the same bits."""
+    x, w = tensors(problem, dtype, layout)
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        *first, g = step(problem, x, w)
+        for number in range(1, REPEATS[device().type]):
+            for name, got, expected in zip(("out", "dx", "dw"), step(problem, x, w, g), first, strict=False):
+                yield exact(got, expected, name=f"{name} of call {number}")

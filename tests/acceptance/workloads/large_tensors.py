@@ -14,12 +14,22 @@ import torch.nn.functional as F
 from workloads import cases, device, operands
 from workloads.gates import Reading, exact
 
+NEEDED_BYTES = 40 << 30
 LIMIT = 2**31  # the range of 32 bits with a sign
 BEYOND = 4099
 PIECE = 1 << 26
 TAIL = 1 << 16
 WIDTH = 64
 VOCABULARY = 128_256
+
+
+def lacks() -> dict[str, Any] | None:
+    """The feature or memory that the check needs and that is absent; None if it must run."""
+    if device().type == "cpu":
+        return {"feature": "gpu", "reason": "the sizes would take a CPU hours"}
+    present = torch.cuda.mem_get_info()[0]
+    needed_gib, present_gib = NEEDED_BYTES / 2**30, present / 2**30
+    return None if present >= NEEDED_BYTES else {"memory_gib": needed_gib, "present_gib": present_gib}
 
 
 def check(limit: int = LIMIT) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The trainers' own Triton kernels in this image, judged by the same gates as other kernels.
 
-In: nothing; the kernels are in trainers/triton_ops.py beside tests/. Out: the report of
+In: nothing; the kernels are in trainers/fused/triton_ops.py beside tests/. Out: the report of
 `cases.run`.
 """
 
@@ -20,7 +20,7 @@ from workloads import cases, device, norms, operands
 from workloads.gates import Reading, elementwise, frobenius, unit_roundoff
 from workloads.reference import float64
 
-KERNELS = Path(__file__).resolve().parents[3] / "trainers" / "triton_ops.py"
+KERNELS = Path(__file__).resolve().parents[3] / "trainers" / "fused" / "triton_ops.py"
 WIDTHS = (96, 1500, 4096)
 
 
@@ -37,11 +37,11 @@ def check() -> dict[str, Any]:
 @functools.cache
 def _kernels() -> ModuleType:
     """Imported as a trainer imports it: beside the modules that it is made of."""
-    sys.path.insert(0, str(KERNELS.parent))
+    sys.path.insert(0, str(KERNELS.parents[1]))
     try:
-        return importlib.import_module(KERNELS.stem)
+        return importlib.import_module("fused.triton_ops")
     finally:
-        sys.path.remove(str(KERNELS.parent))  # its other modules have names that the suites have too
+        sys.path.remove(str(KERNELS.parents[1]))  # its other modules have names that the suites have too
 
 
 def _cases(kernels: ModuleType) -> Iterator[cases.Case]:

@@ -16,13 +16,13 @@ from typing import Any
 TRAINERS = Path(__file__).resolve().parents[3] / "trainers"
 sys.path.insert(0, str(TRAINERS))
 
-import curves  # noqa: E402 - trainers/ has to be on the path first
+import loss_curve  # noqa: E402 - trainers/ has to be on the path first
 import options as cli  # noqa: E402
 import peaks  # noqa: E402
 import preflight  # noqa: E402
 import train  # noqa: E402
-import world as place  # noqa: E402
 from phases import Phases  # noqa: E402
+from world import joined_ranks  # noqa: E402
 
 
 def main(arguments: list[str]) -> None:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     first = next(iter(jobs.values()))
     phases = Phases(first.phase_limit_s)
     phases.enter("connect")
-    with place.started(first) as world:
+    with joined_ranks(first) as world:
         phases.enter("preflight")
         fitness = preflight.measure(world, peaks.find(world), fp8=first.precision.startswith("fp8"))
         fit = jobs.items() if not fitness["problems"] else ()
@@ -44,9 +44,9 @@ def main(arguments: list[str]) -> None:
 def judged(record: dict[str, Any]) -> dict[str, Any] | None:
     """The verdict on a record's losses by the CPU's reference curve; None if this job has no curve."""
     path = TRAINERS / "curves" / "CPU" / f"{record['model']}-{record['size']}.json"
-    if not path.exists() or curves.job_of(record) != (curve := curves.load(path)).job:
+    if not path.exists() or loss_curve.job_of(record) != (curve := loss_curve.load(path)).job:
         return None
-    return dataclasses.asdict(curves.judge(curve, record["losses"]))
+    return dataclasses.asdict(loss_curve.judge(curve, record["losses"]))
 
 
 if __name__ == "__main__":

@@ -23,18 +23,20 @@ GUARDED = {"amdsmi", "pynvml", "psutil"}
 WHERE_PRESENT = {
     "tests/acceptance/workloads/machine_code.py": {"triton"},
     "tests/acceptance/workloads/attention_masks.py": {"flash_attn"},
+    "tests/acceptance/workloads/attention_models.py": {"flash_attn"},
+    "tests/acceptance/workloads/attention_packed.py": {"flash_attn"},
     "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
     "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
-    "trainers/build.py": {"torchao"},
-    "trainers/evaluate.py": {"lm_eval"},
-    "trainers/parallel.py": {"torchao"},
-    "trainers/scoring.py": {"transformers"},
-    "trainers/theirs.py": {"transformers"},
-    **{f"trainers/triton_{part}.py": {"triton"} for part in ("flat", "layer", "norms")},
+    "trainers/layouts/fsdp2.py": {"torchao"},
+    "trainers/layouts/prepare.py": {"torchao"},
+    "trainers/models/hf_llama.py": {"transformers"},
+    "trainers/tools/evaluate.py": {"lm_eval"},
+    "trainers/tools/scoring.py": {"transformers"},
+    "trainers/fused/triton_ops.py": {"triton"},
 }
 AT_TOP = {
     "tests/acceptance/workloads/machine_code.py",
-    *(name for name in WHERE_PRESENT if name.startswith("trainers/triton_")),
+    "trainers/fused/triton_ops.py",
 }
 
 

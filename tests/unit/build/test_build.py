@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from small_recipe import render_from
 from stackcheck.build import bootstrap, build, image, provenance
 from stackcheck.build.wheels import host_settings
 from stackcheck.engine import container
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files import checkout_lock
+from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from stackcheck.matrix.stack import Stack
+
+CPU = resolve.load_stacks(Path(__file__).resolve().parents[3], ("cpu-*",))[0]
 DOCKERFILE = "FROM scratch\nRUN --mount=type=secret,id=pip_conf true\n"
 CONFIG = (
     b'{"os": "linux", "architecture": "amd64", "history": '
@@ -82,10 +87,7 @@ def write_layout(folder: Path) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "images" / "cpu-small"
-    folder.mkdir(parents=True)
-    (folder / "Dockerfile").write_text(DOCKERFILE)
-    (folder / "stack.json").write_text("{}")
+    render_from(DOCKERFILE, small_stack(), tmp_path)
     tar = tmp_path / "rootfs.tar"
     tar.write_bytes(b"tar")
     base = bootstrap.RootFs(path=tar, digest="sha256:" + "1" * 64, packages={}, reused=True)
@@ -97,27 +99,18 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-BASE = Base(kind="bootstrap", suite="bookworm")
-
-
-@dataclasses.dataclass(frozen=True)
-class SmallStack:
-    id: str = "cpu-small"
-    os: str = "debian12"
-    base: Any = BASE
-    size_budget_bytes: int = 10_000
-    missing: tuple[str, ...] = ()
-    torch: str = "2.13.0"
-    python: str = "3.11"
-    vendor: str = "cpu"
-    archs: tuple[str, ...] = ()
+def small_stack(**changes: Any) -> Stack:
+    """The cpu stack with an empty base and a small budget."""
+    base = Base(kind="bootstrap", suite="bookworm")
+    small = {"id": "cpu-small", "base": base, "size_budget_bytes": 10_000, "missing": ()}
+    return dataclasses.replace(CPU, **small | changes)
 
 
 def build_it(
     checkout: Path, engine: FakeEngine, stack: Any = None, lines: list[str] | None = None
 ) -> image.Image:
     report = (lines if lines is not None else []).append
-    (made,) = build.build((stack or SmallStack(),), engine, root=checkout, report=report)
+    (made,) = build.build((stack or small_stack(),), engine, root=checkout, report=report)
     return made
 
 
@@ -142,10 +135,16 @@ def test_unchanged_inputs_are_kept_and_the_reason_is_told(checkout: Path) -> Non
 
 @pytest.mark.parametrize("name", ["Dockerfile", "stack.json", "requirements.lock"])
 def test_any_changed_input_builds_again(checkout: Path, name: str) -> None:
-    engine = FakeEngine()
+    engine, folder = FakeEngine(), checkout / "images" / "cpu-small"
     build_it(checkout, engine)
-    (checkout / "images" / "cpu-small" / name).write_text("FROM scratch\n# changed\n")
-    assert not build_it(checkout, engine).reused
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    stack = small_stack(archs=("x86_64",)) if name == "stack.json" else small_stack()
+    render_from(DOCKERFILE + ("# changed\n" if name == "Dockerfile" else ""), stack, checkout)
+    if name == "requirements.lock":
+        (folder / name).write_text("changed==1.0\n")
+    changed = {path.name for path in folder.iterdir() if path.read_bytes() != before.get(path.name)}
+    assert changed == {name}
+    assert not build_it(checkout, engine, stack).reused
     assert len(engine.definitions) == 2
 
 
@@ -180,7 +179,7 @@ def test_proxies_reach_the_build_and_times_are_fixed(checkout: Path, monkeypatch
 
 def test_an_image_over_its_budget_names_the_layer(checkout: Path) -> None:
     with pytest.raises(BuildError) as caught:
-        build_it(checkout, FakeEngine(), SmallStack(size_budget_bytes=999))
+        build_it(checkout, FakeEngine(), small_stack(size_budget_bytes=999))
     assert "ADD rootfs.tar" in str(caught.value)
     assert not (checkout / "build" / "cpu-small" / "image.json").exists()
 
@@ -197,7 +196,7 @@ def test_the_layer_that_passes_the_budget_need_not_be_the_largest() -> None:
 
 def test_a_stack_that_is_not_locked_names_what_is_missing(checkout: Path) -> None:
     with pytest.raises(BuildError) as caught:
-        build_it(checkout, FakeEngine(), SmallStack(missing=("torch's index cannot be reached",)))
+        build_it(checkout, FakeEngine(), small_stack(missing=("torch's index cannot be reached",)))
     assert caught.value.exit_code == 5
     assert "torch's index cannot be reached" in str(caught.value)
 
@@ -210,9 +209,10 @@ def test_a_stack_that_is_not_rendered_names_the_command(checkout: Path) -> None:
 
 def test_provenance_names_every_input(checkout: Path) -> None:
     made = build_it(checkout, FakeEngine())
-    found = provenance.of_build(SmallStack(), made, root=checkout)
+    found = provenance.of_build(small_stack(), made)
     assert found.dependencies["urn:stackcheck:rootfs:bookworm"] == "sha256:" + "1" * 64
     assert "file:images/cpu-small/Dockerfile" in found.dependencies
+    assert found.dependencies["file:matrix.yaml"] == CPU.matrix_digest
     assert found.started is not None
     assert found.started <= found.finished
 
@@ -254,7 +254,7 @@ def test_the_second_builder_waits_and_says_for_whom(tmp_path: Path) -> None:
 def test_a_base_takes_no_names_that_could_be_options(
     suite: str, packages: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be one"):
+    with pytest.raises(ConfigurationError, match="invalid name of a suite or package"):
         bootstrap.bootstrap(suite, packages, tmp_path, report=print)
 
 

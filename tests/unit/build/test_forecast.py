@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_checkout import (  # noqa: F401  # fixtures among them
-    CPU_STACK,
-    FakeEngine,
-    call,
-    fake_engine,
-    own_home,
-    small_checkout,
-)
-from small_images import no_disk_flushes  # noqa: F401  # a fixture
+from small_checkout import CPU_STACK, FakeEngine, call
 from stackcheck.build import bootstrap, build
 from stackcheck.build.wheels import wheel_cache
 from stackcheck.engine.buildx import BakeResult
@@ -23,55 +15,60 @@ from stackcheck.engine.buildx import BakeResult
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+
 Capsys = pytest.CaptureFixture[str]
 UNLOCKED = "rocm7.14.1-*"
 
 
 @pytest.fixture
-def made_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_base(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry run finds the base that the build made."""
-    base = bootstrap.bootstrap("bookworm", (), None)  # the stand-in of small_checkout
+    base = bootstrap.bootstrap("bookworm", (), small_checkout)  # the stand-in of that checkout
     monkeypatch.setattr(bootstrap, "load", lambda *_a, **_k: base)
 
 
-def test_without_a_base_no_key_is_known_and_none_is_made_up(engine: FakeEngine, capsys: Capsys) -> None:
+def test_without_a_base_no_key_is_known_and_none_is_made_up(fake_engine: FakeEngine, capsys: Capsys) -> None:
     done = call(capsys, "build", CPU_STACK, "--dry-run")
     assert done.code == 0
     assert done.out == f"{CPU_STACK}: build (its base is not made yet, so no key is known)\n"
-    assert engine.builds == []
+    assert fake_engine.builds == []
 
 
 @pytest.mark.usefixtures("made_base")
-def test_a_plan_names_stages_keys_and_where_each_would_come_from(engine: FakeEngine, capsys: Capsys) -> None:
+def test_a_plan_names_stages_keys_and_where_each_would_come_from(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
     done = call(capsys, "build", CPU_STACK, "--dry-run")
     rows = [line.split() for line in done.out.splitlines()[1:]]
     assert [(row[0], row[2]) for row in rows] == [("base", "built"), ("wheels", "built"), ("final", "built")]
     assert call(capsys, "build", CPU_STACK).code == 0
-    recorded = build.load_image(next(iter(engine_folder(engine).glob("image.json")))).stages
+    recorded = build.load_image(next(iter(engine_folder(fake_engine).glob("image.json")))).stages
     assert [use.key[:12] for use in recorded] == [row[1] for row in rows]
     kept = call(capsys, "build", CPU_STACK, "--dry-run")
     assert kept.out.startswith(f"{CPU_STACK}: keep (nothing changed, as long as the engine is fake 1")
     again = call(capsys, "build", CPU_STACK, "--dry-run", "--no-cache")
     assert again.out == done.out
-    assert len(engine.builds) == 1
+    assert len(fake_engine.builds) == 1
 
 
-def engine_folder(engine: FakeEngine) -> Path:
+def engine_folder(fake_engine: FakeEngine) -> Path:
     from pathlib import Path
 
-    context = next(iter(engine.builds[0]["target"].values()))["context"]
+    context = next(iter(fake_engine.builds[0]["target"].values()))["context"]
     return Path(context).parent
 
 
 @pytest.mark.usefixtures("made_base")
 def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     capsys: Capsys,
 ) -> None:
     call(capsys, "build", CPU_STACK)
-    path = checkout / "images" / CPU_STACK / "Dockerfile"
+    path = small_checkout / "images" / "parts" / "final.j2"
     path.write_text(path.read_text().replace('CMD ["python"]', 'CMD ["python3"]'))
+    assert call(capsys, "render", CPU_STACK).code == 0
     done = call(capsys, "build", CPU_STACK, "--dry-run", "--json")
     (row,) = json.loads(done.out)
     assert [stage["from"] for stage in row["stages"]] == [
@@ -82,7 +79,7 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
 
 @pytest.mark.parametrize("verb", ["build", "images"])
 def test_a_dry_run_says_what_would_be_refused_and_ends_like_it(
-    engine: FakeEngine,  # noqa: ARG001
+    fake_engine: FakeEngine,  # noqa: ARG001
     capsys: Capsys,
     verb: str,
 ) -> None:
@@ -95,7 +92,7 @@ def test_a_dry_run_says_what_would_be_refused_and_ends_like_it(
 
 @pytest.mark.usefixtures("made_base")
 def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
-    engine: FakeEngine, tmp_path: Path, capsys: Capsys
+    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
 ) -> None:
     (tmp_path / "empty").mkdir()
     for options in (["--dry-run"], []):
@@ -104,13 +101,13 @@ def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
         said = done.out + done.err
         assert "torch==2.13.0+cpu" in said
         assert "on a machine with network: pip download" in said
-    assert engine.builds == []
+    assert fake_engine.builds == []
 
 
 @pytest.mark.usefixtures("made_base")
 @pytest.mark.parametrize("verb", ["build", "images"])
 def test_a_folder_of_wheels_that_is_not_there_is_exit_2_also_when_nothing_changed(
-    engine: FakeEngine, tmp_path: Path, capsys: Capsys, verb: str
+    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys, verb: str
 ) -> None:
     assert call(capsys, "build", CPU_STACK).code == 0
     for options in (["--dry-run"], []):
@@ -119,34 +116,34 @@ def test_a_folder_of_wheels_that_is_not_there_is_exit_2_also_when_nothing_change
         assert done.code == 2
         assert "there is no such folder of wheels" in said
         assert f"where: {tmp_path / 'nowhere'}" in said
-    assert (len(engine.builds), engine.runs) == (1, [])
+    assert (len(fake_engine.builds), fake_engine.runs) == (1, [])
 
 
 def test_images_takes_the_same_options_to_the_build(
-    engine: FakeEngine, tmp_path: Path, capsys: Capsys
+    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
 ) -> None:
     (tmp_path / "empty").mkdir()
     done = call(capsys, "images", CPU_STACK, "--wheelhouse", tmp_path / "empty", "--json")
     assert done.code == 5
     (row,) = json.loads(done.out)
-    assert (row["state"], engine.builds) == ("not built", [])
+    assert (row["state"], fake_engine.builds) == ("not built", [])
     assert call(capsys, "images", CPU_STACK, "--no-cache").code == 0
-    assert all(target["no-cache"] for target in engine.builds[0]["target"].values())
+    assert all(target["no-cache"] for target in fake_engine.builds[0]["target"].values())
 
 
 def test_another_platform_than_the_hosts_is_never_the_hosts(
-    engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+    fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stackcheck.build.platforms.native", lambda: "linux/amd64")
     done = call(capsys, "build", CPU_STACK, "--platform", "linux/arm64")
     assert done.code == 5
     assert "linux/arm64" in done.err
-    assert engine.builds == []
+    assert fake_engine.builds == []
     assert call(capsys, "build", CPU_STACK, "--platform", "linux/s390x").code == 2
 
 
 def test_one_line_and_the_json_say_what_was_built_and_what_was_saved(
-    engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+    fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = FakeEngine.bake
 
@@ -166,7 +163,7 @@ def test_one_line_and_the_json_say_what_was_built_and_what_was_saved(
     ]
     assert "stages: 1 built, 2 reused (2 in the engine's cache); 0.0 MB saved" in done.err
     assert row["shared_bytes"] == 0
-    assert len(engine.builds) == 1
+    assert len(fake_engine.builds) == 1
 
 
 def done_targets(definition: object) -> list[str]:
@@ -175,15 +172,14 @@ def done_targets(definition: object) -> list[str]:
 
 
 def test_bytes_that_layers_share_are_counted_once(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     capsys: Capsys,
 ) -> None:
     call(capsys, "build", CPU_STACK)
-    image = build.load_image(checkout / "build" / CPU_STACK / "image.json")
+    image = build.load_image(small_checkout / "build" / CPU_STACK / "image.json")
     assert build.shared_bytes(image, ()) == 0
     assert build.shared_bytes(image, (image, image)) == image.size_bytes > 0
-    assert build.stored_bytes((image, image)) == image.size_bytes
 
 
 def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
@@ -203,6 +199,7 @@ def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
 def test_the_help_says_what_each_option_is_when_left_out(capsys: Capsys, verb: str) -> None:
     """Brackets would be markup, and vanish."""
     said = " ".join(call(capsys, verb, "--help").out.replace("│", " ").split())
-    assert "this host's own" in said
-    assert f"(default: ${wheel_cache.VARIABLE}, or the user's cache folder)" in said
-    assert ("(default: matrix.yaml's)" in said, "made on first use)" in said) == ((verb == "images"),) * 2
+    assert "[default: (this host's platform)]" in said
+    assert f"[default: (${wheel_cache.VARIABLE}, else the user's cache folder)]" in said
+    whole = verb == "images"
+    assert ("[default: (`publish` in matrix.yaml)]" in said, "made on first use)" in said) == (whole, whole)

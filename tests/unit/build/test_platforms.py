@@ -10,8 +10,8 @@ from stackcheck.build import platforms
 from stackcheck.errors import ConfigurationError
 from stackcheck.recipe import requirements
 
-AMD64 = platforms.Target(platform="linux/amd64", python="3.11", glibc=36)
-ARM64 = platforms.Target(platform="linux/arm64", python="3.12", glibc=39)
+AMD64 = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
+ARM64 = platforms.InstallTarget(platform="linux/arm64", python="3.12", glibc=39)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ bare==3
 
 
 def test_a_lock_is_read_with_hashes_extras_and_markers() -> None:
-    torch, lib, bare = requirements.read(LOCK)
+    torch, lib, bare = requirements.read_packages(LOCK)
     assert (str(torch), torch.hashes) == ("torch==2.13.0+cpu", frozenset({"a" * 64, "b" * 64}))
     assert (str(lib), lib.hashes) == ("my-lib==1.0", frozenset({"c" * 64}))
     assert (str(bare), bare.hashes) == ("bare==3", frozenset())
@@ -74,7 +74,9 @@ def test_a_lock_is_read_with_hashes_extras_and_markers() -> None:
 
 
 def test_an_instruction_that_pins_by_hash_is_read_too() -> None:
-    (found,) = requirements.read(f"RUN echo 'flash-attn==2.8.3 --hash=sha256:{'d' * 64}' > flash-attn.txt")
+    (found,) = requirements.read_packages(
+        f"RUN echo 'flash-attn==2.8.3 --hash=sha256:{'d' * 64}' > flash-attn.txt"
+    )
     assert (found.name, found.hashes) == ("flash-attn", frozenset({"d" * 64}))
     assert found.is_of("flash_attn-2.8.3.tar.gz")
     assert not found.is_of("flash_attn-2.8.4.tar.gz")

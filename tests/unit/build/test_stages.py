@@ -46,7 +46,7 @@ COPY --from=wheels /opt /opt
 
 
 def read(text: str = DOCKERFILE, platform: str = "linux/amd64", **changes: str) -> dict[str, stages.Stage]:
-    found = stages.read(text, {**FILES, **changes}, platform=platform)
+    found = stages.read_stages(text, {**FILES, **changes}, platform=platform)
     return {stage.name: stage for stage in found}
 
 
@@ -95,23 +95,25 @@ def test_a_stage_of_nothing_but_handed_over_files_is_known() -> None:
 
 def test_here_documents_belong_to_their_instruction() -> None:
     text = "FROM scratch AS a\nRUN <<EOF\n# kept: it is no comment here\nFROM b\nEOF\nRUN true\n"
-    (stage,) = stages.read(text, {}, platform="linux/amd64")
+    (stage,) = stages.read_stages(text, {}, platform="linux/amd64")
     assert stage.instructions == ("RUN <<EOF\n# kept: it is no comment here\nFROM b\nEOF", "RUN true")
 
 
 @pytest.mark.parametrize("source", ["none.txt", "folder/", "*.toml"])
 def test_a_file_that_is_not_there_is_named(source: str) -> None:
     with pytest.raises(BuildError, match="not in its folder") as caught:
-        stages.read(f"FROM scratch\nCOPY {source} /\n", FILES, platform="linux/amd64")
+        stages.read_stages(f"FROM scratch\nCOPY {source} /\n", FILES, platform="linux/amd64")
     assert source in str(caught.value)
 
 
 def test_folders_patterns_and_bind_mounts_name_their_files() -> None:
     files = {"src/a.py": "1", "src/b/c.py": "2", "x.lock": "3", "y.lock": "4"}
     text = 'FROM scratch\nCOPY src /s\nADD ["x.lock", "/"]\nCOPY --chmod=644 *.lock /l/\n'
-    (stage,) = stages.read(text, files, platform="linux/amd64")
+    (stage,) = stages.read_stages(text, files, platform="linux/amd64")
     assert stage.files == ("src/a.py", "src/b/c.py", "x.lock", "y.lock")
-    (stage,) = stages.read("FROM scratch\nRUN --mount=source=src,target=/s true\n", files, platform="p")
+    (stage,) = stages.read_stages(
+        "FROM scratch\nRUN --mount=source=src,target=/s true\n", files, platform="p"
+    )
     assert stage.files == ("src/a.py", "src/b/c.py")
 
 
@@ -121,7 +123,7 @@ def test_every_committed_dockerfile_is_understood() -> None:
         others = ("rootfs.tar", "stack.json", "pins.json")
         locks = ("requirements.lock", "toolchain.lock", "flash-attn.lock", "transformer-engine-torch.lock")
         files = dict.fromkeys((*others, *locks), "sha256:0")
-        found = stages.read(path.read_text(encoding="utf-8"), files, platform="linux/amd64")
+        found = stages.read_stages(path.read_text(encoding="utf-8"), files, platform="linux/amd64")
         assert found[-1].name == "final"
         names |= {stage.name for stage in found}
     assert {"base", "wheels", "final"} <= names

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import result_files
 from small_images import NOW, STACK_ID, certify, make_image, new_key
-from stackcheck.certificate import keys, predicates
+from stackcheck.certificate import keys, predicates, signing
 from stackcheck.certificate.statement import (
     PROVENANCE,
     SBOM,
@@ -174,7 +174,7 @@ def test_a_signed_payload_that_is_no_statement_is_refused(
         open_envelope(body, key.public_key())
 
 
-def test_a_revocation_is_later_than_what_it_withdraws_even_when_the_clock_is_behind(
+def test_a_revocation_is_later_than_what_it_revokes_even_when_the_clock_is_behind(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
     passed = certify(image, key)[-1].statement
@@ -182,6 +182,18 @@ def test_a_revocation_is_later_than_what_it_withdraws_even_when_the_clock_is_beh
     assert time_verified(failed) > time_verified(passed)
     assert (status(failed), facts(failed)["reasons"]) == ("FAILED", ["NaN"])
     assert newest([failed, passed]) == failed
+
+
+def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_next_command(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey, tmp_path: Path
+) -> None:
+    path = tmp_path / "some-stack" / "statements" / "0.dsse.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(certify(image, key)[0].body)
+    with pytest.raises(CertificateError, match="not signed with the expected key") as refused:
+        signing.load_signed(tmp_path / "some-stack", tmp_path / "other.key")
+    assert refused.value.where == str(path)
+    assert "stackcheck certify some-stack" in str(refused.value.next_step)
 
 
 def test_at_the_same_moment_failed_counts(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:

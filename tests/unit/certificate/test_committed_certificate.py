@@ -1,4 +1,4 @@
-"""The certificate from real GPUs that docs/results holds is one: signed, of one run, and judged PASSED."""
+"""The certificate from real GPUs in docs/results is valid: signed, of one run, and judged PASSED."""
 
 from __future__ import annotations
 

@@ -9,17 +9,8 @@ from unittest import mock
 
 import pytest
 
-from small_images import (  # noqa: F401  # a fixture
-    NOW,
-    STACK_ID,
-    SmallImage,
-    certify,
-    make_image,
-    new_key,
-    no_disk_flushes,
-    quiet,
-)
-from small_target import HOUR, World, refused, world_of_one_target  # noqa: F401  # a fixture
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import attachments, publish
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import tags
@@ -29,35 +20,37 @@ from stackcheck.oci.layout import OciLayout
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
-def test_what_was_tested_is_what_is_published_under_both_tags(world: World) -> None:
-    image = world.image(b"first")
-    done = world.publish(image)
+
+def test_what_was_tested_is_what_is_published_under_both_tags(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    done = publisher.publish(image)
     today = dt.datetime.now(dt.UTC).strftime("%Y%m%d")
     assert done.digest == image.manifest_digest
     unique = f"{STACK_ID}-{today}-1.{image.manifest_digest[7:15]}"
-    assert world.tags() == {STACK_ID: image.manifest_digest, unique: image.manifest_digest}
-    assert world.verify().config_digest == image.config_digest
+    assert publisher.tags() == {STACK_ID: image.manifest_digest, unique: image.manifest_digest}
+    assert publisher.verify().config_digest == image.config_digest
 
 
-def test_the_next_image_gets_the_next_number_and_the_floating_tag(world: World) -> None:
-    first, second = world.image(b"first"), world.image(b"second")
-    one, two = world.publish(first), world.publish(second)
+def test_the_next_image_gets_the_next_number_and_the_floating_tag(publisher: Publisher) -> None:
+    first, second = publisher.image(b"first"), publisher.image(b"second")
+    one, two = publisher.publish(first), publisher.publish(second)
     assert f"-2.{second.manifest_digest[7:15]}" in str(two.unique)
-    assert world.tags()[STACK_ID] == second.manifest_digest
-    assert world.verify(str(one.unique)).digest == first.manifest_digest
+    assert publisher.tags()[STACK_ID] == second.manifest_digest
+    assert publisher.verify(str(one.unique)).digest == first.manifest_digest
 
 
-def test_a_renewed_certificate_keeps_the_unique_tag(world: World) -> None:
-    image = world.image(b"first")
-    assert world.publish(image).unique == world.publish(image, now=NOW + HOUR).unique
-    assert world.verify().verified_at == NOW + HOUR
+def test_a_renewed_certificate_keeps_the_unique_tag(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    assert publisher.publish(image).unique == publisher.publish(image, now=NOW + HOUR).unique
+    assert publisher.verify().verified_at == NOW + HOUR
 
 
-def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(world: World) -> None:
-    image = world.image(b"first")
-    world.publish(image)
-    store = OciLayout(world.folder / "dist")
+def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    publisher.publish(image)
+    store = OciLayout(publisher.folder / "dist")
     legacy = store.read_manifest(attachments.legacy_tag(image.manifest_digest))
     assert [
         layer.annotations["dev.cosignproject.cosign/signature"] for layer in legacy.descriptors("layers")
@@ -75,32 +68,32 @@ def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(world: World
         assert document["subject"]["digest"] == image.manifest_digest
 
 
-def test_a_failed_image_is_refused_and_leaves_no_tag(world: World) -> None:
-    refused(world, world.image(b"first"), outcome="failed")
-    assert world.tags() == {}
+def test_a_failed_image_is_refused_and_leaves_no_tag(publisher: Publisher) -> None:
+    refused(publisher, publisher.image(b"first"), outcome="failed")
+    assert publisher.tags() == {}
 
 
-def test_another_images_certificate_is_refused(world: World) -> None:
-    first, second = world.image(b"first"), world.image(b"second")
-    refused(world, second, envelopes=certify(first, world.key))
-    assert world.tags() == {}
+def test_another_images_certificate_is_refused(publisher: Publisher) -> None:
+    first, second = publisher.image(b"first"), publisher.image(b"second")
+    refused(publisher, second, envelopes=certify(first, publisher.key))
+    assert publisher.tags() == {}
 
 
-def test_a_certificate_for_this_manifest_but_another_config_is_refused(world: World) -> None:
-    image = world.image(b"first")
+def test_a_certificate_for_this_manifest_but_another_config_is_refused(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
     other = SmallImage(image.layout, image.manifest_digest, "sha256:" + "e" * 64)
-    refused(world, image, envelopes=certify(other, world.key))
+    refused(publisher, image, envelopes=certify(other, publisher.key))
 
 
-def test_an_image_without_certificate_is_refused(world: World) -> None:
-    image = world.image(b"first")
-    assert "no certificate" in refused(world, image, envelopes=certify(image, world.key)[:-1]).what
+def test_an_image_without_certificate_is_refused(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    assert "no certificate" in refused(publisher, image, envelopes=certify(image, publisher.key)[:-1]).what
 
 
-def test_a_certificate_of_another_key_is_refused(world: World) -> None:
-    image = world.image(b"first")
-    refused(world, image, envelopes=certify(image, new_key()))
-    assert world.tags() == {}
+def test_a_certificate_of_another_key_is_refused(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    refused(publisher, image, envelopes=certify(image, new_key()))
+    assert publisher.tags() == {}
 
 
 CALLS = (
@@ -131,24 +124,24 @@ class Failing:
         return call
 
 
-def publish_to(store: Any, world: World, image: SmallImage) -> None:
+def publish_to(store: Any, publisher: Publisher, image: SmallImage) -> None:
     source = OciLayout(image.layout)
-    publish.release(
+    publish.copy_and_tag(
         source,
         source.only_manifest(),
-        certify(image, world.key, now=NOW + HOUR),
+        certify(image, publisher.key, now=NOW + HOUR),
         store,
         tag=STACK_ID,
-        public_key=world.key.public_key(),
+        public_key=publisher.key.public_key(),
         report=quiet,
     )
 
 
 def calls_of_a_publication(folder: Path) -> int:
-    world = World(folder)
-    world.publish(world.image(b"first"))
+    publisher = Publisher(folder)
+    publisher.publish(publisher.image(b"first"))
     counting = Failing(OciLayout(folder / "dist"), 0)
-    publish_to(counting, world, world.image(b"second"))
+    publish_to(counting, publisher, publisher.image(b"second"))
     return -counting.left
 
 
@@ -158,19 +151,19 @@ def test_a_failure_at_any_call_leaves_the_old_tag_on_the_old_digest_and_the_next
     calls = calls_of_a_publication(tmp_path / "count")
     assert calls > 30
     for n in range(1, calls + 1):
-        world = World(tmp_path / str(n))
-        first, second = world.image(b"first"), world.image(b"second")
-        world.publish(first)
+        publisher = Publisher(tmp_path / str(n))
+        first, second = publisher.image(b"first"), publisher.image(b"second")
+        publisher.publish(first)
         with pytest.raises(RegistryError, match="planted"):
-            publish_to(Failing(OciLayout(world.folder / "dist"), n), world, second)
-        assert world.tags()[STACK_ID] == first.manifest_digest, f"call {n}"
-        assert world.verify().digest == first.manifest_digest
-        publish_to(OciLayout(world.folder / "dist"), world, second)
-        assert world.verify().digest == second.manifest_digest
+            publish_to(Failing(OciLayout(publisher.folder / "dist"), n), publisher, second)
+        assert publisher.tags()[STACK_ID] == first.manifest_digest, f"call {n}"
+        assert publisher.verify().digest == first.manifest_digest
+        publish_to(OciLayout(publisher.folder / "dist"), publisher, second)
+        assert publisher.verify().digest == second.manifest_digest
 
 
-def test_the_floating_tag_is_the_last_thing_that_is_written(world: World) -> None:
-    world.publish(world.image(b"first"))
+def test_the_floating_tag_is_the_last_thing_that_is_written(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"first"))
     written: list[tuple[str, str]] = []
 
     class Watching(Failing):
@@ -180,41 +173,43 @@ def test_the_floating_tag_is_the_last_thing_that_is_written(world: World) -> Non
                 return found
             return lambda *arguments: (written.append((name, str(arguments[-1]))), found(*arguments))[1]
 
-    publish_to(Watching(OciLayout(world.folder / "dist"), 0), world, world.image(b"second"))
+    publish_to(Watching(OciLayout(publisher.folder / "dist"), 0), publisher, publisher.image(b"second"))
     assert written[-1] == ("write_manifest", STACK_ID)
 
 
-def test_promotion_keeps_the_digest_and_brings_both_forms(world: World) -> None:
-    image = world.image(b"first")
-    world.publish(image)
-    other = f"oci:{world.folder / 'other'}"
+def test_promotion_keeps_the_digest_and_brings_both_forms(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    publisher.publish(image)
+    other = f"oci:{publisher.folder / 'other'}"
     done = publish.promote(
-        world.reference, target=other, public_key=world.key.public_key(), report=quiet, now=NOW
+        publisher.reference, target=other, public_key=publisher.key.public_key(), report=quiet, now=NOW
     )
     assert done.digest == image.manifest_digest
-    assert world.verify(f"{other}:{STACK_ID}").digest == image.manifest_digest
-    names = OciLayout(world.folder / "other").tags()
+    assert publisher.verify(f"{other}:{STACK_ID}").digest == image.manifest_digest
+    names = OciLayout(publisher.folder / "other").tags()
     assert attachments.legacy_tag(image.manifest_digest) in names
     assert sum(name.startswith("cert-") for name in names) == 4
 
 
-def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other(world: World) -> None:
-    first, second = world.image(b"first"), world.image(b"second")
+def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other(
+    publisher: Publisher,
+) -> None:
+    first, second = publisher.image(b"first"), publisher.image(b"second")
     original, others = OciLayout.write_manifest, [second]
-    with OciLayout(world.folder / "dist").writing(quiet):
+    with OciLayout(publisher.folder / "dist").writing(quiet):
         pass  # makes the layout
 
     def interrupted(store: OciLayout, manifest: Manifest, name: str) -> bool:
         if tags.is_unique(name) and others:  # a registry has no lock, so another host may publish now
-            world.publish(others.pop())
+            publisher.publish(others.pop())
         return original(store, manifest, name)
 
     with (
         mock.patch.object(OciLayout, "write_manifest", interrupted),
         mock.patch.object(OciLayout, "writing", return_value=contextlib.nullcontext()),
     ):
-        one = world.publish(first)
-    unique = {name: digest for name, digest in world.tags().items() if tags.is_unique(name)}
+        one = publisher.publish(first)
+    unique = {name: digest for name, digest in publisher.tags().items() if tags.is_unique(name)}
     assert sorted(unique.values()) == sorted([first.manifest_digest, second.manifest_digest])
     assert unique[str(one.unique.tag)] == first.manifest_digest
 
@@ -227,41 +222,43 @@ def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other
         (None, STACK_ID),
     ],
 )
-def test_no_image_is_published_under_the_tag_of_another(world: World, stack_id: str | None, tag: str) -> None:
-    image = make_image(world.folder / "image", stack_id=stack_id)
-    with pytest.raises(PublishError, match="the tag is not that of the image's stack"):
+def test_no_image_is_published_under_the_tag_of_another(
+    publisher: Publisher, stack_id: str | None, tag: str
+) -> None:
+    image = make_image(publisher.folder / "image", stack_id=stack_id)
+    with pytest.raises(PublishError, match="the tag does not belong to the image's stack"):
         publish.publish(
             image.layout,
             tag=tag,
-            envelopes=certify(image, world.key),
-            target=world.target,
-            public_key=world.key.public_key(),
+            envelopes=certify(image, publisher.key),
+            target=publisher.target,
+            public_key=publisher.key.public_key(),
             report=quiet,
         )
 
 
-def test_a_certificate_from_the_future_is_not_published(world: World) -> None:
+def test_a_certificate_from_the_future_is_not_published(publisher: Publisher) -> None:
     ahead = dt.datetime.now(dt.UTC) + HOUR
-    assert "from the future" in refused(world, world.image(b"first"), now=ahead).what
+    assert "from the future" in refused(publisher, publisher.image(b"first"), now=ahead).what
 
 
-def test_a_certificate_that_nobody_would_accept_is_not_promoted(world: World) -> None:
-    world.publish(world.image(b"first"))
+def test_a_certificate_that_nobody_would_accept_is_not_promoted(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"first"))
     with pytest.raises(PublishError, match="too old to be promoted"):
         publish.promote(
-            world.reference,
-            target=f"oci:{world.folder / 'other'}",
-            public_key=world.key.public_key(),
+            publisher.reference,
+            target=f"oci:{publisher.folder / 'other'}",
+            public_key=publisher.key.public_key(),
             report=quiet,
             now=NOW + dt.timedelta(days=31),
         )
 
 
-def test_a_tag_that_was_moved_to_another_stack_s_certified_image_is_refused(world: World) -> None:
-    world.publish(world.image(b"first"))
-    store, other = OciLayout(world.folder / "dist"), "cpu-torch2.4.1-py3.10-debian12"
+def test_a_tag_that_was_moved_to_another_stack_s_certified_image_is_refused(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"first"))
+    store, other = OciLayout(publisher.folder / "dist"), "cpu-torch2.4.1-py3.10-debian12"
     store.write_manifest(store.read_manifest(STACK_ID), other)
-    with pytest.raises(CertificateError, match="the tag names another image") as caught:
-        world.verify(f"{world.target}:{other}")
+    with pytest.raises(CertificateError, match="different stack than the tag names") as caught:
+        publisher.verify(f"{publisher.target}:{other}")
     digest = str(caught.value.next_step).rpartition(": ")[2]
-    assert world.verify(digest).stack_id == STACK_ID
+    assert publisher.verify(digest).stack_id == STACK_ID

@@ -1,4 +1,4 @@
-"""The engine gets exactly the image that was verified, and a command in it sees what it was given."""
+"""The engine gets exactly the verified image, and a command in it sees only what was mounted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from small_dist import (  # noqa: F401  # fixtures among them
-    image_of_a_few_kilobytes,
-    layout_with_that_image,
-    verified,
-)
-from small_images import STACK_ID, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from small_dist import verified
+from small_images import STACK_ID, quiet
 from stackcheck.certificate import pull
 from stackcheck.errors import CertificateError, EngineError
 from stackcheck.oci.layout import OciLayout
@@ -20,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from small_images import SmallImage
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 
 class FakeEngine:

@@ -87,8 +87,8 @@ def test_compat_check_names_planted_contradictions_in_pairs_and_exits_2(checkout
     )
     done = _run("compat", "check", root=checkout)
     assert done.returncode == 2
-    assert "R5-gfx950-rocm and R5-planted ask for different values of rocm" in done.stderr
-    assert "R1-planted and R1-upstream-rocm[2.13.0] ask" in done.stderr
+    assert "R5-gfx950-rocm and R5-planted require different values of rocm" in done.stderr
+    assert "R1-planted and R1-upstream-rocm[2.13.0] require" in done.stderr
     told = json.loads(_run("compat", "check", "--json", root=checkout).stdout)
     assert ["R5-gfx950-rocm", "R5-planted", "rocm"] in told["contradictions"]
 

@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_checkout import (  # noqa: F401  # fixtures among them
-    CPU_STACK,
-    FOREIGN,
-    FakeEngine,
-    call,
-    fake_engine,
-    own_home,
-    small_checkout,
-)
-from small_images import no_disk_flushes  # noqa: F401  # a fixture
+from small_checkout import CPU_STACK, FOREIGN, FakeEngine, call
 from stackcheck.oci import tags
 from stackcheck.oci.store import is_tag
 from stackcheck.oci.tags import label
@@ -23,20 +14,22 @@ from stackcheck.oci.tags import label
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+
 Capsys = pytest.CaptureFixture[str]
 VERBS = ["build", "images", "test", "certify", "publish", "export", "lock", "render", "list", "outdated"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_stack_that_is_not_there_is_exit_3_and_leads_to_the_list(
-    engine: FakeEngine, capsys: Capsys, verb: str
+    fake_engine: FakeEngine, capsys: Capsys, verb: str
 ) -> None:
     dry = [["--dry-run"]] if verb not in {"list", "outdated"} else []
     for options in ([], *dry):
         done = call(capsys, verb, "nope", *options)
         assert (done.code, done.out) == (3, "")
         assert done.err.endswith("next: stackcheck list\n")
-    assert engine.builds == []
+    assert fake_engine.builds == []
 
 
 def test_explain_leads_to_the_list_too(capsys: Capsys) -> None:
@@ -49,7 +42,7 @@ def test_explain_leads_to_the_list_too(capsys: Capsys) -> None:
 
 @pytest.mark.parametrize("verb", ["publish", "export"])
 def test_what_is_not_made_yet_leads_to_the_verb_that_makes_it(
-    engine: FakeEngine,  # noqa: ARG001
+    fake_engine: FakeEngine,  # noqa: ARG001
     capsys: Capsys,
     verb: str,
 ) -> None:
@@ -62,9 +55,9 @@ def test_what_is_not_made_yet_leads_to_the_verb_that_makes_it(
     assert f"next: stackcheck test {FOREIGN}\n" in done.err
 
 
-def test_an_image_outlives_its_stack(engine: FakeEngine, checkout: Path, capsys: Capsys) -> None:  # noqa: ARG001
+def test_an_image_outlives_its_stack(fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys) -> None:  # noqa: ARG001
     call(capsys, "build", CPU_STACK)
-    (checkout / "matrix.yaml").unlink()
+    (small_checkout / "matrix.yaml").unlink()
     assert call(capsys, "export", CPU_STACK, "--dry-run").code == 0
 
 

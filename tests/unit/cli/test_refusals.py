@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_checkout import ROOT, call
-from small_images import STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from small_images import STACK_ID, certify, make_image, new_key, quiet
 from stackcheck import cli
 from stackcheck.certificate import keys, publish
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     from small_checkout import Done
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 ASSETS = ROOT / "tests" / "unit" / "assets" / "yaml"
 NOW = dt.datetime.now(dt.UTC)
@@ -80,7 +82,7 @@ def test_a_stack_id_that_stands_twice_is_exit_2_with_both_places(checkout: Path,
     done = call(capsys, "list", "--root", checkout)
     assert done.code == 2
     assert "stacks[1]" in done.err
-    assert "stands already at stacks[0]" in done.err
+    assert "is already at stacks[0]" in done.err
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ASSETS.iterdir()))

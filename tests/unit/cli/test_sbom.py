@@ -7,26 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_checkout import (  # noqa: F401  # fixtures among them
-    CPU_STACK,
-    FakeEngine,
-    call,
-    fake_engine,
-    own_home,
-    small_checkout,
-)
-from small_images import no_disk_flushes  # noqa: F401  # a fixture
+from small_checkout import CPU_STACK, FakeEngine, call
 from stackcheck.certificate import keys
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+
 Capsys = pytest.CaptureFixture[str]
 REFERENCE = f"oci:dist:{CPU_STACK}"
 
 
-def test_the_list_of_packages_is_printed_from_what_was_published(engine: FakeEngine, capsys: Capsys) -> None:
-    engine.inventory[:0] = [
+def test_the_list_of_packages_is_printed_from_what_was_published(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.inventory[:0] = [
         {"kind": "python", "place": "/x/a.dist-info", "head": "Name: a\nVersion: 1\nLicense-Expression: MIT"}
     ]
     assert call(capsys, "images").code == 0
@@ -40,21 +36,21 @@ def test_the_list_of_packages_is_printed_from_what_was_published(engine: FakeEng
 
 
 def test_the_json_is_the_document_that_was_signed(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     capsys: Capsys,
 ) -> None:
     call(capsys, "images")
     done = call(capsys, "sbom", REFERENCE, "--json")
     assert done.code == 0
-    kept = json.loads((checkout / "build" / CPU_STACK / "sbom.json").read_text())
+    kept = json.loads((small_checkout / "build" / CPU_STACK / "sbom.json").read_text())
     assert json.loads(done.out) == kept
     assert kept["bomFormat"] == "CycloneDX"
 
 
 def test_another_key_an_unknown_tag_and_a_changed_byte_are_refused(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     tmp_path: Path,
     capsys: Capsys,
 ) -> None:
@@ -62,7 +58,7 @@ def test_another_key_an_unknown_tag_and_a_changed_byte_are_refused(
     keys.load_or_create(tmp_path / "other.pem")
     assert call(capsys, "sbom", REFERENCE, "--key", tmp_path / "other.pem").code == 7
     assert call(capsys, "sbom", "oci:dist:unknown").code == 7
-    for path in (checkout / "dist" / "blobs" / "sha256").iterdir():
+    for path in (small_checkout / "dist" / "blobs" / "sha256").iterdir():
         body = path.read_bytes()
         if b"dsseEnvelope" in body:
             path.write_bytes(body[:-1] + b" ")
@@ -70,21 +66,21 @@ def test_another_key_an_unknown_tag_and_a_changed_byte_are_refused(
 
 
 def test_an_export_can_be_asked_what_it_would_do_and_answers_machines(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     capsys: Capsys,
 ) -> None:
     call(capsys, "build", CPU_STACK)
     done = call(capsys, "export", CPU_STACK, "--dry-run")
     assert done.code == 0
     assert f"write {CPU_STACK}.tar, 0.0 MB" in done.out
-    assert not (checkout / f"{CPU_STACK}.tar").exists()
+    assert not (small_checkout / f"{CPU_STACK}.tar").exists()
     done = call(capsys, "export", CPU_STACK, "--json")
     assert json.loads(done.out)["tar"] == f"{CPU_STACK}.tar"
-    assert (checkout / f"{CPU_STACK}.tar").exists()
+    assert (small_checkout / f"{CPU_STACK}.tar").exists()
 
 
-def test_what_was_not_built_cannot_be_exported(engine: FakeEngine, capsys: Capsys) -> None:  # noqa: ARG001
+def test_what_was_not_built_cannot_be_exported(fake_engine: FakeEngine, capsys: Capsys) -> None:  # noqa: ARG001
     done = call(capsys, "export", CPU_STACK)
     assert done.code == 2
     assert f"stackcheck build {CPU_STACK}" in done.err
@@ -92,13 +88,13 @@ def test_what_was_not_built_cannot_be_exported(engine: FakeEngine, capsys: Capsy
 
 @pytest.mark.parametrize("verb", ["export", "sbom"])
 def test_a_damaged_layout_is_no_traceback(
-    engine: FakeEngine,  # noqa: ARG001
-    checkout: Path,
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
     capsys: Capsys,
     verb: str,
 ) -> None:
     call(capsys, "images")
-    for layout in (checkout / "dist", checkout / "build" / CPU_STACK / "oci"):
+    for layout in (small_checkout / "dist", small_checkout / "build" / CPU_STACK / "oci"):
         (layout / "index.json").write_text("{")
     done = call(capsys, verb, REFERENCE if verb == "sbom" else CPU_STACK)
     assert done.code in {2, 7, 8}, done.err

@@ -140,4 +140,4 @@ def test_a_daemon_that_went_away_is_an_engine_error(monkeypatch) -> None:
 
 def test_a_build_without_end_is_called_that() -> None:
     log, _ = read(FAILED)
-    assert "within 5 s" in str(buildx._error(log, None, 5.0))
+    assert "at most 5 s" in str(buildx._error(log, None, 5.0))

@@ -28,8 +28,8 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_lacking_has_the_command_that_mends_it(tmp_path: Path) -> None:
     findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
     assert not findings["engine"].ok
-    assert findings["engine"].mend == "stackcheck doctor --fix"
-    assert findings["buildx"].mend == "stackcheck doctor --fix"
+    assert findings["engine"].fix == "stackcheck doctor --fix"
+    assert findings["buildx"].fix == "stackcheck doctor --fix"
     assert {"disk", "memory", "amd GPUs", "nvidia GPUs", "mmdebstrap"} <= set(findings)
 
 
@@ -42,10 +42,7 @@ def test_a_host_that_cannot_build_exits_with_4_and_still_lists_everything(tmp_pa
     assert names[0] == "engine"
 
 
-def test_an_unreachable_registry_is_not_needed_but_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "REGISTRY_TIMEOUT_S", 0.5)
+def test_an_unreachable_registry_is_not_needed_but_said(tmp_path: Path) -> None:
     finding = doctor.examine(tmp_path, ["127.0.0.1:9"])[-1]
     assert (finding.name, finding.ok, finding.needed) == ("registry 127.0.0.1:9", False, False)
 
@@ -54,4 +51,4 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(doctor, "DISK_NEEDED_BYTES", 10**18)
     finding = next(finding for finding in doctor.examine(tmp_path) if finding.name == "disk")
     assert not finding.ok
-    assert finding.mend == "docker builder prune"
+    assert finding.fix == "docker builder prune"

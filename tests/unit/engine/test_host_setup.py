@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def test_each_distribution_gives_its_own_packages(
 
 def test_an_unknown_distribution_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     release(monkeypatch, ID="plan9", PRETTY_NAME="Plan 9")
-    with pytest.raises(EngineError, match="not one that stackcheck can set up"):
+    with pytest.raises(EngineError, match="cannot set one up"):
         host_setup.recipe_for_host()
 
 
@@ -136,10 +137,13 @@ def dockerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return write
 
 
-def test_a_daemon_that_does_not_have_its_name_yet_is_waited_for(dockerd: Callable[[str], None]) -> None:
-    dockerd("(sleep 0.6; touch up) & exec sleep 2")
+def test_a_daemon_that_does_not_have_its_name_yet_is_waited_for(
+    dockerd: Callable[[str], None], tmp_path: Path
+) -> None:
+    dockerd("echo $$ > started; (sleep 0.6; touch up) & exec sleep 600")
     host_setup.start_daemon(lambda _: None)
     assert host_setup.daemon_pid() is None  # it goes by the name of sleep
+    os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
 
 
 def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(dockerd: Callable[[str], None]) -> None:

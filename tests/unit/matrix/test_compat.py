@@ -174,7 +174,7 @@ def test_contradicting_rules_are_named_in_pairs():
     [
         ({"source": "NOWHERE"}, "is not under `sources`"),
         ({"when": {"torhc": "1"}}, r"rules\[0\].when"),
-        ({"when": {"torch": ">>2"}}, "is no value, version or comparison"),
+        ({"when": {"torch": ">>2"}}, "is not a value, a version or a comparison"),
         ({"require": {}}, r"rules\[0\].require"),
         ({"because": ""}, r"rules\[0\].because"),
     ],

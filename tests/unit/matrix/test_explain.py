@@ -13,7 +13,7 @@ from stackcheck.matrix.query import parse_question
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load(ROOT / "images" / "compat.yaml")
-VALUE = yamlfile.read(ROOT / "matrix.yaml")
+VALUE = yamlfile.load(ROOT / "matrix.yaml")
 MATRIX = matrix.parse(VALUE)
 BLACKWELL = "cuda12.6-torch2.7.1-fa2.8.3-py3.12-ubuntu24.04"
 

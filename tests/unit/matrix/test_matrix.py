@@ -159,7 +159,7 @@ def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value: str):
 def test_two_stacks_of_one_id_are_refused():
     value = _changed()
     value["stacks"].append(value["stacks"][0])
-    with pytest.raises(ConfigurationError, match=r"stands already at stacks\[0\]"):
+    with pytest.raises(ConfigurationError, match=r"is already at stacks\[0\]"):
         expand.expand(matrix.parse(value))
 
 
@@ -168,7 +168,7 @@ def test_two_stacks_of_one_id_are_refused():
 )
 def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
     with pytest.raises(ConfigurationError):
-        yamlfile.read(Path(__file__).parents[1] / "assets" / "yaml" / name)
+        yamlfile.load(Path(__file__).parents[1] / "assets" / "yaml" / name)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
     [
         ("a: 1\nb: &x 2\n", "line 2, column 4", "an anchor or an alias"),
         ("a: 1\nb: *x\n", "line 2, column 4", "an anchor or an alias"),
-        ("a: {b: 1,\n b: 2}\n", "line 2, column 2", "the key 'b' stands twice"),
-        ("a: 1\n[b]: 2\n", "line 2, column 1", "a key that is no text"),
+        ("a: {b: 1,\n b: 2}\n", "line 2, column 2", "duplicate key 'b'"),
+        ("a: 1\n[b]: 2\n", "line 2, column 1", "a key that is not text"),
         ("a: 1\n---\na: 2\n", "line 2, column 1", "a second document begins here"),
         ("a: " + "[" * 20, "line 1, column 23", "nested too deeply"),
     ],

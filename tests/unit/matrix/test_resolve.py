@@ -18,7 +18,7 @@ SELF_BUILT = "cuda13.0-torch2.13.0-py3.11-debian12"
 
 
 def _resolved(**block: object) -> tuple[Stack, ...]:
-    value = yamlfile.read(ROOT / "matrix.yaml")
+    value = yamlfile.load(ROOT / "matrix.yaml")
     value["stacks"][8].update(block)
     return resolve.resolve(matrix.parse(value), RULES)
 
@@ -72,7 +72,7 @@ def test_a_driver_of_the_test_matrix_must_lie_in_its_window():
 
 
 def test_a_driver_that_a_runtime_sets_for_all_its_stacks_must_lie_in_their_windows():
-    value = yamlfile.read(ROOT / "matrix.yaml")
+    value = yamlfile.load(ROOT / "matrix.yaml")
     value["runtimes"]["cuda"]["tested_on"] = [{"device": "H200", "count": "8", "driver": "570.1"}]
     with pytest.raises(ConfigurationError, match=r"cuda13.* breaks R10-nvidia\[13\]"):
         resolve.resolve(matrix.parse(value), RULES)
@@ -125,7 +125,7 @@ def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path, text: str,
     folder.mkdir(parents=True)
     (folder / "pins.json").write_text(text)
     with pytest.raises(ConfigurationError) as caught:
-        pins.read(tmp_path)
+        pins.read_pins(tmp_path)
     assert re.search(place, str(caught.value))
 
 

@@ -100,7 +100,7 @@ def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
     with pytest.raises(IntegrityError):
         export.export(tmp_path / "oci", "stackcheck/x:1", other)
     path.unlink()
-    with pytest.raises(IntegrityError, match="not whole"):
+    with pytest.raises(IntegrityError, match="incomplete"):
         export.export(tmp_path / "oci", "stackcheck/x:1", other)
     assert [item.name for item in out.parent.iterdir()] == ["image.tar"]
 
@@ -111,7 +111,7 @@ def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
     digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
     layer = archive.read_json(tmp_path / "oci", digest)["layers"][1]["digest"]
     archive.blob(tmp_path / "oci", layer).unlink()
-    with pytest.raises(EngineError, match="not whole"), archive.stream(tmp_path / "oci", "a/b:1") as source:
+    with pytest.raises(EngineError, match="incomplete"), archive.stream(tmp_path / "oci", "a/b:1") as source:
         source.read()
 
 

@@ -69,7 +69,7 @@ def test_credentials_never_go_to_a_token_service_over_plain_http(
     challenge = {"WWW-Authenticate": 'Bearer realm="http://registry.example.org/token"'}
     with serving(lambda _: (401, challenge, b"")) as (host, _seen):
         login(tmp_path, host, monkeypatch)
-        with pytest.raises(RegistryError, match="plain http"):
+        with pytest.raises(RegistryError, match="insecure HTTP"):
             repository(host).tags()
 
 

@@ -1,4 +1,4 @@
-"""What a run of planted faults proves: recorded lines of tests/faults in, a verdict on the checks out."""
+"""What planted faults prove: recorded lines of tests/faults in, a verdict on the checks out."""
 
 import contextlib
 import json
@@ -34,13 +34,13 @@ def healthy(**changes: object) -> dict[str, object]:
     } | changes
 
 
-def told(**changes: object) -> prove.Told:
+def fault_run(**changes: object) -> prove.FaultRun:
     line = {"checks": [CHECK], "faults": [fault()], "healthy": [healthy()], "failed": []} | changes
-    return prove.Told.model_validate_json(json.dumps(line))
+    return prove.FaultRun.model_validate_json(json.dumps(line))
 
 
 def test_everything_caught_and_nothing_healthy_failed_holds() -> None:
-    proof = prove.join([told(), told(checks=None)])
+    proof = prove.join([fault_run(), fault_run(checks=None)])
     assert proof.holds
     assert (len(proof.faults), proof.caught, len(proof.healthy), proof.false_alarms) == (2, 2, 2, 0)
 
@@ -62,33 +62,33 @@ def test_everything_caught_and_nothing_healthy_failed_holds() -> None:
     ids=lambda changes: json.dumps(changes)[:60],
 )
 def test_anything_less_does_not_hold(changes) -> None:
-    assert not prove.join([told(**changes)]).holds
+    assert not prove.join([fault_run(**changes)]).holds
 
 
 def test_check_without_a_fault_is_named() -> None:
-    assert prove.join([told(checks=[CHECK, "test_x.py::test_new"])]).unproven == ("test_x.py::test_new",)
+    assert prove.join([fault_run(checks=[CHECK, "test_x.py::test_new"])]).unproven == ("test_x.py::test_new",)
 
 
 def test_fault_of_one_instance_counts_for_its_check() -> None:
-    assert not prove.join([told(faults=[fault(check=f"{CHECK}[bf16]")])]).unproven
+    assert not prove.join([fault_run(faults=[fault(check=f"{CHECK}[bf16]")])]).unproven
 
 
 def test_run_without_its_line_is_an_error_that_shows_its_end() -> None:
     seen = []
-    reader = prove.Reader(seen.append)
+    reader = prove.FaultRunReader(seen.append)
     for line in ("collecting", "", "Segmentation fault"):
         reader(line)
-    with pytest.raises(ChecksFailedError, match="without saying what was caught") as raised:
-        reader.told("pytest tests/faults")
+    with pytest.raises(ChecksFailedError, match="ended without its result") as raised:
+        reader.finished("pytest tests/faults")
     assert "Segmentation fault" in raised.value.got
     assert seen == ["collecting", "Segmentation fault"]
 
 
 def test_line_of_another_form_is_refused() -> None:
-    reader = prove.Reader(lambda _: None)
+    reader = prove.FaultRunReader(lambda _: None)
     reader('{"checks": [], "faults": [], "healthy": [], "failed": [], "more": 1}')
     with pytest.raises(ChecksFailedError):
-        reader.told("pytest")
+        reader.finished("pytest")
 
 
 PLANTED = """
@@ -132,7 +132,7 @@ def planted(tmp_path: Path) -> Path:
     """A checkout of which tests/faults has the real plumbing and made-up faults."""
     faults = tmp_path / "tests" / "faults"
     faults.mkdir(parents=True)
-    for name in ("conftest.py", "planting.py", "proof.py"):
+    for name in ("conftest.py", "planting.py", "warm_python.py", "proof.py"):
         (faults / name).write_bytes((ROOT / "tests/faults" / name).read_bytes())
     (faults / "test_planted.py").write_text(PLANTED, encoding="utf-8")
     for path in prove.AMD_HOSTS:
@@ -163,7 +163,7 @@ def test_each_way_of_planting_is_told(planted: Path) -> None:
 def shown(monkeypatch: pytest.MonkeyPatch):
     """The verb over two recorded runs, the one over AMD's library first."""
 
-    def call(amd: prove.Told, torch: prove.Told, words: tuple[str, ...] = ()):
+    def call(amd: prove.FaultRun, torch: prove.FaultRun, words: tuple[str, ...] = ()):
         monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(lambda: amd))
         monkeypatch.setattr(prove, "here", lambda *_, **__: torch)
         return CliRunner().invoke(app, ["--here", "--root", str(ROOT), *words])
@@ -172,21 +172,21 @@ def shown(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_prove_exits_zero_when_every_check_is_shown_to_fail(shown) -> None:
-    answer = shown(told(checks=None), told())
+    answer = shown(fault_run(checks=None), fault_run())
     assert answer.exit_code == 0, answer.output
     assert "2 faults planted, 2 caught; 2 healthy runs, 0 false alarms; 1 of 1 checks" in answer.stdout
 
 
 def test_prove_exits_six_and_names_what_was_missed(shown) -> None:
     missed = fault(state="missed", reason="was not caught: ['passed']")
-    answer = shown(told(checks=None), told(checks=[CHECK, "test_x.py::test_new"], faults=[missed]))
+    answer = shown(fault_run(checks=None), fault_run(checks=[CHECK, "test_x.py::test_new"], faults=[missed]))
     assert answer.exit_code == 6, answer.output
     assert "missed: a GPU is missing (t)\n    was not caught: ['passed']" in answer.stdout
     assert "no fault is planted for test_x.py::test_new" in answer.stdout
 
 
 def test_json_of_prove_has_the_promised_keys(shown) -> None:
-    answer = shown(told(checks=None), told(faults=[fault(state="missed")]), words=("--json",))
+    answer = shown(fault_run(checks=None), fault_run(faults=[fault(state="missed")]), words=("--json",))
     document = json.loads(answer.stdout)
     promised = {"planted": 2, "caught": 1, "healthy_runs": 2, "false_alarms": 0}
     assert {key: document[key] for key in promised} == promised
@@ -196,13 +196,13 @@ def test_json_of_prove_has_the_promised_keys(shown) -> None:
 def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pythons = []
 
-    def recorded(*_: object, python: str, **__: object) -> prove.Told:
+    def recorded(*_: object, python: str, **__: object) -> prove.FaultRun:
         pythons.append(python)
-        return told()
+        return fault_run()
 
     monkeypatch.setenv(prove.SUITE_PYTHON, "/bin/sh")
     monkeypatch.setattr(prove, "here", recorded)
-    monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(told))
+    monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(fault_run))
     CliRunner().invoke(app, ["--here", "--root", str(ROOT)])
     assert pythons == ["/bin/sh"]
 
@@ -216,7 +216,7 @@ def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
     monkeypatch.setenv(prove.SUITE_PYTHON, python)
     done = call(capsys, "prove", "--here", "--root", ROOT)
     assert done.code == 2
-    assert f"where: {prove.SUITE_PYTHON}\n  got: {python or 'nothing'}" in done.err
+    assert f"where: {prove.SUITE_PYTHON}\n  got: {python or 'an empty value'}" in done.err
 
 
 def test_an_image_that_is_refused_is_refused_before_anything_runs(

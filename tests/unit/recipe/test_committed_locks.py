@@ -21,7 +21,7 @@ PINS = sorted(ROOT.glob("images/*/pins.json"))
 def test_every_locked_package_has_a_hash() -> None:
     for path in LOCKS:
         names = re.findall(r"^[\w.-]+==", path.read_text("utf-8"), re.MULTILINE)
-        assert len(indexes.read(path)) == len(names) > 0
+        assert len(indexes.read_lock(path)) == len(names) > 0
 
 
 def test_no_lock_names_an_index_host_or_a_path() -> None:
@@ -33,7 +33,7 @@ def test_no_lock_names_an_index_host_or_a_path() -> None:
 def test_pins_and_locks_tell_the_same_checksums() -> None:
     for path in PINS:
         for name, source in json.loads(path.read_text("utf-8"))["sources"].items():
-            locked = indexes.read(path.with_name(f"{name}.lock")).get(name)
+            locked = indexes.read_lock(path.with_name(f"{name}.lock")).get(name)
             assert (locked and locked[1]) == (source["sha256"] and (f"sha256:{source['sha256']}",))
 
 

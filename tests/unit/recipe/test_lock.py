@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from small_index import add_source, add_wheel, index_of_one_torch, use  # noqa: F401  # a fixture
+from small_index import add_source, add_wheel, use
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Base
 from stackcheck.recipe import extensions, indexes, lock
@@ -64,11 +65,11 @@ def test_a_reachable_machine_locks_packages_tools_sources_and_bases(
 ) -> None:
     sha256 = add_source(index, "flash-attn", "2.8.3")
     done = lock.lock(stack, images, Hearing())
-    assert done == lock.Outcome(missing=(), kept=())
+    assert done == lock.LockResult(missing=(), kept=())
     folder = images / stack.id
-    assert set(indexes.read(folder / "requirements.lock")) == {"torch", "filelock", "einops"}
-    assert {"torch", "ninja", "setuptools"} <= set(indexes.read(folder / "toolchain.lock"))
-    assert indexes.read(folder / "flash-attn.lock") == {"flash-attn": ("2.8.3", (f"sha256:{sha256}",))}
+    assert set(indexes.read_lock(folder / "requirements.lock")) == {"torch", "filelock", "einops"}
+    assert {"torch", "ninja", "setuptools"} <= set(indexes.read_lock(folder / "toolchain.lock"))
+    assert indexes.read_lock(folder / "flash-attn.lock") == {"flash-attn": ("2.8.3", (f"sha256:{sha256}",))}
     pins = pins_of(images, stack)
     assert pins["locked"] is True
     assert pins["bases"] == {"ubuntu:24.04": DIGEST, "nvidia/cuda:13.0.2-devel-ubuntu24.04": DIGEST}
@@ -139,7 +140,7 @@ def test_the_place_of_torchs_makers_is_asked_when_no_index_of_pip_has_it(
     assert any("torch==2.13.0+cu130 is in no index" in reason for reason in refused.missing)
     monkeypatch.setattr(Hearing, "answers", lambda *_: None)
     assert lock.lock(upstream, images, Hearing()).missing == ()
-    assert indexes.read(images / stack.id / "requirements.lock")["torch"][0] == "2.13.0+cu130"
+    assert indexes.read_lock(images / stack.id / "requirements.lock")["torch"][0] == "2.13.0+cu130"
 
 
 def test_a_wheel_that_only_amd_builds_is_never_taken_from_the_index(images: Path, index: Path) -> None:
@@ -154,7 +155,10 @@ def test_a_wheel_that_only_amd_builds_is_never_taken_from_the_index(images: Path
 def test_an_index_that_hangs_is_one_that_does_not_answer(
     index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexes, "TIMEOUT_S", 0.001)
+    def hang(command: list[str], *, timeout: float, **_options: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(indexes.subprocess, "run", hang)
     with pytest.raises(
         indexes.UnresolvedError, match=r"no index of this machine answers for torch==2\.13\.0"
     ):

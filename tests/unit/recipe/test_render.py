@@ -27,7 +27,7 @@ def _stages(dockerfile: str) -> list[str]:
 
 def test_committed_files_are_what_the_templates_say():
     assert render.check(STACKS, IMAGES) == ()
-    assert stack_table.fresh(IMAGES / "README.md", STACKS)
+    assert stack_table.is_fresh(IMAGES / "README.md", STACKS)
 
 
 @every_stack
@@ -91,6 +91,18 @@ def test_the_declaration_is_the_contract_of_the_image_suite(stack: Stack):
     assert declared["schema"] == 1
     assert declared["packages"].get("torch", "").startswith(stack.torch or "")
     assert declared["stack_id"] == stack.id
+
+
+@every_stack
+def test_every_package_of_the_distribution_has_a_reason_and_a_link_in_the_dockerfile(stack: Stack):
+    head = render.render(stack, IMAGES)["Dockerfile"].partition(" AS base")[0]
+    reasons = re.findall(r"^#   ([a-z0-9.+ -]+): .+: https://\S+$", head, re.MULTILINE)
+    assert sorted(" ".join(reasons).split()) == sorted(set(stack.base.packages))
+
+
+def test_a_stack_is_locked_or_unlocked_and_nothing_else():
+    cells = {row.split(" | ")[-1].removesuffix(" |") for row in stack_table.markdown(STACKS).splitlines()[2:]}
+    assert cells == {"locked", "unlocked"}
 
 
 def test_the_table_marks_an_experimental_stack():

@@ -80,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+        """Print no log."""
 
 
 @contextlib.contextmanager

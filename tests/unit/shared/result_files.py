@@ -1,4 +1,4 @@
-"""A healthy result of schema 1 as plain JSON values, for tests that then break one thing."""
+"""A healthy result of schema 1 as plain JSON values, in which a test then breaks one thing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def check(name: str, outcome: str = "passed", **changes: Any) -> dict[str, Any]:
         "id": name,
         "outcome": outcome,
         "reason": None if outcome == "passed" else "because",
+        "cause": None,
         "doc": "What it proves.",
         "seconds": 0.5,
         "devices": ["d0"],

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = "stackcheck-test/suites:bad-days"
 LABEL = label(REFERENCE)
-# Stands for python3 and its pytest: it sleeps for ever while the suites hold a file `slow`, and otherwise
-# hands over the result that lies among them, under the id and the inputs that run.json gives to this run, and
-# with the time of this run.
+# Stands in for python3 and pytest. If the suites contain a file `slow`, it sleeps; otherwise it writes the
+# result that lies beside it (answer.json), with the run id and inputs of run.json and the present time.
 PYTHON = r"""#!/bin/bash
 if [ "${*: -1}" = /stackcheck/suite/inventory.py ]; then # what is in the image
     echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
@@ -46,7 +45,7 @@ answer=${answer//RUN_TIME/$now}
 [[ $told =~ \"inputs\":\ (\{[^}]*\}) ]]
 echo "${answer//\"INPUTS\"/${BASH_REMATCH[1]}}" > /stackcheck/out/result.json
 """
-BALLAST_BYTES = 48 << 20  # what there is to copy while somebody presses Ctrl-C
+BALLAST_BYTES = 48 << 20  # enough to be interrupted while it is copied
 
 
 def make_layout(folder: Path) -> None:
@@ -56,7 +55,7 @@ def make_layout(folder: Path) -> None:
 
 
 def make_checkout(root: Path) -> Path:
-    """A checkout whose suites are an answer that is passed on."""
+    """A checkout whose suites are one prepared result."""
     (root / "tests" / "acceptance").mkdir(parents=True)
     (root / "trainers").mkdir()
     shutil.copy(ROOT / "matrix.yaml", root)
@@ -67,12 +66,12 @@ def make_checkout(root: Path) -> Path:
 
 
 def let_pass(checkout: Path) -> None:
-    """Give the suites a healthy result to hand over; their image and host are the ones of the last run."""
-    told = json.loads((checkout / "build" / LABEL / "run.json").read_text())
-    checks = [result_files.check(name) for name in matrix.load(checkout / "matrix.yaml").required["cpu"]]
-    same = {name: told[name] for name in ("tier", "stack_id", "image", "host")}
-    told_then = {"run_id": "RUN_ID", "inputs": "INPUTS", "started": "RUN_TIME", "finished": "RUN_TIME"}
-    document = result_files.result(*checks, **same, **told_then)
+    """Prepare a healthy result, with the image and host of the last run."""
+    last_run = json.loads((checkout / "build" / LABEL / "run.json").read_text())
+    checks = [result_files.check(name) for name in matrix.load(checkout / "matrix.yaml").required_of("cpu")]
+    same = {name: last_run[name] for name in ("tier", "stack_id", "image", "host")}
+    of_next_run = {"run_id": "RUN_ID", "inputs": "INPUTS", "started": "RUN_TIME", "finished": "RUN_TIME"}
+    document = result_files.result(*checks, **same, **of_next_run)
     (checkout / "tests" / "acceptance" / "answer.json").write_text(json.dumps(document))
     (checkout / "tests" / "acceptance" / "slow").unlink(missing_ok=True)
 
@@ -82,7 +81,7 @@ def let_sleep(checkout: Path) -> None:
 
 
 class Command:
-    """A `stackcheck` of its own process, whose progress is read while it runs."""
+    """A `stackcheck` process whose progress is read while it runs."""
 
     def __init__(self, checkout: Path, *arguments: str) -> None:
         command = [sys.executable, "-m", "stackcheck", *arguments]
@@ -97,7 +96,7 @@ class Command:
         self.lines: list[str] = []
 
     def until(self, words: str) -> bool:
-        """Read progress up to a line with these words; False when the program ended before it."""
+        """Read progress up to a line with these words; False if the program ended without one."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
@@ -108,7 +107,7 @@ class Command:
     def end(self, number: signal.Signals | None = None) -> int:
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=150)
         self.lines += [err, out]
         assert "Traceback" not in self.text
         return self.process.returncode
@@ -119,7 +118,7 @@ class Command:
 
 
 def home(checkout: Path) -> dict[str, str]:
-    """The environment with a key of the test's own."""
+    """The environment, with a separate signing key for the test."""
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
     return {**os.environ, "XDG_CONFIG_HOME": str(checkout.parent / "config"), "PYTHONPATH": path}
 

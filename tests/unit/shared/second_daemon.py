@@ -1,4 +1,4 @@
-"""A Docker daemon of a test's own: empty, without a network, and in nobody's way."""
+"""A separate Docker daemon for a test: empty, without a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_TIMEOUT_S = 120
 
 @contextlib.contextmanager
 def second_daemon(*, containerd_store: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon that `DOCKER_HOST` names meanwhile; with containerd's image store or the classic one."""
+    """A daemon that `DOCKER_HOST` names inside the `with`; containerd's image store or the classic one."""
     folder = Path(tempfile.mkdtemp(prefix="dockerd-"))  # sockets' paths are short: pytest's are not
     (folder / "daemon.json").write_text(
         json.dumps({"features": {"containerd-snapshotter": containerd_store}})

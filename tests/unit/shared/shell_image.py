@@ -1,4 +1,4 @@
-"""A real image of a few megabytes: a shell and programs of this host, with the libraries that they name."""
+"""A real image of a few megabytes: a shell and programs of this host, with the libraries that they link."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layer(programs: Sequence[str], files: Mapping[str, bytes]) -> bytes:
 def make_layout(
     folder: Path, *, programs: Sequence[str] = ("bash",), files: Mapping[str, bytes] | None = None
 ) -> str:
-    """A layout with one image of one layer; its manifest's digest."""
+    """Write a layout with one image of one layer; returns the manifest's digest."""
     layout, body = OciLayout(folder), layer(programs, files or {})
     config = {
         "architecture": "amd64",

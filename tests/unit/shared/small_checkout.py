@@ -39,7 +39,7 @@ FOREIGN = "registry.example.org/team/image:1"
 
 
 def answer(*changes: tuple[str, str], required: Sequence[str] = ()) -> Callable[[dict[str, Any]], str]:
-    """What the suites write: every required check passed, but for those that `changes` gives an outcome."""
+    """What the suites write: every required check passed, except those with an outcome in `changes`."""
     outcomes = dict(changes)
 
     def write(told: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ class FakeEngine:
         return SimpleNamespace(id=f"sha256:{reference.encode().hex():0<64.64}", labels=self.labels)
 
     def run(self, spec: RunSpec) -> int:
-        if spec.command[-1] == sbom.PROGRAM:  # lists what is in the image, and is no run of the suites
+        if spec.command[-1] == sbom.PROGRAM:  # lists the packages, does not run the suites
             assert spec.on_line
             for record in self.inventory:
                 spec.on_line(json.dumps(record))
@@ -118,20 +118,9 @@ class FakeEngine:
         return 0 if text else 137
 
 
-@pytest.fixture(name="engine")
-def fake_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The engine that every verb finds."""
-    from stackcheck.cli import build
-
-    fake = FakeEngine()
-    monkeypatch.setattr(build, "connected", lambda _report, **_options: fake)
-    return fake
-
-
-@pytest.fixture(name="checkout")
-def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout on a host without a GPU."""
-    root = tmp_path / "checkout"
+    root = folder / "checkout"
     (root / "tests" / "acceptance").mkdir(parents=True)
     (root / "trainers").mkdir()
     (root / "tests" / "acceptance" / "test_some.py").write_text("# checks\n")
@@ -144,7 +133,7 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "devices", tuple)
         monkeypatch.setattr(module, "driver", lambda: None)
         monkeypatch.setattr(module, "present", lambda: False)
-    tar = tmp_path / "rootfs.tar"
+    tar = folder / "rootfs.tar"
     tar.write_bytes(b"tar")
     base = bootstrap.RootFs(path=tar, digest=result_files.DIGEST, packages={}, reused=True)
     monkeypatch.setattr(bootstrap, "bootstrap", lambda *_a, **_k: base)
@@ -153,13 +142,6 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(wheel_cache.VARIABLE, wheel_cache.OFF)
     assert vendors.detect() == "cpu"
     return root
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
-    """Import this with the checkout: the user's key and the current folder are the test's own."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(checkout)
 
 
 @dataclasses.dataclass(frozen=True)

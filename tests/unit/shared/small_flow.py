@@ -1,17 +1,16 @@
-"""The main job in a checkout of a few kilobytes: what it made, signed and published there."""
+"""The flow in a checkout of a few kilobytes, and what it signed and published there."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from small_checkout import CPU_STACK, FakeEngine
 from stackcheck import flow
 from stackcheck.certificate import keys, signing, verify
 from stackcheck.matrix import resolve
 from stackcheck.oci.layout import OciLayout
+from stackcheck.recipe import render
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from stackcheck.certificate.statement import Statement
 
 
-class World:
+class Job:
     """One checkout, its engine, and where it publishes."""
 
     def __init__(self, root: Path, engine: FakeEngine) -> None:
@@ -27,19 +26,29 @@ class World:
         self.engine = engine
         self.dist = root / "dist"
         self.lines: list[str] = []
-        self.settings = flow.Settings(
+        self.settings = flow.FlowSettings(
             root=root, target=f"oci:{self.dist}", key=root.parent / "stackcheck.key"
         )
 
     def stack(self, name: str = CPU_STACK) -> resolve.Stack:
         return resolve.load_stacks(self.root, (name,))[0]
 
-    def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.Outcome]:
+    def set(self, setting: str) -> resolve.Stack:
+        """Give the cpu stack one more line in matrix.yaml, and render; the stack that follows."""
+        path = self.root / "matrix.yaml"
+        path.write_text(
+            path.read_text().replace("  - runtime: cpu\n", f"  - runtime: cpu\n    {setting}\n", 1)
+        )
+        stack = self.stack()
+        render.write((stack,), self.root / "images")
+        return stack
+
+    def outcomes(self, *stacks: resolve.Stack, **changes: Any) -> list[flow.StackOutcome]:
         settings = dataclasses.replace(self.settings, **changes)
         engine: Any = self.engine
         return list(flow.images(stacks or (self.stack(),), engine, settings, self.lines.append))
 
-    def outcome(self, *stacks: resolve.Stack, **changes: Any) -> flow.Outcome:
+    def outcome(self, *stacks: resolve.Stack, **changes: Any) -> flow.StackOutcome:
         (outcome,) = self.outcomes(*stacks, **changes)
         return outcome
 
@@ -62,11 +71,7 @@ class World:
 
     def signed(self, name: str = CPU_STACK) -> dict[str, Statement]:
         statements = [
-            envelope.statement for envelope in signing.signed(self.settings.folder(name), self.settings.key)
+            envelope.statement
+            for envelope in signing.load_signed(self.settings.folder(name), self.settings.key)
         ]
         return {statement.predicate_type: statement for statement in statements}
-
-
-@pytest.fixture(name="world")
-def world_of_one_checkout(checkout: Path, engine: FakeEngine) -> World:
-    return World(checkout, engine)

@@ -7,7 +7,6 @@ import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import result_files
@@ -38,14 +37,8 @@ class SmallImage:
     stack_id: str | None = STACK_ID
 
 
-@pytest.fixture(autouse=True)
-def no_disk_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import this where hundreds of layouts are written: no test here cuts the power."""
-    monkeypatch.setattr("stackcheck.files.atomic.os.fsync", lambda _file: None)
-
-
 def quiet(_message: str) -> None:
-    """Nobody reads the progress of a test."""
+    """Drop the lines of progress."""
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -59,7 +52,7 @@ def put(layout: OciLayout, media_type: str, body: bytes) -> dict[str, Any]:
 
 
 def make_image(folder: Path, content: bytes = b"first", stack_id: str | None = STACK_ID) -> SmallImage:
-    """An image whose two layers are tars with one file each; other content is another digest."""
+    """An image with two layers, tars with one file each; different content gives a different digest."""
     layout = OciLayout(folder)
     layers = [tar_of("etc/content", content), tar_of("etc/same", b"same in every image")]
     config = {
@@ -94,7 +87,7 @@ def tar_of(name: str, content: bytes) -> bytes:
 
 
 def sbom_of(image: SmallImage) -> dict[str, Any]:
-    """A list of packages as a real one begins; `test_sbom.py` makes real ones."""
+    """A minimal SBOM of the real form; `test_sbom.py` makes real ones."""
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -9,12 +9,12 @@ import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
-import pytest
-
 from stackcheck.recipe import indexes
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def add_wheel(index: Path, name: str, version: str, *needs: str) -> str:
@@ -65,10 +65,8 @@ def use(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexes, "pip_places", lambda **_: [f"--index-url={index.as_uri()}"])
 
 
-@pytest.fixture(name="index")
-def index_of_one_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An index on disk, the only one that this machine's pip is told of."""
-    folder = tmp_path / "simple"
+def one_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an index with one torch the only one of this machine's pip."""
     add_wheel(folder, "torch", "2.13.0", "filelock")
     add_wheel(folder, "filelock", "4.0")
     add_wheel(folder, "einops", "0.8.2")

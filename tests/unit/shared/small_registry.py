@@ -1,4 +1,4 @@
-"""A registry whose every answer is one function's, and a client of it that soon gives up."""
+"""A registry that answers every request with one function, and a client that soon asks again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from stackcheck.oci.distribution import Repository
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-Answer = tuple[int, dict[str, str], "bytes | Iterable[bytes]"]  # in pieces: of a length that is not told
+Answer = tuple[
+    int, dict[str, str], "bytes | Iterable[bytes]"
+]  # an iterable is sent in chunks, without a length
 
 
 @contextlib.contextmanager
 def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tuple[str, list[str]]]:
-    """A server whose every answer is one function's; yields its host and the requests it saw."""
+    """A server that answers every request with one function; yields its host and the requests it got."""
     seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,7 +40,7 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815  # the base class's names
 
         def log_message(self, *_arguments: object) -> None:
-            """Say nothing."""
+            """Print no log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -53,4 +55,4 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
 
 
 def repository(host: str, **changes: Any) -> Repository:
-    return Repository(host, "a/b", **({"timeout_s": (1.0, 0.3), "retry_delays_s": (0.01, 0.01)} | changes))
+    return Repository(host, "a/b", **({"timeout_s": (30.0, 30.0), "retry_delays_s": (0.01, 0.01)} | changes))

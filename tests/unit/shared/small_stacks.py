@@ -11,15 +11,12 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
+from small_recipe import render_from
 from stackcheck.build import bootstrap, build
-from stackcheck.engine import host_setup
-from stackcheck.engine.client import Engine
-from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix import resolve
 
 ROOT = Path(__file__).resolve().parents[3]
 ASSETS = ROOT / "tests" / "integration" / "assets"
@@ -29,30 +26,17 @@ def silent(_line: str) -> None:
     pass
 
 
-@pytest.fixture(scope="session", name="engine")
-def real_engine() -> Engine:
-    host_setup.ensure_engine(silent)
-    return Engine.connect()
-
-
-@pytest.fixture(scope="session", name="cpu_stack")
-def committed_cpu_stack() -> resolve.Stack:
-    return resolve.load_stacks(ROOT, ("cpu-*",))[0]
-
-
 PROGRAMS = ["bash", "cat", "cp", "date", "df", "grep", "id", "ls", "rm", "sleep", "tail", "touch", "true"]
 
 
-@pytest.fixture(scope="session", name="small_base")
-def base_of_a_shell(tmp_path_factory: pytest.TempPathFactory, cpu_stack: resolve.Stack) -> Path:
-    """A folder of bases in which the stack's base is a few megabytes: a shell of this host."""
-    folder = tmp_path_factory.mktemp("bases")
+def archive_shell(folder: Path, stack: resolve.Stack) -> Path:
+    """Make the stack's base in a folder of bases: a few megabytes with a shell of this host."""
     found = {path for name in PROGRAMS if (path := shutil.which(name))}
     for program in sorted(found):
         listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
         found |= {word for word in listed.split() if word.startswith("/")}
-    assert cpu_stack.base.suite
-    tar = folder / f"{bootstrap.key(cpu_stack.base.suite, cpu_stack.base.packages)}.tar"
+    assert stack.base.suite
+    tar = folder / f"{bootstrap.key(stack.base.suite, stack.base.packages)}.tar"
     with tarfile.open(tar, "w") as archived:
         for directory in ("etc", "tmp", "proc", "sys", "dev"):
             header = tarfile.TarInfo(directory)
@@ -73,20 +57,16 @@ def base_of_a_shell(tmp_path_factory: pytest.TempPathFactory, cpu_stack: resolve
     return folder
 
 
-@pytest.fixture(name="checkout")
-def empty_checkout(tmp_path: Path, small_base: Path) -> Path:
-    """A checkout for small stacks."""
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "bases").symlink_to(small_base)
-    return tmp_path
+def make_checkout(folder: Path, bases: Path) -> Path:
+    """A checkout for small stacks, with a folder of bases."""
+    (folder / "build").mkdir()
+    (folder / "build" / "bases").symlink_to(bases)
+    return folder
 
 
 def small_stack(checkout: Path, dockerfile: str, cpu_stack: resolve.Stack, lock: str = "") -> resolve.Stack:
     stack = dataclasses.replace(cpu_stack, id=f"small-{checkout.name}".lower()[:60].strip("_-"))
-    folder = checkout / "images" / stack.id
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ASSETS / f"{dockerfile}.Dockerfile", folder / "Dockerfile")
-    (folder / "stack.json").write_text(json.dumps({"stack_id": stack.id}))
+    folder = render_from((ASSETS / f"{dockerfile}.Dockerfile").read_text(), stack, checkout)
     (folder / "requirements.lock").write_text(lock)
     return stack
 
@@ -95,16 +75,3 @@ def build_one(stack: resolve.Stack, engine: Engine, checkout: Path, **chosen: An
     options = build.Options(**chosen)
     (image,) = build.build((stack,), engine, root=checkout, report=silent, options=options)
     return image
-
-
-@pytest.fixture(scope="module", name="small_image")
-def image_of_a_shell(
-    engine: Engine, cpu_stack: resolve.Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[build.Image]:
-    folder = tmp_path_factory.mktemp("small-image")
-    (folder / "build").mkdir()
-    (folder / "build" / "bases").symlink_to(small_base)
-    stack = small_stack(folder, "plain", cpu_stack)
-    image = build_one(stack, engine, folder)
-    yield image
-    engine.remove(image.reference)

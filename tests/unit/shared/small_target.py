@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HOUR = dt.timedelta(hours=1)
 
 
-class World:
+class Publisher:
     """A key, a target, and images to publish there."""
 
     def __init__(self, folder: Path) -> None:
@@ -68,13 +68,8 @@ class World:
         }
 
 
-@pytest.fixture(name="world")
-def world_of_one_target(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
-def refused(world: World, image: SmallImage, **changes: Any) -> PublishError:
+def refused(publisher: Publisher, image: SmallImage, **changes: Any) -> PublishError:
     with pytest.raises(PublishError) as error:
-        world.publish(image, **changes)
+        publisher.publish(image, **changes)
     assert error.value.exit_code == 8
     return error.value

@@ -73,7 +73,9 @@ def build(
     scratch = context.parent
     settings = host_settings.host_settings()
     wanted = [
-        found for path in sorted(context.glob("*.lock")) for found in requirements.read(path.read_text())
+        found
+        for path in sorted(context.glob("*.lock"))
+        for found in requirements.read_packages(path.read_text())
     ]
     named = wheelhouse.look(wanted, settings, {}).lay_out(scratch / "wheels")
     if extra:

@@ -1,4 +1,4 @@
-"""What a run depends on is frozen and digested; any change of it is seen."""
+"""What a run depends on is frozen and digested, so that every change is seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A result file is read whole and right, or refused: there is no half of a result."""
+"""A result file is read completely, or refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_kind_of_broken_file_is_covered() -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(results.ResultError, match="left no result"):
+    with pytest.raises(results.ResultError, match="cannot be read"):
         results.load(tmp_path / "result.json")
 
 

@@ -1,4 +1,4 @@
-"""The list of packages says what an image's own file system says, the same bytes every time, or nothing."""
+"""The SBOM lists what an image's own file system holds, with the same bytes every time, or it is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from small_images import NOW, STACK_ID, certify, make_image, new_key, no_disk_flushes, quiet  # noqa: F401  # a fixture
+from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck.build.image import Image
 from stackcheck.certificate import attached_sbom, attachments, publish
 from stackcheck.certificate.statement import SBOM, VSA
@@ -25,6 +25,8 @@ from stackcheck.suite import components, inventory, sbom
 
 if TYPE_CHECKING:
     from stackcheck.engine.client import RunSpec
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 INVENTORY = (Path(__file__).parents[1] / "assets" / "sbom" / "inventory.jsonl").read_text().splitlines()
 RECORDS = [json.loads(line) for line in INVENTORY]
@@ -159,12 +161,12 @@ def test_whatever_an_image_holds_makes_a_document_and_no_traceback(
 def test_an_image_that_cannot_be_listed_is_an_error(lines: list[str], code: int) -> None:
     engine: Any = ReaderEngine(lines, code)
     with pytest.raises(ChecksFailedError, match="could not be listed"):
-        sbom.read("stackcheck/x:1", engine)
+        sbom.list_packages("stackcheck/x:1", engine)
 
 
 def test_the_image_is_read_without_any_right_and_without_its_own_start_up_code(image: Image) -> None:
     engine: Any = ReaderEngine(INVENTORY)
-    assert sbom.read(image.reference, engine) == RECORDS
+    assert sbom.list_packages(image.reference, engine) == RECORDS
     (spec,) = engine.specs
     assert (spec.cap_drop, spec.network, spec.read_only) == (("ALL",), "none", True)
     assert {"-I", "-S"} <= set(spec.command)
@@ -172,15 +174,15 @@ def test_the_image_is_read_without_any_right_and_without_its_own_start_up_code(i
 
 def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None:
     engine: Any = ReaderEngine(INVENTORY)
-    first = sbom.keep(image, engine, tmp_path, quiet)
-    assert sbom.keep(image, engine, tmp_path, quiet) == first == sbom.load(image, tmp_path)
+    first = sbom.load_or_create(image, engine, tmp_path, quiet)
+    assert sbom.load_or_create(image, engine, tmp_path, quiet) == first == sbom.load(image, tmp_path)
     assert len(engine.specs) == 1
     (tmp_path / "sbom.json").write_text("{")
-    assert sbom.keep(image, engine, tmp_path, quiet) == first
+    assert sbom.load_or_create(image, engine, tmp_path, quiet) == first
     other = dataclasses.replace(image, manifest_digest="sha256:" + "0" * 64)
-    with pytest.raises(ConfigurationError, match="no list of what is in the image"):
+    with pytest.raises(ConfigurationError, match="no SBOM of this image"):
         sbom.load(other, tmp_path)
-    sbom.keep(other, engine, tmp_path, quiet)
+    sbom.load_or_create(other, engine, tmp_path, quiet)
     assert len(engine.specs) == 3
 
 
@@ -206,7 +208,7 @@ def test_the_attached_document_is_given_back_for_the_right_key_alone(dist: Path)
     reference = f"oci:{dist}:{STACK_ID}"
     document = attached_sbom.attached(reference, public_key=KEY.public_key())
     assert document["components"][0]["name"] == "torch"
-    with pytest.raises(CertificateError, match="no list of packages"):
+    with pytest.raises(CertificateError, match="no SBOM signed"):
         attached_sbom.attached(reference, public_key=new_key().public_key())
     with pytest.raises(CertificateError):
         attached_sbom.attached(f"oci:{dist}:other", public_key=KEY.public_key())
@@ -285,4 +287,4 @@ def test_records_that_lack_what_they_need_are_an_error(image: Image, tmp_path: P
     last = record if "end" in record else INVENTORY[-1]
     engine: Any = ReaderEngine([*INVENTORY[:-1], record, last])
     with pytest.raises(ChecksFailedError, match="could not be listed"):
-        sbom.keep(image, engine, tmp_path, quiet)
+        sbom.load_or_create(image, engine, tmp_path, quiet)

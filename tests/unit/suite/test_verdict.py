@@ -1,4 +1,4 @@
-"""The gate opens only for proof, and nothing bad can open it."""
+"""Only complete evidence gives PASSED, and nothing that goes wrong can."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ RANK = {"PASSED": 0, "UNFIT": 1, "FAILED": 2}
 def test_adding_a_failure_never_makes_a_verdict_better(
     run: dict[str, str], waivers: list[str], name: str, outcome: str
 ) -> None:
-    """Unless a waiver names that very check: it ran, and the certificate says who let it through."""
+    """Unless a waiver names that check: it ran, and the certificate states who accepted it."""
     allowed = tuple(waiver(item) for item in waivers)
     new = name + "[new]"
     covered = any(matches(new, item) for item in waivers)

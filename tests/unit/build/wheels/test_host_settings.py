@@ -107,7 +107,7 @@ def entry(name: str, data: bytes) -> str:
 
 
 def gather(lock: str, host: host_settings.HostSettings, folder: Path) -> tuple[str, ...]:
-    return wheelhouse.look(requirements.read(lock), host, {}).lay_out(folder)
+    return wheelhouse.look(requirements.read_packages(lock), host, {}).lay_out(folder)
 
 
 def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_users_wheel_is_left_as_it_is_and_one_of_the_cache_is_linked(tmp_path:
     cached = tmp_path / "cache" / "b-1.0-py3-none-any.whl"
     cached.parent.mkdir()
     cached.write_bytes(b"b")
-    wanted = requirements.read(entry("a==1.0", b"a") + entry("b==1.0", b"b"))
+    wanted = requirements.read_packages(entry("a==1.0", b"a") + entry("b==1.0", b"b"))
     before = users.stat().st_ctime_ns
     house = tmp_path / "house"
     named = wheelhouse.look(wanted, host, {hashlib.sha256(b"b").hexdigest(): cached}).lay_out(house)

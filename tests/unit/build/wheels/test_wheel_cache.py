@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck.build import platforms
 from stackcheck.build.wheels import wheel_cache
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import FileError
 from stackcheck.recipe import requirements
 
-TARGET = platforms.Target(platform="linux/amd64", python="3.11", glibc=36)
+TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
 
 
 def lines() -> tuple[list[str], object]:
@@ -24,7 +25,7 @@ def test_what_was_downloaded_once_is_taken_by_hash_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = make_wheel(tmp_path / "index")
-    wanted = requirements.read(locked_line(wheel))
+    wanted = requirements.read_packages(locked_line(wheel))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with index_of(wheel) as (address, fetched):
         only_index(monkeypatch, address)
@@ -39,7 +40,7 @@ def test_what_was_downloaded_once_is_taken_by_hash_the_next_time(
 
 def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = make_wheel(tmp_path / "index")
-    wanted = requirements.read(locked_line(wheel))
+    wanted = requirements.read_packages(locked_line(wheel))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     said: list[str] = []
     with index_of(wheel) as (address, fetched):
@@ -48,7 +49,7 @@ def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pyt
         (path,) = cache.find(wanted, print).values()
         path.write_bytes(b"half a whe")
         assert cache.find(wanted, said.append) == {}
-        assert said == [f"{wheel.name} in the wheel cache is damaged: taken away"]
+        assert said == [f"{wheel.name} in the wheel cache is damaged: removed"]
         cache.fill(wanted, TARGET, ())
         assert len(fetched) == 2
     assert len(cache.find(wanted, print)) == 1
@@ -61,7 +62,7 @@ def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
     fits = make_wheel(folder)
     other = make_wheel(folder, "other_machine", tag="cp311-cp311-manylinux_2_17_aarch64")
     newer = make_wheel(folder, "newer_glibc", tag="cp311-cp311-manylinux_2_39_x86_64")
-    wanted = requirements.read("".join(map(locked_line, (other, fits, newer))))
+    wanted = requirements.read_packages("".join(map(locked_line, (other, fits, newer))))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with index_of(fits, other, newer) as (address, _):
         only_index(monkeypatch, address)
@@ -69,7 +70,7 @@ def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
         assert {package.name for package in refused} == {"other-machine", "newer-glibc"}
         assert all("No matching distribution" in why for why in refused.values())
         assert [path.name for path in cache.find(wanted, print).values()] == [fits.name]
-        arm = platforms.Target(platform="linux/arm64", python="3.11", glibc=36)
+        arm = platforms.InstallTarget(platform="linux/arm64", python="3.11", glibc=36)
         assert {package.name for package in cache.fill(wanted, arm, ())} == {"newer-glibc"}
 
 
@@ -78,7 +79,7 @@ def test_a_wheel_of_another_hash_than_the_lock_never_enters(
 ) -> None:
     honest, tampered = make_wheel(tmp_path / "honest"), make_wheel(tmp_path / "index")
     tampered.write_bytes(honest.read_bytes() + b"more")
-    wanted = requirements.read(locked_line(honest))
+    wanted = requirements.read_packages(locked_line(honest))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with index_of(tampered) as (address, _):
         only_index(monkeypatch, address)
@@ -100,14 +101,14 @@ def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path)
     (folder / "added").write_text("")
     said: list[str] = []
     assert cache.handed_over("k" * 64, said.append) is None
-    assert "is damaged: taken away" in said[0]
+    assert "is damaged: removed" in said[0]
     assert not cache.has("k" * 64)
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = wheel_cache.WheelCache(tmp_path / "file" / "cache")
-    with pytest.raises(ConfigurationError, match="wheel cache cannot be written") as caught:
+    with pytest.raises(FileError, match="cannot write the wheel cache") as caught:
         cache.keep("k" * 64, tmp_path)
     assert "--wheel-cache DIR, or off" in str(caught.value)
 
@@ -120,16 +121,19 @@ def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(wheel_cache, "_pip_download", interrupt)
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
-        cache.fill(requirements.read(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
+        cache.fill(requirements.read_packages(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
     assert list(cache.folder.iterdir()) == []
 
 
 def test_an_index_that_never_answers_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheel_cache, "TIMEOUT_S", 0.01)
+    def hang(command: list[str], *, timeout: float, **_options: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(wheel_cache.subprocess, "run", hang)
     refused = wheel_cache.WheelCache(tmp_path).fill(
-        requirements.read(f"a==1 --hash=sha256:{'0' * 64}"), TARGET, ()
+        requirements.read_packages(f"a==1 --hash=sha256:{'0' * 64}"), TARGET, ()
     )
-    assert list(refused.values()) == ["pip did not end within 0 s"]
+    assert list(refused.values()) == ["pip did not end within 3600 s"]
 
 
 @pytest.mark.parametrize(

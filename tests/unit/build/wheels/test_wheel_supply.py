@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
+from small_recipe import render_from
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck.build import plans, platforms
 from stackcheck.build.wheels import wheel_supply
@@ -40,19 +40,16 @@ def wheel(tmp_path: Path) -> Path:
     return make_wheel(tmp_path / "elsewhere")
 
 
-def plan_of(tmp_path: Path, *wheels: Path, platform: str = "linux/amd64") -> plans.Plan:
+def plan_of(tmp_path: Path, *wheels: Path, platform: str = "linux/amd64") -> plans.BuildPlan:
     base = Base(kind="registry", reference="registry.example.org/a", digest="sha256:1")
     pattern = resolve.load_stacks(ROOT, ("cpu-*",))[0]
     stack = dataclasses.replace(pattern, id="small", base=base, missing=())
-    folder = tmp_path / "images" / stack.id
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "Dockerfile").write_text(DOCKERFILE)
-    (folder / "stack.json").write_text(json.dumps({"stack_id": stack.id}))
+    folder = render_from(DOCKERFILE, stack, tmp_path)
     (folder / "requirements.lock").write_text("".join(map(locked_line, wheels)))
     return plans.look_ahead(stack, "engine", tmp_path, platform=platform)
 
 
-def stage(plan: plans.Plan, name: str) -> object:
+def stage(plan: plans.BuildPlan, name: str) -> object:
     return next(one for one in plan.stages if one.name == name)
 
 
@@ -95,7 +92,7 @@ def test_what_the_index_lacks_is_left_to_the_build_and_said(
         cache = WheelCache(tmp_path / "cache")
         supply = wheel_supply.prepare((plan,), wheelhouse_only=None, cache=cache, report=said.append)
         conf = supply.lay_out(plan, stage(plan, "wheels"), tmp_path / "house")
-    assert "the build asks for these itself" in said[-1]
+    assert "not cached; pip will fetch these" in said[-1]
     assert "gone-package==1.0" in said[-1]
     assert "no-index" not in conf
 
@@ -158,12 +155,11 @@ def test_a_stage_is_handed_what_its_own_lock_names_and_no_source_is_looked_for_a
     tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan_of(tmp_path, wheel)
-    folder = tmp_path / "images" / "small"
-    (folder / "Dockerfile").write_text(EXTENDED)
-    (folder / "flash-attn.lock").write_text(f"flash-attn==2.8.3 \\\n    --hash=sha256:{'0' * 64}\n")
     (rocm,) = resolve.load_stacks(ROOT, ("rocm7.2.4-torch2.13.0-*",))
     base = Base(kind="registry", reference="registry.example.org/a", digest="sha256:1")
     stack = dataclasses.replace(rocm, id="small", base=base, missing=(), python="3.11")
+    folder = render_from(EXTENDED, stack, tmp_path)
+    (folder / "flash-attn.lock").write_text(f"flash-attn==2.8.3 \\\n    --hash=sha256:{'0' * 64}\n")
     plan = plans.look_ahead(stack, "engine", tmp_path, platform="linux/amd64")
     named = {one.name: [str(p) for p in wheel_supply.packages(plan, one)] for one in plan.stages}
     assert named["flash-attn-build"] == ["flash-attn==2.8.3"]

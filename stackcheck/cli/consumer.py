@@ -1,0 +1,236 @@
+"""The consumer's verbs: verify, pull, run, sbom. In: a reference. Out: facts, or exit 7 with the reason."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackcheck.certificate import keys
+from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
+from stackcheck.cli.output import Progress, print_facts, print_json, print_table
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stackcheck import vendors
+    from stackcheck.certificate.verify import Verified
+
+app = new_app()
+
+AUTO = "auto"
+NONE = "none"
+_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
+_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+
+MaxAge = Annotated[
+    str, typer.Option("--max-age", metavar="DURATION", help="Largest age of the verdict: 30d, 12h or 45m.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--device-model", metavar="MODEL", help="Device model to verify for; `auto` is this host's model."
+    ),
+]
+Driver = Annotated[
+    str,
+    typer.Option(
+        "--driver",
+        metavar="VERSION",
+        help="Driver to verify for; `auto` is this host's driver, `none` is a host without a GPU.",
+    ),
+]
+
+
+@app.command("verify")
+def verify_image(
+    reference: Ref,
+    *,
+    max_age: MaxAge = "30d",
+    device_model: Model = AUTO,
+    driver: Driver = AUTO,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check the certificate of a published image for this host; exit 7 if it is not valid."""
+    verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
+    facts = _facts(verified)
+    if as_json:
+        print_json(facts | {"certificate": verified.facts})
+        return
+    print_facts({name: str(value) for name, value in facts.items() if value is not None})
+    for note in _notes(verified):
+        print(f"note: {note}", file=sys.stderr)
+
+
+@app.command("pull")
+def pull_image(
+    reference: Ref,
+    *,
+    max_age: MaxAge = "30d",
+    device_model: Model = AUTO,
+    driver: Driver = AUTO,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Verify an image, then fetch exactly the verified digest into the local engine."""
+    from stackcheck.certificate import pull
+    from stackcheck.engine.client import Engine
+
+    verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
+    facts = {"image": pull.local_name(verified), "digest": verified.digest}
+    if not dry_run:
+        pull.pull(verified, Engine.connect(), report=Progress(), plain_http=plain_http)
+    print_json(facts) if as_json else print_facts(facts)
+
+
+@app.command("run")
+def run_image(
+    reference: Ref,
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="What to run in the image; write -- before it.")
+    ],
+    *,
+    max_age: MaxAge = "30d",
+    device_model: Model = AUTO,
+    driver: Driver = AUTO,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Verify an image, then run a command in it; only the current folder is mounted."""
+    from stackcheck import vendors
+    from stackcheck.certificate import pull
+    from stackcheck.engine.client import Engine
+
+    verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
+    vendor = verified.facts["host"]["vendor"]
+    if dry_run:
+        print(f"{verified.reference}: run {' '.join(command)} with {Path.cwd()} mounted (vendor {vendor})")
+        return
+    engine = Engine.connect()
+    name = pull.pull(verified, engine, report=Progress(), plain_http=plain_http)
+    needs = vendors.module(vendor).container_needs()
+    code = pull.run(name, engine, command, needs=needs, folder=Path.cwd(), on_line=_print_line)
+    raise typer.Exit(code)
+
+
+@app.command("sbom")
+def print_sbom(
+    reference: Ref,
+    *,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the packages of a published image, from the signed document that is attached to it."""
+    from stackcheck.certificate import attached_sbom
+
+    document = attached_sbom.attached(reference, public_key=keys.load_public(key), plain_http=plain_http)
+    if as_json:
+        print_json(document)
+        return
+    packages = sorted(document["components"], key=lambda item: (item.get("purl", ""), item["name"]))
+    print_table(("package", "version", "kind", "licence"), [_package_row(item) for item in packages])
+
+
+def _verified(
+    reference: str, key: Path | None, max_age: str, device_model: str, driver: str, *, plain_http: bool
+) -> Verified:
+    from stackcheck.certificate.verify import verify
+
+    oldest = _duration(max_age)
+    model, version = _machine(device_model, driver)
+    return verify(
+        reference,
+        public_key=keys.load_public(key),
+        max_age=oldest,
+        device_model=model,
+        driver=version,
+        plain_http=plain_http,
+    )
+
+
+def _machine(device_model: str, driver: str) -> tuple[str, str | None]:
+    """The device model and driver to verify for; `auto` stands for those of this host."""
+    if AUTO not in {device_model, driver}:
+        return device_model, None if driver == NONE else driver
+    from stackcheck import vendors
+
+    host = vendors.host()
+    model = device_model if device_model != AUTO else _model_of(host)
+    version = host.driver if driver == AUTO else None if driver == NONE else driver
+    if device_model == "CPU" and driver == AUTO:
+        version = None  # a CPU certificate has no driver, also where the host has GPUs
+    return model, version
+
+
+def _model_of(host: vendors.Host) -> str:
+    models = {device.model for device in host.devices}
+    if len(models) == 1:
+        return models.pop()
+    raise ConfigurationError(
+        "cannot choose a device model for this host",
+        got=", ".join(sorted(models)) or "no device",
+        expected="devices of exactly one model",
+        next_step="name the model to verify for: --device-model MODEL",
+    )
+
+
+def _duration(text: str) -> dt.timedelta:
+    match = _DURATION.fullmatch(text)
+    try:
+        if match:
+            return dt.timedelta(**{_UNITS[match["unit"]]: int(match["number"])})
+    except OverflowError:
+        pass
+    raise ConfigurationError(
+        "invalid duration",
+        where="--max-age",
+        got=text,
+        expected="a number and d, h or m, such as 30d; at most 999999999d",
+    )
+
+
+def _facts(verified: Verified) -> dict[str, object]:
+    return {
+        "stack": verified.stack_id,
+        "run": str(verified.reference),
+        "digest": verified.digest,
+        "device_model": verified.device_model,
+        "driver": verified.driver,
+        "verified_at": verified.verified_at.isoformat(),
+        "checks": f"{len(verified.facts['passed'])} passed, {len(verified.facts['warned'])} waived",
+        "next": f"stackcheck run {verified.reference} -- python3",
+    }
+
+
+def _notes(verified: Verified) -> list[str]:
+    """What the user should know although the certificate is valid."""
+    waivers = [
+        f"{item['check']} is waived by {item['by']}: {item['reason']}" for item in verified.facts["waivers"]
+    ]
+    return (["this stack is experimental"] if verified.facts["experimental"] else []) + waivers
+
+
+def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:
+    kind = component.get("purl", f"pkg:{component['type']}/").removeprefix("pkg:").partition("/")[0]
+    return component["name"], component.get("version", "-"), kind, _licences(component)
+
+
+def _licences(component: dict[str, Any]) -> str:
+    stated = component.get("licenses", [])
+    names = [
+        item.get("expression") or item["license"].get("id") or item["license"]["name"] for item in stated
+    ]
+    return ", ".join(names) or "not stated"
+
+
+def _print_line(line: str) -> None:
+    print(line.rstrip("\n"), flush=True)

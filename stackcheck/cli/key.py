@@ -1,0 +1,43 @@
+"""The verb `key`. In: a path, or nothing. Out: the public half of the signing key, or cosign's policy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stackcheck.certificate import keys
+from stackcheck.cli.options import AsJson, DryRun, SigningKey, new_app
+from stackcheck.cli.output import print_facts, print_json
+
+app = new_app()
+
+
+@app.command("key")
+def show_key(
+    *,
+    policy: Annotated[
+        bool, typer.Option("--policy", help="Print the policy for cosign instead of the key.")
+    ] = False,
+    key: SigningKey = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Show the public half of the signing key; make the key on first use."""
+    from stackcheck.certificate.predicates import policy_text
+
+    if policy:
+        print(policy_text(), end="")
+        return
+    path = key or keys.default_path()
+    if dry_run and not path.exists():
+        print(f"{path}: make an ECDSA P-256 key with mode 0600, and {keys.public_path(path)}")
+        return
+    public = keys.load_or_create(path).public_key()
+    pem = keys.public_pem(public).decode()
+    facts = {"key": str(path), "public": str(keys.public_path(path)), "sha256": keys.hint(public)}
+    if as_json:
+        print_json(facts | {"pem": pem})
+        return
+    print_facts(facts)
+    print(pem, end="")

@@ -1,0 +1,137 @@
+"""The verbs that change published images: promote, revoke, gc.
+
+In: a reference, or a layout. Out: what was copied, revoked or removed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stackcheck.certificate import keys
+from stackcheck.cli.options import HERE, AsJson, DryRun, PlainHttp, PublicKey, Ref, Root, SigningKey, new_app
+from stackcheck.cli.output import Progress, print_facts, print_json
+from stackcheck.errors import ConfigurationError
+from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.store import parse_target
+
+app = new_app()
+
+
+@app.command("promote")
+def promote_image(
+    reference: Ref,
+    *,
+    to: Annotated[
+        str, typer.Option("--to", metavar="TARGET", help="Where to copy it: oci:DIR or HOST/REPO.")
+    ],
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy a certified image and its certificate to another target; the digest stays the same."""
+    from stackcheck.certificate import publish
+
+    target = parse_target(to)
+    public_key = keys.load_public(key)
+    if dry_run:
+        print(f"{reference}: copy image and certificate to {target}, then move the tag")
+        return
+    done = publish.promote(
+        reference, target=target, public_key=public_key, report=Progress(), plain_http=plain_http
+    )
+    facts = {
+        "reference": str(done.reference),
+        "unique": str(done.unique),
+        "digest": done.digest,
+        "next": f"stackcheck verify {done.reference}",
+    }
+    print_json(facts) if as_json else print_facts(facts)
+
+
+@app.command("revoke")
+def revoke_image(
+    reference: Ref,
+    *,
+    reason: Annotated[
+        str,
+        typer.Option(
+            "--reason", metavar="TEXT", help="Why; it is signed, and `verify` shows it to all users."
+        ),
+    ],
+    key: SigningKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Revoke a certificate: sign a FAILED verdict, then move floating tags back to a certified image."""
+    from stackcheck.certificate.revoke import revoke
+
+    signing_key = keys.load(key or keys.default_path())
+    if dry_run:
+        print(f"{reference}: attach a FAILED verdict ({reason}), then move its floating tags back")
+        return
+    now = dt.datetime.now(dt.UTC)
+    done = revoke(
+        reference, reason=reason, key=signing_key, now=now, report=Progress(), plain_http=plain_http
+    )
+    facts = {"digest": done.digest, "moved": done.moved, "removed": done.removed, "left": done.left}
+    if as_json:
+        print_json(facts)
+        return
+    print_facts({name: _listed(value) for name, value in facts.items() if value})
+    if done.left:
+        print("note: no earlier image is certified, so these tags still name it; `verify` refuses them")
+
+
+def _listed(value: object) -> str:
+    """Tags as a user types them, not as Python spells them."""
+    match value:
+        case dict():
+            return ", ".join(f"{tag} -> {digest}" for tag, digest in value.items())
+        case tuple():
+            return ", ".join(value)
+    return str(value)
+
+
+@app.command("gc")
+def collect_garbage(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="oci:DIR", help="The OCI image layout to clean.", show_default="`publish` in matrix.yaml"
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Remove the blobs of a layout on disk that no tag, manifest or attestation references."""
+    layout = _layout(target, root)
+    garbage = layout.unreferenced() if dry_run else layout.collect_garbage(Progress())
+    size_bytes = sum(garbage.values())
+    if as_json:
+        blobs = [{"digest": digest, "size_bytes": size} for digest, size in garbage.items()]
+        print_json({"target": layout.target, "removed": not dry_run, "bytes": size_bytes, "blobs": blobs})
+        return
+    done = "would remove" if dry_run else "removed"
+    print(f"{layout.target}: {done} {len(garbage)} blobs, {size_bytes} bytes ({size_bytes / 1e6:.1f} MB)")
+
+
+def _layout(target: str | None, root: Path) -> OciLayout:
+    from stackcheck.matrix import matrix
+
+    named = parse_target(target or matrix.load(root.resolve() / "matrix.yaml").publish)
+    if not named.startswith("oci:"):
+        raise ConfigurationError(
+            "gc cleans OCI image layouts only",
+            got=named,
+            expected="oci:DIR",
+            next_step="use the registry's own garbage collection",
+        )
+    return OciLayout(Path(named.removeprefix("oci:")))

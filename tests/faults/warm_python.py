@@ -1,0 +1,185 @@
+"""A Python that has loaded pytest and torch once, and forks for each run of the suites.
+
+In: one JSON line a run on stdin: {"arguments", "env", "cwd", "stdout", "stderr"}; `arguments` are pytest's.
+Out: for each run two lines on stdout, its process id and its exit code. pytest and torch take 1 to 7 s of
+processor time to load, and a suite with a fault planted runs some two hundred times.
+
+A run whose fault changes what is loaded here already starts a Python of its own instead.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PATCHES = "STACKCHECK_PATCHES"
+HARMLESS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+
+
+class Python:
+    """The side of the tests: a process of this file, started when it is first needed."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._process: subprocess.Popen[str] | None = None
+
+    def pytest(
+        self, *arguments: str, env: Mapping[str, str], folder: Path, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run pytest in a fork, in `folder`. Raises `TimeoutExpired` as subprocess.run does."""
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with tempfile.TemporaryDirectory() as outputs:
+            files = {name: str(Path(outputs, name)) for name in ("stdout", "stderr")}
+            request = {"arguments": arguments, "env": dict(env), "cwd": str(folder), **files}
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            pid = int(process.stdout.readline())
+            with _killed_after(timeout_s, pid) as expired:
+                code = int(process.stdout.readline())
+            said = {name: Path(path).read_text(errors="replace") for name, path in files.items()}
+        command = [self._program, "-m", "pytest", *arguments]
+        if expired:
+            raise subprocess.TimeoutExpired(command, timeout_s, said["stdout"], said["stderr"])
+        return subprocess.CompletedProcess(command, code, said["stdout"], said["stderr"])
+
+    def _started(self) -> "subprocess.Popen[str]":
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [self._program, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            atexit.register(_end, self._process)
+        return self._process
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
+@contextlib.contextmanager
+def _killed_after(timeout_s: float, pid: int) -> Iterator[list[int]]:
+    """Kill a process when its time is over; what is yielded then holds it."""
+    expired: list[int] = []
+
+    def kill() -> None:
+        expired.append(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(timeout_s, kill)
+    timer.start()
+    try:
+        yield expired
+    finally:
+        timer.cancel()
+
+
+def serve() -> None:
+    """Fork for each request; returns in the fork, ready to be pytest."""
+    _load()
+    sys.path.pop(0)  # this file's folder
+    loaded = frozenset(sys.modules)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing that a library prints is an answer
+    gc.freeze()
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            answers.close()
+            _become(request, loaded)
+            return
+        answers.write(f"{pid}\n")
+        answers.flush()
+        _, status = os.waitpid(pid, 0)
+        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        answers.flush()
+    os._exit(0)
+
+
+def _load() -> None:
+    """What most runs would load: pytest with its own plugins, and what the kernels' suites import."""
+    from _pytest.config import default_plugins
+
+    for name in default_plugins:
+        importlib.import_module(f"_pytest.{name}")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch.distributed")
+
+
+def _become(request: Mapping[str, Any], loaded: frozenset[str]) -> None:
+    """Take on a run's environment, output and import path; a planted sitecustomize runs as at a start."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+        os.close(file)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    env = request["env"]
+    os.chdir(request["cwd"])
+    places = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    if _changes_what_is_loaded(env, places, loaded):
+        os.execve(sys.executable, [sys.executable, "-m", "pytest", *request["arguments"]], env)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
+    sys.path[:0] = [request["cwd"], *places]
+    sys.argv = ["pytest", *request["arguments"]]
+    tempfile.tempdir = None
+    random.seed()
+    for name in ("sitecustomize", "pynvml"):  # a fault's own go first
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+
+
+def _changes_what_is_loaded(env: Mapping[str, str], places: list[str], loaded: frozenset[str]) -> bool:
+    """Whether a run needs a Python of its own, for the interpreter's settings or a module loaded here."""
+    settings = any(name.startswith(("PYTHON", "LD_", "TORCH")) and name not in HARMLESS for name in env)
+    patched = any(key.partition(":")[0] in loaded for key in json.loads(env.get(PATCHES, "{}")))
+    planted = {path.stem for place in places if Path(place).is_dir() for path in Path(place).iterdir()}
+    return settings or patched or bool(planted & loaded - {"sitecustomize", "pynvml"})
+
+
+def _pytest() -> int:
+    """The exit code of `python -m pytest`."""
+    try:
+        runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def _end_at_once(code: int) -> None:
+    """Do what an interpreter does at its end, but for freeing all that was loaded before the fork."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()
+    _end_at_once(_pytest())

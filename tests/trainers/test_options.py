@@ -1,0 +1,49 @@
+"""Flags that cannot work together are refused before anything starts, and the message says what to change."""
+
+import subprocess
+import sys
+
+import pytest
+
+import options
+from tools import launch
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--warmup-s 40 --budget-s 25", ("--warmup-s 40", "--budget-s 25", "a budget above 40 s")),
+        ("--warmup-s 25 --budget-s 25", ("--warmup-s 25", "a shorter warm-up")),
+        ("--steps 5 --warmup 5", ("--warmup 5", "--steps 5", "more than 5 steps")),
+        ("--steps 9 --until 4 --warmup 7", ("--warmup 7", "--until 4", "a warm-up below 4")),
+        ("--full-every 150", ("--full-every", "multiple of --checkpoint-every 100")),
+        ("--steps 3 --until 4", ("--until 4", "--steps 3")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_contradiction_ends_with_2_and_says_what_to_change(
+    flags: str, says: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        options.parse(flags.split())
+    assert ended.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert all(part in line for part in says), line
+
+
+def test_a_run_that_could_time_nothing_is_refused_at_once() -> None:
+    flags = ("--steps", "1000000", "--warmup-s", "40", "--budget-s", "25")
+    done = subprocess.run(
+        [sys.executable, launch.TRAIN, *flags], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert "leaves nothing of --budget-s 25 to time" in done.stderr
+    assert "connect" not in done.stdout  # before the ranks meet
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--steps 1", "--steps 3", "--steps 80 --until 2", "--steps 5 --warmup 4", "--warmup-s 12 --budget-s 32"],
+)
+def test_a_short_run_without_a_warmup_of_its_own_is_not_refused(flags: str) -> None:
+    assert options.parse(flags.split()).warmup in {options.WARMUP, 4}

@@ -1,0 +1,105 @@
+"""What the consumer's verbs print, and refuse."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from small_checkout import call
+from small_dist import KEY, verified
+from small_images import STACK_ID
+from stackcheck.certificate import keys
+from stackcheck.cli import consumer, published
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from small_images import SmallImage
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> str:
+    path = tmp_path / "publisher.pub"
+    path.write_bytes(keys.public_pem(KEY.public_key()))
+    return str(path)
+
+
+def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, public: str) -> None:
+    command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, "--max-age", "36500d", "--json"]
+    done = CliRunner().invoke(consumer.app, [*command, "--device-model", "CPU", "--driver", "none"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["run"] == f"oci:{dist}@{image.manifest_digest}"
+    assert document["next"].startswith("stackcheck run ")
+    assert document["certificate"]["stackId"] == STACK_ID
+
+
+@pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "99999999999999d"])
+def test_an_invalid_duration_is_a_usage_error(dist: Path, public: str, age: str) -> None:
+    command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, f"--max-age={age}"]
+    done = CliRunner().invoke(consumer.app, [*command, "--device-model", "CPU", "--driver", "none"])
+    assert isinstance(done.exception, ConfigurationError)
+    assert done.exception.what == "invalid duration"
+
+
+@pytest.mark.parametrize("verb", ["verify", "pull", "sbom"])
+def test_a_folder_that_is_not_there_is_named_as_that(
+    tmp_path: Path, public: str, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    host = () if verb == "sbom" else ("--device-model", "CPU", "--driver", "none")
+    done = call(capsys, verb, f"oci:{tmp_path}/nowhere:x", "--key", public, *host)
+    assert done.code == 7
+    assert "the folder of the OCI image layout does not exist" in done.err
+    assert f"where: {tmp_path}/nowhere" in done.err
+    assert "fetch" not in done.err
+
+
+def test_a_revocation_in_a_folder_that_is_not_there_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys.load_or_create(tmp_path / "k.key")
+    command = ("revoke", f"oci:{tmp_path}/nowhere:x", "--reason", "NaN", "--key", tmp_path / "k.key")
+    done = call(capsys, *command)
+    assert "does not exist" in done.err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_dry_run_of_gc_removes_nothing_and_gc_says_how_many_bytes(
+    dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = b"a layer of nothing"
+    path = dist / "blobs" / "sha256" / hashlib.sha256(body).hexdigest()
+    path.write_bytes(body)
+    wanted = {"digest": f"sha256:{path.name}", "size_bytes": len(body)}
+    for dry, words in ((True, ["--dry-run"]), (False, [])):
+        document = json.loads(call(capsys, "gc", f"oci:{dist}", "--json", *words).out)
+        assert (document["removed"], document["bytes"], document["blobs"]) == (not dry, len(body), [wanted])
+        assert path.exists() == dry
+    assert verified(dist)
+
+
+def test_a_dry_run_revokes_nothing(dist: Path, tmp_path: Path) -> None:
+    keys.load_or_create(tmp_path / "k.key")
+    command = ["revoke", f"oci:{dist}:{STACK_ID}", "--reason", "NaN", "--dry-run"]
+    done = CliRunner().invoke(published.app, [*command, "--key", str(tmp_path / "k.key")])
+    assert done.exit_code == 0, done.output
+    assert verified(dist)
+
+
+@pytest.mark.parametrize(
+    "target", ["oci:other:tag", "registry.example.org:99999/a", "https://registry.example.org/a"]
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_dry_run_refuses_the_target_that_promoting_refuses(
+    dist: Path, public: str, target: str, *, dry_run: bool
+) -> None:
+    command = ["promote", f"oci:{dist}:{STACK_ID}", "--key", public, "--to", target]
+    done = CliRunner().invoke(published.app, [*command, *["--dry-run"] * dry_run])
+    assert isinstance(done.exception, ConfigurationError)

@@ -1,0 +1,68 @@
+"""One option is the same in every verb: its help, its place in the order, and a default that help shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from stackcheck import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typer.core import TyperOption
+
+# What options.py promises: where to, how to build, how to report; what a verb does itself comes first.
+ORDER = (
+    *("--tier", "--gpu-vendor", "--force", "--max-age", "--device-model", "--driver", "--reason", "--output"),
+    *("--to", "--key", "--plain-http"),
+    *("--wheelhouse", "--wheel-cache", "--platform", "--no-cache"),
+    *("--json", "--dry-run", "--root", "--help"),
+)
+# A verb that signs has the signing key, and one that verifies the public one; promote always needs a target.
+TWO_MEANINGS = {"--key": 2, "--to": 2}
+
+
+def options(verb: str) -> Iterator[TyperOption]:
+    group = typer.main.get_command(cli.app)
+    context = typer.Context(group)
+    command = group.get_command(context, verb)
+    assert command
+    yield from (option for option in command.get_params(context) if option.param_type_name == "option")
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_a_verb_lists_its_options_in_the_common_order(verb: str) -> None:
+    names = [option.opts[0] for option in options(verb)]
+    shared = [name for name in names if name in ORDER]
+    assert shared == sorted(shared, key=ORDER.index)
+    last = [name for name in names if name not in ORDER]
+    assert names[: len(last)] == last, "a verb's own options come first"
+
+
+def test_an_option_of_several_verbs_says_the_same_in_each() -> None:
+    said: dict[str, set[str | None]] = {}
+    for verb in cli.VERBS:
+        for option in options(verb):
+            said.setdefault(option.opts[0], set()).add(option.help)
+    assert {name: len(texts) for name, texts in said.items() if len(texts) > 1} == TWO_MEANINGS
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_an_option_with_a_value_shows_its_default_or_is_required(verb: str) -> None:
+    for option in options(verb):
+        if not option.is_flag and not option.required:
+            shows = isinstance(option.show_default, str) or (option.show_default and option.default)
+            assert shows, f"{verb} {option.opts[0]}"
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_help_is_plain_text_without_boxes_and_colours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.app([verb, "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith("Usage: ")
+    assert not set(text) & set("╭─│╰\x1b")
+    assert "[[" not in text

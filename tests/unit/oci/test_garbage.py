@@ -1,0 +1,257 @@
+"""Garbage collection removes what nothing references, and never what a tag, digest or referrer reaches."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from small_dist import DAY, KEY, release, verified
+from small_images import NOW, STACK_ID, make_image, put, quiet
+from stackcheck.certificate import attachments, revoke, verify
+from stackcheck.errors import CertificateError
+from stackcheck.oci.documents import (
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Manifest,
+    MissingError,
+    RegistryError,
+    compact_json,
+)
+from stackcheck.oci.layout import REF_NAME, OciLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+
+REFERRER = "application/vnd.example.note"
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    """Three publications of one stack, each with new statements; the second image was certified twice."""
+    for number, name in enumerate(("first", "second", "second"), start=1):
+        image = make_image(tmp_path / f"oci{number}", name.encode())
+        release(image, tmp_path / "dist", now=NOW + number * dt.timedelta(hours=1))
+    return tmp_path / "dist"
+
+
+def blobs(dist: Path) -> set[str]:
+    return {f"sha256:{path.name}" for path in (dist / "blobs" / "sha256").iterdir()}
+
+
+def images_of(layout: OciLayout) -> list[str]:
+    return [tag for tag in layout.tags() if tag.startswith(STACK_ID)]
+
+
+def assert_all_verify(dist: Path) -> None:
+    tags = images_of(OciLayout(dist))
+    assert len(tags) == 3  # the floating one, and one for each image
+    for tag in tags:
+        verify.verify(
+            f"oci:{dist}:{tag}", public_key=KEY.public_key(), device_model="CPU", driver=None, now=NOW + DAY
+        )
+
+
+def litter(dist: Path) -> list[str]:
+    """What a crashed publication and an earlier version left: a layer, and a manifest that no tag names."""
+    layout = OciLayout(dist)
+    layer = put(layout, "application/octet-stream", b"a layer of nothing" * 1000)
+    config = put(layout, "application/octet-stream", b'{"config": "of nothing"}')
+    document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config, "layers": [layer]}
+    manifest = put(layout, OCI_MANIFEST, compact_json(document))
+    return [layer["digest"], config["digest"], manifest["digest"]]
+
+
+def test_a_publication_leaves_nothing_that_it_replaced(dist: Path) -> None:
+    assert OciLayout(dist).unreferenced() == {}
+    assert_all_verify(dist)
+
+
+def test_garbage_goes_and_every_tag_still_verifies(dist: Path) -> None:
+    kept = blobs(dist)
+    garbage = litter(dist)
+    layout = OciLayout(dist)
+    before = (dist / "index.json").read_bytes()
+    assert set(layout.unreferenced()) == set(garbage)
+    assert blobs(dist) == kept | set(garbage)
+    found = layout.collect_garbage(quiet)
+    assert set(found) == set(garbage)
+    assert found[garbage[0]] == 18_000
+    assert blobs(dist) == kept
+    assert (dist / "index.json").read_bytes() == before
+    assert_all_verify(dist)
+    assert layout.collect_garbage(quiet) == {}
+
+
+def test_an_image_stays_as_long_as_its_attestations_name_it(dist: Path) -> None:
+    layout = OciLayout(dist)
+    gone = layout.read_manifest(next(tag for tag in images_of(layout) if tag != STACK_ID))
+    config = gone.descriptors("config")[0].digest
+    layout._write_entries([entry for entry in layout._entries() if entry.digest != gone.digest])
+    assert layout.unreferenced() == {}
+    hexes = gone.digest.removeprefix("sha256:")
+    attached = (f"sha256-{hexes}", f"cert-{hexes[:12]}-")
+    names = {entry.digest: entry.annotations.get(REF_NAME, "") for entry in layout._entries()}
+    layout._write_entries([e for e in layout._entries() if not names[e.digest].startswith(attached)])
+    assert {gone.digest, config} <= set(layout.unreferenced())
+
+
+def test_an_image_that_only_a_digest_names_stays(tmp_path: Path) -> None:
+    dist = make_image(tmp_path / "dist").layout
+    layout = OciLayout(dist)
+    kept = blobs(dist)
+    layout.delete_tag("candidate")
+    assert images_of(layout) == []
+    assert layout.collect_garbage(quiet) == {}
+    assert blobs(dist) == kept
+
+
+@pytest.mark.parametrize("listed", ["by nothing", "by a digest tag", "by an index in an index"])
+def test_what_refers_to_a_kept_manifest_stays(tmp_path: Path, listed: str) -> None:
+    image = make_image(tmp_path / "dist")
+    layout = OciLayout(image.layout)
+    subject = layout.read_manifest("candidate")
+    document = {
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "artifactType": REFERRER,
+        "config": put(layout, REFERRER, b"{}"),
+        "layers": [put(layout, REFERRER, b"a note")],
+        "subject": subject.as_descriptor().as_json() if listed == "by nothing" else None,
+    }
+    if listed != "by nothing":
+        del document["subject"]
+    note = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
+    layout.write_blob(note.as_descriptor(), lambda: (note.body,))
+    if listed != "by nothing":
+        assert note.digest in layout.unreferenced()
+        entry = note.as_descriptor()
+        for depth in range(2 if listed == "by an index in an index" else 1):
+            members = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry.as_json()]}
+            index = Manifest(
+                media_type=OCI_INDEX, body=compact_json(members | {"annotations": {"d": str(depth)}})
+            )
+            layout.write_blob(index.as_descriptor(), lambda body=index.body: (body,))
+            entry = index.as_descriptor()
+        layout.write_manifest(index, attachments.fallback_tag(subject.digest))
+    assert layout.collect_garbage(quiet) == {}
+    layout.read_manifest(note.digest)
+
+
+def test_a_referrer_of_nothing_kept_goes(tmp_path: Path) -> None:
+    layout = OciLayout(make_image(tmp_path / "dist").layout)
+    missing = {"mediaType": OCI_MANIFEST, "digest": "sha256:" + "a" * 64, "size": 3}
+    note = put(layout, OCI_MANIFEST, compact_json({"config": missing, "layers": [], "subject": missing}))
+    assert set(layout.collect_garbage(quiet)) == {note["digest"]}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "no JSON"])
+def test_a_damaged_manifest_stops_the_collection_before_it_removes(dist: Path, damage: str) -> None:
+    litter(dist)
+    layout = OciLayout(dist)
+    path = layout.blob_path(layout.read_manifest(STACK_ID).digest)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] if damage == "truncated" else b"x")
+    before = blobs(dist)
+    with pytest.raises(RegistryError):
+        layout.collect_garbage(quiet)
+    assert blobs(dist) == before
+
+
+def test_a_publication_into_a_damaged_layout_removes_nothing(dist: Path, tmp_path: Path) -> None:
+    layout = OciLayout(dist)
+    first = layout.read_manifest(next(tag for tag in images_of(layout) if tag != STACK_ID))
+    damaged = layout.read_manifest(attachments.legacy_tag(first.digest))
+    garbage = litter(dist)
+    layout.blob_path(damaged.digest).write_bytes(b"x")
+    before = blobs(dist)
+    release(make_image(tmp_path / "oci4", b"fourth"), dist, now=NOW + dt.timedelta(hours=5))
+    assert before <= blobs(dist)
+    assert set(garbage) <= blobs(dist)
+
+
+def test_an_interrupted_collection_leaves_a_layout_that_verifies(
+    dist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    garbage = litter(dist)
+    layout = OciLayout(dist)
+    path_type = type(dist)
+    unlink, removed = path_type.unlink, []
+
+    def interrupted(path: Path, *, missing_ok: bool = False) -> None:
+        if path.parent.name == "sha256":
+            if removed:
+                raise KeyboardInterrupt
+            removed.append(f"sha256:{path.name}")
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(path_type, "unlink", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            layout.collect_garbage(quiet)
+    assert removed == [garbage[2]]  # the manifest first: none is left without its layers
+    assert_all_verify(dist)
+    assert set(layout.collect_garbage(quiet)) == set(garbage[:2])
+
+
+def test_a_collection_waits_for_a_writer(dist: Path) -> None:
+    garbage, said, waiting = litter(dist), [], threading.Event()
+    worker = threading.Thread(
+        target=lambda: OciLayout(dist).collect_garbage(lambda text: (said.append(text), waiting.set())[0])
+    )
+    with OciLayout(dist).writing(quiet):
+        worker.start()
+        assert waiting.wait(timeout=30)
+        assert set(garbage) <= blobs(dist)
+    worker.join(timeout=30)
+    assert "waiting for another writer" in said[0]
+    assert not set(garbage) & blobs(dist)
+
+
+def test_a_verifier_that_reads_while_a_publication_replaces_statements_reads_again(
+    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the image, then a new publication removes the statements that it was about to read."""
+    image = make_image(tmp_path / "again", b"second")
+    check, once = verify._check_layout, []
+
+    def slow(store: OciLayout, manifest: Manifest) -> None:
+        if not once:
+            once.append(1)
+            carriers = attachments.manifests(store, manifest.digest)
+            release(image, dist, now=NOW + dt.timedelta(hours=9))
+            for carrier in carriers:
+                store.read_manifest(carrier.digest)  # the replaced one is gone
+        check(store, manifest)
+
+    monkeypatch.setattr(verify, "_check_layout", slow)
+    found = verified(dist)
+    assert once == [1]
+    assert found.verified_at == NOW + dt.timedelta(hours=9)
+
+
+def test_a_revocation_leaves_no_garbage_and_is_still_read(dist: Path) -> None:
+    revoke.revoke(f"oci:{dist}:{STACK_ID}", reason="NaN", key=KEY, now=NOW + DAY, report=quiet)
+    layout = OciLayout(dist)
+    assert layout.unreferenced() == {}
+    second = next(tag for tag in reversed(images_of(layout)) if tag != STACK_ID)
+    with pytest.raises(CertificateError, match="FAILED"):
+        verify.verify(
+            f"oci:{dist}:{second}",
+            public_key=KEY.public_key(),
+            device_model="CPU",
+            driver=None,
+            now=NOW + DAY,
+        )
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="does not exist"):
+        OciLayout(tmp_path / "nowhere").collect_garbage(quiet)
+    assert not (tmp_path / "nowhere").exists()

@@ -1,0 +1,106 @@
+"""FSDP1 with the four strategies of the founding documents: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD,
+HYBRID_SHARD.
+
+In: a model on the meta device, Options. Out: a Job. torch calls FSDP1 deprecated, but LLM Foundry and AMD ran
+it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from layouts import fsdp2, job, optimizer, prepare
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.layers import BlockModel
+    from options import Options
+    from world import World
+
+STRATEGY = {
+    "full_shard": ShardingStrategy.FULL_SHARD,
+    "shard_grad_op": ShardingStrategy.SHARD_GRAD_OP,
+    "no_shard": ShardingStrategy.NO_SHARD,
+    "hybrid_shard": ShardingStrategy.HYBRID_SHARD,
+}
+
+
+class Fsdp1:
+    """The Job of this layout; every rank is a data rank."""
+
+    def __init__(self, model: BlockModel, options: Options, world: World) -> None:
+        self.options = options
+        prepare.prepare(model, options, world, None)
+        self.data_rank, self.data_size = world.rank, world.size
+        self.model = wrap(model, options, world)
+        self.optimizer = optimizer.adamw(self.model, options)
+
+    def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
+        """As Job."""
+        if last:
+            return self._forward_backward(batch, share)
+        with self.model.no_sync():
+            return self._forward_backward(batch, share)
+
+    def _forward_backward(self, batch: dict[str, Tensor], share: float) -> Tensor:
+        loss: Tensor = self.model(**batch)
+        (loss * share).backward()
+        return loss.detach()
+
+    def step(self, lr: float) -> Tensor:
+        """As Job."""
+        norm = self.model.clip_grad_norm_(self.options.clip)
+        optimizer.update(self.optimizer, lr)
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        """As Job."""
+        model, moments = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": moments}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """As Job."""
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """As Job."""
+        full = get_model_state_dict(
+            self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=False)
+        )
+        return {name: fsdp2.whole(value) for name, value in full.items()}
+
+
+def wrap(model: BlockModel, options: Options, world: World) -> FullyShardedDataParallel:
+    """The model in FSDP1, each block a unit."""
+    meshes = job.mesh(options, world)
+    hybrid = options.parallel == "hybrid_shard"
+    precision = MixedPrecision(
+        param_dtype=torch.bfloat16 if options.below_fp32 else torch.float32,
+        reduce_dtype=torch.float32 if options.reduce == "fp32" else torch.bfloat16,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's notice that FSDP1 is deprecated
+        return FullyShardedDataParallel(
+            model,
+            sharding_strategy=STRATEGY[options.parallel],
+            device_mesh=meshes["replicas", "shard"] if hybrid else None,
+            auto_wrap_policy=ModuleWrapPolicy({type(block) for block in model.blocks.values()}),
+            mixed_precision=precision,
+            device_id=world.device,
+            use_orig_params=True,
+            limit_all_gathers=True,
+        )

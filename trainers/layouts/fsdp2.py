@@ -1,0 +1,94 @@
+"""FSDP2: each unit's parameters are sharded and gathered when it runs; also with replicas (HSDP) and tensor
+parallel.
+
+In: a model on the meta device, Options. Out: a Job.
+https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from layouts import job, optimizer, prepare
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+
+    from models.layers import BlockModel
+    from options import Options
+    from world import World
+
+
+class Fsdp2:
+    """FSDP2 over the dimensions shard and replicas, tensor parallel over tp."""
+
+    def __init__(self, model: BlockModel, options: Options, world: World) -> None:
+        self.options, self.mesh, self.model = options, job.mesh(options, world), model
+        prepare.prepare(model, options, world, self.mesh["tp"])
+        self.sharded = shard(model, options, self.mesh)
+        self.data_size = self.mesh["shard"].size() * self.mesh["replicas"].size()
+        self.data_rank = self.mesh["replicas"].get_local_rank() * self.mesh["shard"].size()
+        self.data_rank += self.mesh["shard"].get_local_rank()
+        self.optimizer = optimizer.adamw(model, options)
+
+    def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
+        """As Job. Only the last microbatch of a step reduces gradients and frees gathered weights."""
+        self.sharded.set_requires_gradient_sync(last)
+        self.sharded.set_reshard_after_backward(last)
+        loss: Tensor = self.model(**batch)
+        (loss * share).backward()
+        return loss.detach()
+
+    def step(self, lr: float) -> Tensor:
+        """As Job."""
+        norm = optimizer.global_norm(self.model.parameters())
+        optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
+        optimizer.update(self.optimizer, lr)
+        if self.options.precision == "fp8":
+            from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+            precompute_float8_dynamic_scale_for_fsdp(self.model)
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        """As Job."""
+        model, moments = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": moments}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """As Job."""
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """As Job."""
+        return {name: whole(value) for name, value in self.model.state_dict().items()}
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor that may be spread over ranks, whole, in float32 on the CPU."""
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().float().cpu()
+
+
+def shard(model: BlockModel, options: Options, meshes: DeviceMesh) -> FSDPModule:
+    """FSDP2 on each unit, then on the root. The last unit stays gathered: backward uses it at once."""
+    over = meshes["replicas", "shard"] if options.replicas > 1 else meshes["shard"]
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if options.below_fp32 else None,
+        reduce_dtype=torch.float32 if options.reduce == "fp32" else torch.bfloat16,
+        cast_forward_inputs=False,  # embeddings are bfloat16 already; the rotary table must stay float32
+    )
+    for name, unit in list(prepare.units(model)):
+        stays = name == "head" or not options.reshard
+        fully_shard(unit, mesh=over, mp_policy=policy, reshard_after_forward=not stays)
+    fully_shard(model, mesh=over, mp_policy=policy)
+    return cast("FSDPModule", model)  # fully_shard changes the model's class in place

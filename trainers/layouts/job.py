@@ -1,0 +1,95 @@
+"""What train.py asks of a layout, and the layout that a run gets.
+
+In: Options, Preset, Plan, World. Out: a Job: a model spread over the ranks, with its optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import presets
+from errors import RefusedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from options import Options
+    from plan import Plan
+    from presets import Preset
+    from world import World
+
+
+class Job(Protocol):
+    """A model spread over the ranks, with its optimizer."""
+
+    data_rank: int
+    data_size: int
+
+    @property
+    def model(self) -> object:
+        """The model as this rank holds it."""
+
+    def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
+        """Forward, and backward of share x loss. Returns the loss, detached.
+
+        Gradients add up on each rank; with the `last` microbatch of a step they are reduced over the ranks.
+        """
+
+    def step(self, lr: float) -> Tensor:
+        """Clip the gradients, update the weights, clear the gradients. Returns the norm before clipping."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores. Loading fills it in place; `restore` then takes it over."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a loaded state."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, whole, in float32 on the CPU of every rank, in the model's order."""
+
+
+def create(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
+    """The job of this layout. Only the module of the layout that runs is imported."""
+    from layouts import fsdp2, prepare
+
+    family = presets.MODELS[options.model]
+    chunks = options.loss_chunks or (8 if world.gpu else 1)
+    if options.implementation == "transformers":
+        from models import hf_llama
+
+        return fsdp2.Fsdp2(hf_llama.skeleton(preset.config, chunks), options, world)
+    if options.pp > 1:
+        from layouts import pipeline
+
+        return pipeline.Pipelined(family, preset.config, chunks, plan=plan, options=options, world=world)
+    model = prepare.skeleton(family, preset.config, loss_chunks=chunks)
+    if options.parallel == "zero1":
+        from layouts import zero1
+
+        return zero1.Zero1(model, options, world)
+    if options.parallel != "fsdp2":
+        from layouts import fsdp1
+
+        return fsdp1.Fsdp1(model, options, world)
+    return fsdp2.Fsdp2(model, options, world)
+
+
+def check_ranks(options: Options, world: World) -> None:
+    """Refuse a number of ranks that --pp, --replicas and --tp do not divide."""
+    outer = options.pp * options.replicas * options.tp
+    if world.size % outer:
+        raise RefusedError(
+            f"{world.size} ranks cannot be divided by pp {options.pp} x replicas {options.replicas} x "
+            f"tp {options.tp}; start a multiple of {outer} ranks, or change these flags"
+        )
+
+
+def mesh(options: Options, world: World) -> DeviceMesh:
+    """Dimensions pp, replicas, shard, tp. Neighbouring ranks share a node, so tp comes last: it
+    talks most.
+    """
+    outer = options.pp * options.replicas * options.tp
+    sizes = (options.pp, options.replicas, world.size // outer, options.tp)
+    return init_device_mesh(world.device.type, sizes, mesh_dim_names=("pp", "replicas", "shard", "tp"))

@@ -1,0 +1,173 @@
+"""What every layout does to a model before it shards it: initial weights, FP8, tensor parallel, compile,
+recompute.
+
+In: a model on the meta device, Options. Out: the same model with weights, ready to be sharded.
+
+Weights are drawn per parameter from (seed, name), so they do not depend on the number of ranks, on which
+layers a rank holds, or on the order in which it builds them. torch demands this order of the rest: FP8,
+tensor parallel, compile with recomputation around it, and only then shard.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from models.layers import BlockModel
+    from options import CompileScope, Options, Precision
+    from world import World
+
+STD = 0.02  # of initial weights, as GPT-2 and LLM Foundry draw them
+
+
+def skeleton(family: Any, config: Any, **arguments: Any) -> BlockModel:
+    """The model without memory: every weight is on the meta device."""
+    with torch.device("meta"):
+        model: BlockModel = family.Model(config, **arguments)
+    return model
+
+
+def prepare(model: BlockModel, options: Options, world: World, tp: DeviceMesh | None) -> None:
+    """Give weights to every unit, then apply everything that must come before sharding."""
+    if options.precision.startswith("fp8"):
+        use_fp8_linears(model, options.precision)
+    for name, unit in list(units(model)):
+        give_weights(model, unit, name, options, world.device)
+    give_weights(model, model, "", options, world.device)
+    if tp is not None and tp.size() > 1:
+        for block in model.blocks.values():
+            parallelize_module(block, tp, tensor_parallel_styles(block))
+    compile_and_recompute(model, options, gpu=world.gpu)
+
+
+def units(model: BlockModel) -> Iterator[tuple[str, nn.Module]]:
+    """The parts that are sharded, gathered and compiled as one, by name, in the order in which forward uses
+    them.
+
+    The order matters: zero1 gathers weights in it, behind the optimizer and ahead of the next forward.
+    """
+    children = (
+        [] if ties_weights(model) else [(n, c) for n, c in model.named_children() if n not in model.at_root]
+    )
+    held = [(name, child) for name, child in children if any(True for _ in child.parameters())]
+    yield from ((name, child) for name, child in held if name not in {"blocks", "head"})
+    yield from ((f"blocks.{name}", block) for name, block in model.blocks.items())
+    yield from ((name, child) for name, child in held if name == "head")
+
+
+def ties_weights(model: nn.Module) -> bool:
+    """Whether two modules share one weight (a tied embedding). Both must then be in one unit: the root."""
+    return len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.named_parameters()))
+
+
+def initial_value(
+    name: str, shape: torch.Size, layers: int, options: Options, device: torch.device
+) -> Tensor:
+    """The initial float32 value of a parameter: ones for norms, zeros for biases, else normal.
+
+    Projections that add to the residual stream are scaled by 1/sqrt(2 x layers), as in GPT-2. Devices draw
+    different numbers from one seed; with --portable the CPU draws for all of them.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(shape, device=device)
+    if len(shape) == 1:
+        return torch.ones(shape, device=device)
+    drawn_on = torch.device("cpu") if options.portable else device
+    random = torch.Generator(drawn_on).manual_seed(zlib.crc32(name.encode()) + (options.seed << 32))
+    residual = name.endswith((".o.weight", ".down.weight"))
+    scale = STD / math.sqrt(2 * layers) if residual else STD
+    return (torch.randn(shape, device=drawn_on, generator=random) * scale).to(device)
+
+
+def give_weights(
+    model: BlockModel, module: nn.Module, prefix: str, options: Options, device: torch.device
+) -> None:
+    """Give every meta weight of `module` (whose name is `prefix`) its initial value; tied weights stay tied.
+
+    A model that is not ours translates its names to ours (`our_name`), and so starts with the same weights.
+    """
+    done: dict[int, nn.Parameter] = {}
+    for path, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if not parameter.is_meta:
+            continue
+        owner, _, leaf = path.rpartition(".")
+        if id(parameter) not in done:
+            name = f"{prefix}.{path}" if prefix else path
+            value = initial_value(model.our_name(name), parameter.shape, model.config.layers, options, device)
+            done[id(parameter)] = nn.Parameter(value)
+        setattr(module.get_submodule(owner), leaf, done[id(parameter)])
+
+
+def use_fp8_linears(model: nn.Module, recipe: Precision) -> None:
+    """Replace the blocks' linear layers by torchao's FP8 ones: tensorwise with FP8 all-gather,
+    or row-wise.
+    """
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise RuntimeError(
+            "--precision fp8 needs torchao; pip install torchao, or use --precision bf16"
+        ) from error
+    if recipe == "fp8-rowwise":
+        config = Float8LinearConfig.from_recipe_name("rowwise")
+    else:
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: "blocks" in name and "router" not in name
+    )
+
+
+def tensor_parallel_styles(block: nn.Module) -> dict[str, Any]:
+    """Split heads and hidden units by columns, then by rows: one all-reduce for attention, one
+    for the MLP.
+    """
+    column = {
+        name: ColwiseParallel()
+        for name in ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
+    }
+    rows = {name: RowwiseParallel() for name in ("attention.o", "mlp.down")}
+    present = {name for name, _ in block.named_modules()}
+    return {name: style for name, style in (column | rows).items() if name in present}
+
+
+def compile_and_recompute(model: BlockModel, options: Options, *, gpu: bool) -> None:
+    """Compile blocks or model (by default on a GPU), and recompute activations in backward if asked to.
+
+    Recomputation goes inside the block, under its layout's hooks: around them, the hooks would run again in
+    backward, where they need not do what they do in forward (FSDP2's casts did not, in torch 2.11 and other
+    versions before pytorch/pytorch#182580). The compiled forward goes inside what is recomputed.
+    """
+    compiled = gpu if options.compile is None else options.compile
+    recompute, whole = options.recompute == "full", options.compile_scope == "model"
+    if recompute:
+        for block in model.blocks.values():
+            inner = compiled and not whole
+            forward = torch.compile(block.forward, fullgraph=model.whole_graph) if inner else block.forward
+            block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
+    if compiled and (whole or not recompute):
+        compile_in_place(model, options.compile_scope)
+
+
+def compile_in_place(model: BlockModel, scope: CompileScope) -> None:
+    """Compile each block, or the whole model with its layout's hooks.
+
+    In place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
+    """
+    if scope == "model":
+        model.compile()
+        return
+    for block in model.blocks.values():
+        block.compile(fullgraph=model.whole_graph)

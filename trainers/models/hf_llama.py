@@ -1,0 +1,96 @@
+"""The Llama of Hugging Face's transformers in our training loop: what most users run, to compare ours with.
+
+In: the shape of a preset. Out: a model with the same forward and the same first weights as ours. Layouts
+shard and compile its blocks as they do ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from errors import RefusedError
+from models import llama
+from models.layers import BlockModel, LossHead, run_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OURS = {name: name for name in ("embedding", "blocks", "head.norm", "head.out")} | {
+    f"layer.{name}": ours for ours, name in llama.NAMES.items()
+}
+
+
+class Block(nn.Module):
+    """One of the library's layers, called as ours are."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Activations after the layer."""
+        out = self.layer(x, position_embeddings=rotary)
+        return cast("Tensor", out[0] if isinstance(out, tuple) else out)
+
+
+class Model(BlockModel):
+    """The library's embedding, layers, norm and head, with our chunked loss."""
+
+    whole_graph = False
+
+    def __init__(self, config: llama.Config, loss_chunks: int) -> None:
+        super().__init__()
+        library = causal_lm(config)
+        self.config = config
+        self.embedding = library.model.embed_tokens
+        self.blocks = nn.ModuleDict({str(i): Block(layer) for i, layer in enumerate(library.model.layers)})
+        self.head = LossHead(library.model.norm, library.lm_head, loss_chunks)
+        self.rotary_class = type(library.model.rotary_emb)
+        self.library_config = library.config
+
+    def our_name(self, name: str) -> str:
+        """What our Llama calls a weight of this model."""
+        return llama.rename(name, OURS)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy."""
+        x = self.embedding(tokens)
+        positions = torch.arange(tokens.shape[1], device=x.device)[None]
+        # Made here: as a child it would have its frequencies on the meta device, like the weights before they
+        # are drawn.
+        rotary = self.rotary_class(self.library_config).to(x.device)(x, positions)
+        return cast("Tensor", self.head(run_blocks(self.blocks, x, rotary), labels))
+
+
+def causal_lm(config: llama.Config) -> Any:
+    """The library's LlamaForCausalLM of this shape, with torch's attention."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise RefusedError(
+            "--implementation transformers needs a package; pip install transformers"
+        ) from error
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=config.vocab,
+            hidden_size=config.width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            intermediate_size=config.ffn,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.theta},
+            tie_word_embeddings=config.tied,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def skeleton(config: llama.Config, loss_chunks: int) -> Model:
+    """The model on the meta device."""
+    with torch.device("meta"):
+        return Model(config, loss_chunks)
