@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.matrix import Tier
+    from stackcheck.matrix.policy import Tier
     from stackcheck.suite.subject import Subject
 
 # Longer than the slowest healthy run of a tier; the suites' own watchdogs fire much earlier.

@@ -42,12 +42,13 @@ def declared(stack: Stack) -> dict[str, str]:
     for requirement in stack.requirements:
         name, _, version = requirement.partition("==")
         found[name.lower().replace("_", "-")] = version
-    found["torch"] = stack.torch
+    if stack.torch:
+        found["torch"] = stack.torch
     if stack.triton:
         found["triton"] = stack.triton.version
     if stack.flash_attn:
         found["flash-attn"] = stack.flash_attn.version
-        if not stack.flash_attn.triton:
+        if stack.flash_attn.backend != "triton":
             found["flash-attn extension"] = stack.flash_attn.version
     return found
 

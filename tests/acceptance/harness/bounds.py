@@ -47,7 +47,9 @@ def main() -> None:
 def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> dict[str, Any] | None:
     """The committed bound of a figure on this device model; None if there is none."""
     entry = thresholds.find(_committed(row), metric, conditions)
-    return entry and {"bound": entry.bound, "direction": entry.direction, "unit": entry.unit}
+    if entry is None:
+        return None
+    return {"bound": entry.bound, "direction": entry.direction, "unit": entry.unit}
 
 
 def unmeasured(

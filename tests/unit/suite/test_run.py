@@ -17,6 +17,7 @@ import result_files
 from stackcheck.build.image import Image
 from stackcheck.build.provenance import Provenance
 from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.matrix.policy import Policy
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import device_leases
 from stackcheck.suite import run as suite
@@ -79,7 +80,8 @@ def make_plan(out: Path, **changes: Any) -> suite.RunPlan:
         name="some",
         image=image,
         vendor=changes.pop("vendor", "cpu"),
-        required=(),
+        policy=Policy(certifies={"cpu": "smoke"}),
+        stack=None,
         machines=None,
         provenance=Provenance(),
     )
