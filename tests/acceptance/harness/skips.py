@@ -28,8 +28,10 @@ FEATURES = (
 
 
 # pytest documents this exception as an attribute of a function, which is no class to a type checker.
-class TypedSkip(pytest.skip.Exception):  # type: ignore[name-defined,misc]
+class Skipped(pytest.skip.Exception):  # type: ignore[name-defined,misc]
     """A skip whose kind and facts go into result.json."""
+
+    __module__ = "builtins"  # as pytest's own, so that reports begin with "Skipped: "
 
     def __init__(self, reason: str, kind: Kind, **needs: Any) -> None:
         super().__init__(reason)
@@ -40,17 +42,17 @@ def without_feature(feature: str, reason: str) -> NoReturn:
     """Skip: this device model does not have the feature."""
     if feature not in FEATURES:
         raise ValueError(f"{feature!r} is not one of {FEATURES}")
-    raise TypedSkip(reason, "not on this device", feature=feature)
+    raise Skipped(reason, "not on this device", feature=feature)
 
 
 def without_devices(count: int, present: int) -> NoReturn:
     """Skip: the check needs more devices than there are."""
-    raise TypedSkip(f"needs {count} devices, {present} visible", "not on this device", devices=count)
+    raise Skipped(f"needs {count} devices, {present} visible", "not on this device", devices=count)
 
 
 def without_memory(needed_gib: float, present_gib: float) -> NoReturn:
     """Skip: the check needs more memory on each device than the model has."""
-    raise TypedSkip(
+    raise Skipped(
         f"needs {needed_gib:.1f} GiB of memory on each device, which has {present_gib:.1f} GiB",
         "not on this device",
         memory_gib=round(needed_gib, 1),
@@ -59,17 +61,17 @@ def without_memory(needed_gib: float, present_gib: float) -> NoReturn:
 
 def without_package(package: str, reason: str) -> NoReturn:
     """Skip: the stack does not declare this package, or this part of it."""
-    raise TypedSkip(reason, "not in this stack", package=package)
+    raise Skipped(reason, "not in this stack", package=package)
 
 
 def without_arch(arch: str, reason: str) -> NoReturn:
     """Skip: the stack does not declare this architecture, and its compiler does not know it."""
-    raise TypedSkip(reason, "not in this stack", arch=arch)
+    raise Skipped(reason, "not in this stack", arch=arch)
 
 
 def unreadable(reading: str, reason: str) -> NoReturn:
     """Skip: this machine does not give this reading."""
-    raise TypedSkip(reason, "not readable here", reading=reading)
+    raise Skipped(reason, "not readable here", reading=reading)
 
 
 def if_lacking(lack: Mapping[str, Any] | None) -> None:
@@ -85,4 +87,4 @@ def if_lacking(lack: Mapping[str, Any] | None) -> None:
 
 def facts(raised: BaseException | None) -> dict[str, Any] | None:
     """Kind and facts of a skip; None for anything else, also for a skip without a kind."""
-    return raised.facts if isinstance(raised, TypedSkip) else None
+    return raised.facts if isinstance(raised, Skipped) else None
