@@ -3,7 +3,6 @@
 SHELL := /bin/sh
 
 STACKS ?=
-TIER ?= smoke
 TO ?=
 ARGS ?=
 
@@ -16,7 +15,7 @@ help: ## Show this text
 
 .PHONY: images
 images: .venv/ready ## Build, test, certify and publish what this host can run (STACKS='rocm7*' selects)
-	@.venv/bin/stackcheck images $(STACKS) --tier $(TIER) $(if $(TO),--to $(TO)) $(ARGS)
+	@.venv/bin/stackcheck images $(STACKS) $(if $(TO),--to $(TO)) $(ARGS)
 
 .PHONY: test
 test: .venv/ready ## Run the tool's own tests, then the acceptance suites inside the cpu image
@@ -28,7 +27,7 @@ test-slow: .venv/ready ## Run the tests marked slow: ROCm's image, compiled exte
 
 .PHONY: certify
 certify: .venv/ready ## Run the suites, judge and sign (STACKS=one stack id or image)
-	@.venv/bin/stackcheck certify $(STACKS) --tier $(TIER) $(ARGS)
+	@.venv/bin/stackcheck certify $(STACKS) $(ARGS)
 
 .PHONY: publish
 publish: .venv/ready ## Publish a certified image (STACKS=one stack id, TO=oci:DIR or a repository)

@@ -24,9 +24,10 @@ from stackcheck.errors import (
 )
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix import matrix, resolve
+from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
-from stackcheck.suite import run, sbom, verdict
+from stackcheck.suite import bounds, requirements, run, sbom, verdict
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from stackcheck.build.image import Image
     from stackcheck.certificate.statement import Envelope
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.matrix import Tier
+    from stackcheck.matrix.policy import Policy, Tier
     from stackcheck.matrix.stack import Stack
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Status, Verdict, Waiver
+    from stackcheck.suite.verdict import Status, Verdict
     from stackcheck.vendors import Vendor
 
 StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
@@ -55,9 +56,8 @@ class FlowSettings:
         root: The checkout.
         target: Where to publish (`oci:DIR` or `HOST/REPO`).
         key: Path of the signing key (PEM); it is made on first use.
-        tier: How thorough the suites are.
+        tier: How thorough the suites are; None: the tier that the policy of matrix.yaml certifies.
         vendor: The vendor whose checks run; None: the stack's own.
-        waivers: Named exceptions; each is signed into the certificate.
         force: Run the suites again even if nothing changed.
         plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
@@ -66,9 +66,8 @@ class FlowSettings:
     root: Path
     target: str
     key: Path
-    tier: Tier = "smoke"
+    tier: Tier | None = None
     vendor: Vendor | None = None
-    waivers: tuple[Waiver, ...] = ()
     force: bool = False
     plain_http: bool = False
     build: build.Options = build.DEFAULTS
@@ -155,7 +154,7 @@ def _image(
         judged.require("PASSED")
         reached = dataclasses.replace(reached, state="not published")
         reference = f"{settings.target}:{subject.name}"
-        if judged.reused and _still_valid(reference, subject, judged.result, settings):
+        if judged.reused and _still_valid(reference, subject, judged, settings):
             reason = "same image, suites, thresholds and host; certificate still valid"
             return dataclasses.replace(reached, state="unchanged", reason=reason, reference=reference)
         envelopes = sign(subject, judged, settings)
@@ -181,10 +180,9 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
         return build_subject(found, engine, settings, report)
     tag = label(name)
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
-    loaded = matrix.load(settings.root / "matrix.yaml")
     labels = engine.inspect(image.reference).labels
     stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.root), name)
-    return subjects.of_image(image, loaded, stack, name=tag, vendor=settings.vendor)
+    return subjects.of_image(image, _policy(settings), stack, name=tag, vendor=settings.vendor)
 
 
 def build_subject(
@@ -196,7 +194,11 @@ def build_subject(
         BuildError: The build failed.
     """
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
-    return subjects.of_stack(stack, image, vendor=settings.vendor)
+    return subjects.of_stack(stack, image, _policy(settings), vendor=settings.vendor)
+
+
+def _policy(settings: FlowSettings) -> Policy:
+    return matrix.load(settings.root / "matrix.yaml").policy
 
 
 def test(
@@ -208,7 +210,8 @@ def test(
         ChecksFailedError: The run has no valid result, or the image's packages cannot be listed.
     """
     folder = settings.folder(subject.name)
-    plan = run.plan(subject, tier=settings.tier, root=settings.root, out=folder)
+    tier = settings.tier or subject.policy.certifies[subject.vendor]
+    plan = run.plan(subject, tier=tier, root=settings.root, out=folder)
     for reason in verdict.machine_mismatch((device.model for device in plan.host.devices), subject.machines):
         report(f"{subject.name}: this run cannot end PASSED: {reason}")
     earlier = None if settings.force else run.earlier_result(plan, folder)
@@ -216,16 +219,12 @@ def test(
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     result = earlier or run.run(plan, engine, out=folder, report=report)
     sbom.load_or_create(subject.image, engine, folder, report)
-    judged = verdict.judge(
-        result,
-        subject.required,
-        image_config_digest=subject.image.config_digest,
-        machines=subject.machines,
-        vendor=subject.vendor,
-        waivers=settings.waivers,
-    )
-    text = json.dumps(dataclasses.asdict(judged), indent=2).encode()
+    required = requirements.of(subject, plan.host, tier, settings.root)
+    judged = verdict.judge(result, required, bounds.look_up(result, settings.root))
+    text = json.dumps(judged.as_json(), indent=2).encode()
     write_atomically(folder / "verdict.json", (text,))
+    if not is_enough(tier, subject.policy.certifies[subject.vendor]):
+        report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; its state is `tested`")
     report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
     return JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
 
@@ -237,6 +236,15 @@ def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[E
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
     judged.require("PASSED", "FAILED")
+    needed = subject.policy.certifies[subject.vendor]
+    if not is_enough(judged.result.tier, needed):
+        raise ConfigurationError(
+            "a run of this tier cannot be certified: its state is `tested`",
+            where=subject.name,
+            got=judged.result.tier,
+            expected=f"{needed}, which certifies {subject.vendor} (policy in matrix.yaml)",
+            next_step=f"stackcheck certify {subject.name}",
+        )
     return signing.sign_to_files(subject, judged.result, judged.verdict, judged.folder, settings.key)
 
 
@@ -282,7 +290,7 @@ def _with_next_step(error: RegistryError, target: str) -> PublishError:
     )
 
 
-def _still_valid(reference: str, subject: Subject, result: RunResult, settings: FlowSettings) -> bool:
+def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: FlowSettings) -> bool:
     """Whether the target has this image with a certificate of this run and these waivers, not yet due."""
     host = vendors.host(subject.vendor)
     try:
@@ -292,12 +300,13 @@ def _still_valid(reference: str, subject: Subject, result: RunResult, settings: 
             max_age=run.RENEW_AFTER,
             device_model=host.devices[0].model if host.devices else "none",
             driver=host.driver,
+            devices=len(host.devices),
         )
     except (CertificateError, ConfigurationError, PublishError):
         return False  # missing, too old or damaged: publish again
-    waivers = [dataclasses.asdict(waiver) for waiver in settings.waivers]
+    waivers = [waiver.model_dump(mode="json") for waiver in judged.verdict.waivers]
     found = (verified.digest, verified.facts["run"]["id"], verified.facts["waivers"])
-    return found == (subject.image.manifest_digest, result.run_id, waivers)
+    return found == (subject.image.manifest_digest, judged.result.run_id, waivers)
 
 
 def _refusal(judged: Verdict, folder: Path) -> StackcheckError:

@@ -28,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--tier", choices=("smoke", "standard", "soak"), default="standard", help="how much to run"
     )
+    group.addoption(
+        "--list-checks",
+        type=int,
+        metavar="N",
+        help="print the ids of all checks, with their tiers, for N devices, as JSON; run none",
+    )
     group.addoption("--gpus", type=int, metavar="N", help="use only the first N devices")
     group.addoption(
         "--run-file", type=Path, metavar="FILE", help="run.json: facts about the image and the run"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from dataclasses import asdict
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -244,7 +243,7 @@ def _certificate_field(result: RunResult, verdict: Verdict) -> dict[str, Any]:
         "required": list(verdict.required),
         "passed": list(verdict.passed),
         "warned": list(verdict.warned),
-        "waivers": [asdict(waiver) for waiver in verdict.waivers],
+        "waivers": [waiver.model_dump(mode="json") for waiver in verdict.waivers],
         "reasons": list(verdict.reasons),
         "metrics": _metrics(result),
     }

@@ -23,6 +23,7 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import CertificateError
+from stackcheck.matrix.policy import Tier, is_enough
 from stackcheck.oci import tags
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
     from stackcheck.certificate.statement import Envelope
     from stackcheck.oci.store import Store
+
+
+# What a certificate needs unless its reader asks for a different tier.
+CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,8 @@ def verify(
     max_age: dt.timedelta = MAX_AGE,
     device_model: str,
     driver: str | None,
+    devices: int = 1,
+    tier: Tier | None = None,
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> Verified:
@@ -81,6 +88,8 @@ def verify(
         max_age: How old the verdict may be. It limits how long a store can hide a revocation.
         device_model: As in devices.json: H200, MI300X, CPU.
         driver: The host's driver; None for a host without one.
+        devices: How many devices the host has: more than were tested together are refused.
+        tier: The lowest tier that is accepted; None: `CERTIFYING_TIER` of the vendor.
         now: The time at which the age is judged; None: this host's clock.
         plain_http: Use http for a registry that is not on a loopback address.
 
@@ -99,6 +108,7 @@ def verify(
     verdicts = valid_verdicts(reference, statements, now or dt.datetime.now(dt.UTC), max_age)
     # 6. Choose the newest of these for this host.
     chosen = _verdict_for(reference, verdicts, device_model, driver)
+    _check_extent(reference, chosen, devices, tier)
     # 7. Compare the tag.
     _check_tag(reference, parsed, chosen)
     # 8. Compare the image.
@@ -183,6 +193,29 @@ def _verdict_for(
             next_step="certify it here: stackcheck certify; or ask for that host: --device-model, --driver",
         )
     return chosen
+
+
+def _check_extent(reference: str, chosen: Statement, devices: int, tier: Tier | None) -> None:
+    """The run was thorough enough, and tested as many devices together as this host has."""
+    certified, run = facts(chosen)["host"], facts(chosen)["run"]
+    needed = tier or CERTIFYING_TIER[certified["vendor"]]
+    if not is_enough(run["tier"], needed):
+        raise CertificateError(
+            "the certificate is of a lower tier",
+            where=reference,
+            got=run["tier"],
+            expected=f"{needed}, or a more thorough tier",
+            next_step=f"certify the image with it; or accept a lower tier: --tier {run['tier']}",
+        )
+    tested = len(certified["devices"])
+    if devices > tested:
+        raise CertificateError(
+            "this host has more devices than were tested together",
+            where=reference,
+            got=f"{devices} devices on this host, {tested} in the certificate",
+            expected=f"at most {tested} devices",
+            next_step=f"certify it on such a host; or use fewer devices here: --devices {tested}",
+        )
 
 
 def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:

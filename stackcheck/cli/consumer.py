@@ -14,6 +14,7 @@ from stackcheck.certificate import keys
 from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
+from stackcheck.matrix.policy import Tier as TierName
 
 if TYPE_CHECKING:
     from stackcheck import vendors
@@ -43,12 +44,29 @@ Driver = Annotated[
         help="Driver to verify for; `auto` is this host's driver, `none` is a host without a GPU.",
     ),
 ]
+Devices = Annotated[
+    int | None,
+    typer.Option(
+        "--devices",
+        min=1,
+        help="How many devices must have been tested together.",
+        show_default="this host's, or 1 with --device-model",
+    ),
+]
+LowestTier = Annotated[
+    TierName | None,
+    typer.Option(
+        "--tier", help="Lowest tier to accept.", show_default="standard for GPUs, smoke for processors"
+    ),
+]
 
 
 @app.command("verify")
 def verify_image(
     reference: Ref,
     *,
+    devices: Devices = None,
+    tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
     driver: Driver = AUTO,
@@ -57,7 +75,9 @@ def verify_image(
     as_json: AsJson = False,
 ) -> None:
     """Check the certificate of a published image for this host; exit 7 if it is not valid."""
-    verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
+    verified = _verified(
+        reference, key, max_age, device_model, driver, devices=devices, tier=tier, plain_http=plain_http
+    )
     facts = _facts(verified)
     if as_json:
         print_json(facts | {"certificate": verified.facts})
@@ -71,6 +91,8 @@ def verify_image(
 def pull_image(
     reference: Ref,
     *,
+    devices: Devices = None,
+    tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
     driver: Driver = AUTO,
@@ -83,7 +105,9 @@ def pull_image(
     from stackcheck.certificate import pull
     from stackcheck.engine.client import Engine
 
-    verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
+    verified = _verified(
+        reference, key, max_age, device_model, driver, devices=devices, tier=tier, plain_http=plain_http
+    )
     facts = {"image": pull.local_name(verified), "digest": verified.digest}
     if not dry_run:
         pull.pull(verified, Engine.connect(), report=Progress(), plain_http=plain_http)
@@ -97,6 +121,8 @@ def run_image(
         list[str], typer.Argument(metavar="COMMAND", help="What to run in the image; write -- before it.")
     ],
     *,
+    devices: Devices = None,
+    tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
     driver: Driver = AUTO,
@@ -109,7 +135,9 @@ def run_image(
     from stackcheck.certificate import pull
     from stackcheck.engine.client import Engine
 
-    verified = _verified(reference, key, max_age, device_model, driver, plain_http=plain_http)
+    verified = _verified(
+        reference, key, max_age, device_model, driver, devices=devices, tier=tier, plain_http=plain_http
+    )
     vendor = verified.facts["host"]["vendor"]
     if dry_run:
         print(f"{verified.reference}: run {' '.join(command)} with {Path.cwd()} mounted (vendor {vendor})")
@@ -141,34 +169,45 @@ def print_sbom(
 
 
 def _verified(
-    reference: str, key: Path | None, max_age: str, device_model: str, driver: str, *, plain_http: bool
+    reference: str,
+    key: Path | None,
+    max_age: str,
+    device_model: str,
+    driver: str,
+    *,
+    devices: int | None,
+    tier: TierName | None,
+    plain_http: bool,
 ) -> Verified:
     from stackcheck.certificate.verify import verify
 
     oldest = _duration(max_age)
-    model, version = _machine(device_model, driver)
+    model, version, count = _machine(device_model, driver, devices)
     return verify(
         reference,
         public_key=keys.load_public(key),
         max_age=oldest,
         device_model=model,
         driver=version,
+        devices=count,
+        tier=tier,
         plain_http=plain_http,
     )
 
 
-def _machine(device_model: str, driver: str) -> tuple[str, str | None]:
-    """The device model and driver to verify for; `auto` stands for those of this host."""
+def _machine(device_model: str, driver: str, devices: int | None) -> tuple[str, str | None, int]:
+    """Device model, driver and device count to verify for; `auto` stands for those of this host."""
     if AUTO not in {device_model, driver}:
-        return device_model, None if driver == NONE else driver
+        return device_model, None if driver == NONE else driver, devices or 1
     from stackcheck import vendors
 
     host = vendors.host()
     model = device_model if device_model != AUTO else _model_of(host)
+    count = devices or (len(host.devices) if device_model == AUTO else 1)
     version = host.driver if driver == AUTO else None if driver == NONE else driver
     if device_model == "CPU" and driver == AUTO:
         version = None  # a CPU certificate has no driver, also where the host has GPUs
-    return model, version
+    return model, version, count
 
 
 def _model_of(host: vendors.Host) -> str:
@@ -206,6 +245,8 @@ def _facts(verified: Verified) -> dict[str, object]:
         "device_model": verified.device_model,
         "driver": verified.driver,
         "verified_at": verified.verified_at.isoformat(),
+        "tier": verified.facts["run"]["tier"],
+        "devices": len(verified.facts["host"]["devices"]),
         "checks": f"{len(verified.facts['passed'])} passed, {len(verified.facts['warned'])} waived",
         "next": f"stackcheck run {verified.reference} -- python3",
     }
@@ -214,7 +255,8 @@ def _facts(verified: Verified) -> dict[str, object]:
 def _notes(verified: Verified) -> list[str]:
     """What the user should know although the certificate is valid."""
     waivers = [
-        f"{item['check']} is waived by {item['by']}: {item['reason']}" for item in verified.facts["waivers"]
+        f"{item['check']} is waived by {item['by']} until {item['until']}: {item['reason']} ({item['issue']})"
+        for item in verified.facts["waivers"]
     ]
     return (["this stack is experimental"] if verified.facts["experimental"] else []) + waivers
 

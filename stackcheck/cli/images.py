@@ -43,7 +43,7 @@ from stackcheck.suite import subject as subjects
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stackcheck.matrix.matrix import Tier as TierName
+    from stackcheck.matrix.policy import Tier as TierName
     from stackcheck.vendors import Vendor as VendorName
 
 app = new_app()
@@ -53,7 +53,6 @@ app = new_app()
 def make_images(
     selectors: Selectors = None,
     *,
-    tier: Tier = "smoke",
     force: Force = False,
     to: Target = None,
     key: SigningKey = None,
@@ -71,11 +70,11 @@ def make_images(
     target = _target(root, to)
     if dry_run:
         found = forecast.forecast(chosen, root.resolve(), options)
-        then = f"{tier} suites, certify, publish to {target}"
+        then = f"test, certify, publish to {target}"
         building.show_forecast(found, then=then, as_json=as_json)
         return
     report = Progress()
-    settings = _settings(root, tier=tier, target=target, key=key, force=force)
+    settings = _settings(root, target=target, key=key, force=force)
     settings = dataclasses.replace(settings, build=options)
     with exclusive(settings.root, "stackcheck images", report):
         ended = list(flow.images(chosen, building.connected(report), settings, report))
@@ -89,7 +88,7 @@ def make_images(
 def run_suites(
     name: Name,
     *,
-    tier: Tier = "smoke",
+    tier: Tier = None,
     vendor: Vendor = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -97,7 +96,7 @@ def run_suites(
 ) -> None:
     """Run the acceptance suites inside an image and judge the result; always run them, and sign nothing."""
     if dry_run:
-        _show_plan(name, root, f"{tier} suites, judge")
+        _show_plan(name, root, "test, judge")
         return
     report = Progress()
     settings = _settings(root, tier=tier, vendor=vendor, force=True)
@@ -113,9 +112,10 @@ def run_suites(
         "skipped": str(len(judged.verdict.skipped)),
         "result": str(judged.folder / "run" / "result.json"),
     }
+    facts["state"] = "tested"
     if judged.verdict.status == "PASSED":
         facts["next"] = f"stackcheck certify {name}"
-    print_json(dataclasses.asdict(judged.verdict)) if as_json else print_facts(facts)
+    print_json(judged.verdict.as_json()) if as_json else print_facts(facts)
     judged.require("PASSED")
 
 
@@ -123,7 +123,6 @@ def run_suites(
 def certify_image(
     name: Name,
     *,
-    tier: Tier = "smoke",
     vendor: Vendor = None,
     force: Force = False,
     key: SigningKey = None,
@@ -133,10 +132,10 @@ def certify_image(
 ) -> None:
     """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it."""
     if dry_run:
-        _show_plan(name, root, f"{tier} suites, judge, sign")
+        _show_plan(name, root, "test, judge, sign")
         return
     report = Progress()
-    settings = _settings(root, tier=tier, vendor=vendor, key=key, force=force)
+    settings = _settings(root, vendor=vendor, key=key, force=force)
     with exclusive(settings.root, "stackcheck certify", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
@@ -185,7 +184,7 @@ def publish_image(
 def _settings(
     root: Path,
     *,
-    tier: TierName = "smoke",
+    tier: TierName | None = None,
     target: str = "oci:dist",
     key: Path | None = None,
     vendor: VendorName | None = None,

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from stackcheck.build.wheels.wheel_cache import VARIABLE
-from stackcheck.matrix.matrix import Tier as TierName
+from stackcheck.matrix.policy import Tier as TierName
 from stackcheck.vendors import Vendor as VendorName
 
 HERE = Path()
@@ -33,7 +33,12 @@ Ref = Annotated[
     str, typer.Argument(metavar="REF", help="oci:DIR:TAG or HOST/REPO:TAG; @sha256:… instead of :TAG works.")
 ]
 
-Tier = Annotated[TierName, typer.Option("--tier", help="How thorough the suites are.")]
+Tier = Annotated[
+    TierName | None,
+    typer.Option(
+        "--tier", help="How thorough the suites are.", show_default="the tier that certifies, in matrix.yaml"
+    ),
+]
 Vendor = Annotated[
     VendorName | None,
     typer.Option("--gpu-vendor", help="The vendor whose checks run.", show_default="the stack's vendor"),

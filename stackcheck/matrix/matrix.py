@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,13 +23,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from stackcheck.files import yamlfile
+from stackcheck.matrix.policy import Policy
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Tier = Literal["smoke", "standard", "soak"]
 Runtime = Literal["rocm", "cuda", "cpu"]
 Wheels = Literal["upstream", "amd", "index"]
 
@@ -152,18 +152,6 @@ class RuntimeDefaults(_Strict):
     tested_on: Targets = ()
 
 
-class RequiredChecks(_Strict):
-    """Required checks, and the vendors whose images must pass them: all of them, unless `only` names some."""
-
-    only: Annotated[tuple[Vendor, ...], Field(min_length=1)] = get_args(Vendor)
-    checks: Annotated[tuple[Check, ...], Field(min_length=1)]
-
-
-def _as_required(value: object) -> object:
-    """A check that every vendor must pass may be written without a mapping."""
-    return {"checks": [value]} if isinstance(value, str) else value
-
-
 class Matrix(_Strict):
     """The whole file."""
 
@@ -171,10 +159,7 @@ class Matrix(_Strict):
     publish: PublishTarget
     packages: Packages
     training_packages: Packages = Field(default_factory=dict)
-    declared: Annotated[tuple[Check, ...], Field(min_length=1)]
-    required: Annotated[
-        tuple[Annotated[RequiredChecks, BeforeValidator(_as_required)], ...], Field(min_length=1)
-    ]
+    policy: Policy
     runtimes: Mapping[Runtime, RuntimeDefaults]
     systems: Mapping[Token, System]
     stacks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=1000)]
@@ -188,10 +173,6 @@ class Matrix(_Strict):
     def digest(self) -> str | None:
         """`sha256:…` of the file that was read; None for a matrix that comes from no file."""
         return self._digest
-
-    def required_of(self, vendor: Vendor) -> tuple[str, ...]:
-        """The checks without which no image of a vendor is certified, in the order of the file."""
-        return tuple(check for entry in self.required if vendor in entry.only for check in entry.checks)
 
 
 def load(path: Path) -> Matrix:
@@ -233,8 +214,6 @@ def _broken_references(matrix: Matrix) -> Iterator[str]:
 def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
     if block.runtime not in matrix.runtimes:
         yield "runtime", f"{block.runtime} is not under `runtimes`"
-    elif not matrix.required_of(matrix.runtimes[block.runtime].vendor):
-        yield "runtime", f"no required checks for {matrix.runtimes[block.runtime].vendor}"
     if (block.runtime == "cpu") != (block.version is None):
         yield "version", "required for rocm and cuda, not allowed for cpu"
     if (block.torch is None) != (block.wheels is None):

@@ -103,7 +103,6 @@ def stack_of(
         cxx11abi=values.get("cxx11abi"),
         requirements=_requirements(cell, settings, found),
         env=_env(cell, settings, found),
-        required_checks=(*found.declared, *found.required_of(defaults.vendor)),
         tested_on=settings.tested_on if settings.tested_on is not None else defaults.tested_on,
         size_budget_bytes=int((settings.size_budget_gb or 20) * 1e9),
         experimental=bool(settings.experimental),

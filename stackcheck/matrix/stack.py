@@ -94,7 +94,6 @@ class Stack:
     cxx11abi: str | None
     requirements: tuple[str, ...]
     env: Mapping[str, str]
-    required_checks: tuple[str, ...]
     tested_on: tuple[TestTarget, ...]
     size_budget_bytes: int
     experimental: bool

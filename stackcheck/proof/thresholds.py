@@ -10,21 +10,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.suite import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-RULES_TIMEOUT_S = 60
 
 Number = int | FiniteFloat  # an int stays one, so that reading and writing a file changes nothing
 Conditions = dict[str, JsonValue]
@@ -82,8 +78,10 @@ class Rules(_Part):
 
     metrics: dict[str, MetricRule]
     ceilings: tuple[Number | None, ...]
-    reached: tuple[bool, ...]
-    lowest_share: FiniteFloat
+    reached: tuple[bool, ...]  # whether a check judges each figure by a bound
+    bounds: tuple[dict[str, JsonValue] | None, ...]  # of the committed thresholds, for each figure
+    unmeasured: tuple[str, ...]  # of the committed thresholds, those that no figure measures
+    lowest_share: FiniteFloat  # of its ceiling, below which a bound means nothing
     problems: tuple[str, ...]
 
 
@@ -152,30 +150,12 @@ def ask_suites(
     Raises:
         ConfigurationError: The checkout has no suites, or devices.json does not have the model.
     """
-    suites = root / "tests" / "acceptance"
     asked: dict[str, Any] = {
         "model": model,
         "entries": [entry.model_dump() for entry in entries],
         "figures": [{"metric": metric, "conditions": conditions} for metric, conditions in figures],
     }
-    ended = subprocess.run(
-        [sys.executable, "-m", "harness.bounds"],
-        input=json.dumps(asked),
-        env={**os.environ, "PYTHONPATH": str(suites), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=RULES_TIMEOUT_S,
-        check=False,
-    )
-    if ended.returncode:
-        raise ConfigurationError(
-            "cannot run the threshold lint of the suites",
-            where=str(suites),
-            got=(ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1],
-            expected="the suites in the checkout, and the device model in their devices.json",
-            next_step="run stackcheck in its checkout, or name it with --root",
-        )
-    return Rules.model_validate_json(ended.stdout)
+    return Rules.model_validate_json(bounds.ask_suites(root, asked))
 
 
 def require_clean(root: Path, model: str, entries: Sequence[Entry], where: Path) -> None:

@@ -25,7 +25,7 @@ from pydantic import (
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
-from stackcheck.matrix.matrix import Tier
+from stackcheck.matrix.policy import Tier
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class CheckResult(_Part):
     reason: str | None = None
     cause: FailureCause | None = None
     doc: str | None = None
+    skip: dict[str, JsonValue] | None = None
     seconds: NonNegative
     devices: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()

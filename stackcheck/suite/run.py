@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.matrix import Tier
+    from stackcheck.matrix.policy import Tier
     from stackcheck.suite.subject import Subject
 
 # Longer than the slowest healthy run of a tier; the suites' own watchdogs fire much earlier.
@@ -39,7 +39,13 @@ TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 2
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 CONTAINER_USER = 1000
 # An image may set these for its users; here they would deselect checks or switch their asserts off.
-NEUTRAL_PYTHON = {"PYTHONOPTIMIZE": "", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+NEUTRAL_PYTHON = {
+    **dict.fromkeys(
+        ("PYTHONOPTIMIZE", "PYTHONPATH", "PYTHONSTARTUP", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"), ""
+    ),
+    "LD_PRELOAD": "",
+    "STACKCHECK_STACK_FILE": "/opt/stackcheck/stack.json",  # the suites' default
+}
 LAST_LINES = 15  # of the log, shown when a run ends without a result
 # A result older than this is not used again, and `stackcheck images` renews a certificate older than this.
 # `verify` accepts 30 days by default.

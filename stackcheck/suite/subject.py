@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from stackcheck.build.image import Image
     from stackcheck.build.provenance import Provenance
-    from stackcheck.matrix.matrix import Matrix, TestTarget
+    from stackcheck.matrix.matrix import TestTarget
+    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
     from stackcheck.vendors import Vendor
 
@@ -36,7 +37,8 @@ class Subject:
         name: Stack id, or the reference in a form that is valid as a tag; also the folder under `build/`.
         image: The image, with its OCI layout.
         vendor: The vendor whose checks run.
-        required: The checks that must pass.
+        policy: What a certificate requires.
+        stack: The stack that the image was built from, or that its label names; None for any other image.
         machines: The machines (device model and count) that the stack names: the run must be on one of them.
             None, for an image without a stack: any machine.
         provenance: How the image was built.
@@ -46,19 +48,21 @@ class Subject:
     name: str
     image: Image
     vendor: Vendor
-    required: tuple[str, ...]
+    policy: Policy
+    stack: Stack | None
     machines: tuple[TestTarget, ...] | None
     provenance: Provenance
     experimental: bool = False
 
 
-def of_stack(stack: Stack, image: Image, *, vendor: Vendor | None = None) -> Subject:
+def of_stack(stack: Stack, image: Image, policy: Policy, *, vendor: Vendor | None = None) -> Subject:
     """The subject of a stack that was built here; `vendor` overrides the stack's own."""
     return Subject(
         name=stack.id,
         image=image,
         vendor=vendor or stack.vendor,
-        required=stack.required_checks,
+        policy=policy,
+        stack=stack,
         machines=stack.tested_on,
         provenance=provenance.of_build(stack, image),
         experimental=stack.experimental,
@@ -66,15 +70,15 @@ def of_stack(stack: Stack, image: Image, *, vendor: Vendor | None = None) -> Sub
 
 
 def of_image(
-    image: Image, matrix: Matrix, stack: Stack | None, *, name: str, vendor: Vendor | None
+    image: Image, policy: Policy, stack: Stack | None, *, name: str, vendor: Vendor | None
 ) -> Subject:
     """The subject of an image that was not built in this checkout, so that its provenance is not known.
 
     Args:
         image: The image.
-        matrix: Names the required checks of each vendor.
-        stack: The stack that the image's label names: its checks and machines apply. None: the checks that
-            the vendor requires apply, on any machine.
+        policy: What a certificate requires.
+        stack: The stack that the image's label names: its machines and declaration apply. None: any machine
+            is accepted, and the image declares nothing.
         name: The subject's name.
         vendor: The vendor whose checks run; None: the stack's, or else the one of this host.
     """
@@ -83,7 +87,8 @@ def of_image(
         name=name,
         image=image,
         vendor=chosen,
-        required=stack.required_checks if stack else matrix.required_of(chosen),
+        policy=policy,
+        stack=stack,
         machines=stack.tested_on if stack else None,
         provenance=provenance.Provenance(
             parameters={

@@ -11,54 +11,25 @@ unfit too: what passed on 4 devices says nothing about 8.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from stackcheck.errors import ConfigurationError
+from stackcheck.matrix.policy import Tier, is_advisory, is_enough
+from stackcheck.suite import skips
+from stackcheck.suite.bounds import NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from stackcheck.matrix.matrix import TestTarget
+    from stackcheck.matrix.policy import Waiver
+    from stackcheck.suite.requirements import Requirements
     from stackcheck.suite.results import CheckResult, Metric, RunResult
 
 Status = Literal["PASSED", "FAILED", "UNFIT"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waiver:
-    """A named exception for one check. It is signed into the certificate, and the check stays visible.
-
-    Args:
-        check: A check id, or a function name, which covers its parametrized instances. No wildcards.
-        reason: Why the check may fail, be skipped, or violate its threshold.
-        by: The person who is responsible for it.
-
-    Raises:
-        ConfigurationError: A wildcard, or an empty check, reason or name.
-    """
-
-    check: str
-    reason: str
-    by: str
-
-    def __post_init__(self) -> None:
-        """Refuse a waiver that could cover several checks, or does not name a responsible person."""
-        if not (self.check.strip() and self.reason.strip() and self.by.strip()):
-            raise ConfigurationError(
-                "a waiver is incomplete",
-                got=f"check {self.check!r}, reason {self.reason!r}, by {self.by!r}",
-                expected="a check, a reason and a person, none of them empty",
-            )
-        if re.search(r"[*?]", self.check):
-            raise ConfigurationError(
-                "a waiver covers one named check, not a pattern",
-                got=self.check,
-                expected="test_file.py::test_name or test_file.py::test_name[instance]",
-            )
+SPEED: Tier = "standard"  # the first tier that measures speed
+NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +44,7 @@ class Verdict:
         skipped: Ids of the checks that were skipped.
         invalid: Ids of the checks that found the machine unfit.
         warned: Ids of the checks that a waiver accepts.
-        required: The required entries that were judged.
+        required: The ids of the checks that had to pass.
         waivers: The waivers that applied.
     """
 
@@ -87,36 +58,34 @@ class Verdict:
     required: tuple[str, ...]
     waivers: tuple[Waiver, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """The verdict as `verdict.json` has it."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return fields | {"waivers": [waiver.model_dump(mode="json") for waiver in self.waivers]}
 
-def judge(
-    result: RunResult,
-    required: Sequence[str],
-    *,
-    image_config_digest: str,
-    machines: Sequence[TestTarget] | None,
-    vendor: str | None = None,
-    waivers: Sequence[Waiver] = (),
-) -> Verdict:
+
+def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GATED) -> Verdict:
     """Judge one run.
 
     Args:
-        result: The run.
-        required: Check names or patterns (`*`, `?`). Each needs at least one instance, and all must pass.
-        image_config_digest: The config digest of the image that is to be certified.
-        machines: The machines that the stack names (`tested_on`): a run on any other is UNFIT. None, for an
-            image without a stack: every machine is accepted.
-        vendor: The vendor of the stack; a run on a different vendor is FAILED. None: any vendor.
-        waivers: Named exceptions for checks that ran. A check that is missing or invalid cannot be waived:
-            for the first change the required set, for the second the machine.
+        result: The run, as the image under test wrote it.
+        required: What the run is held to. A check that is missing or invalid cannot be waived: for the first
+            change the suites, for the second the machine.
+        bounds: The bounds of its gated metrics, looked up on this host.
     """
-    warned = tuple(check.id for check in result.checks if _waived(check, waivers) and _needs_waiver(check))
+    warned = tuple(
+        check.id
+        for check in result.checks
+        if _waived(check, required.waivers) and _needs_waiver(check, required.facts)
+    )
     failures = (
-        *_about_the_run(result, image_config_digest, vendor),
-        *_about_required(result, required, warned),
-        *_about_checks(result, warned),
+        *_about_the_run(result, required),
+        *_about_the_set(result, required),
+        *_about_checks(result, required, warned),
+        *_about_bounds(result, required, bounds, warned),
     )
     unfit = (
-        *machine_mismatch((device.model for device in result.host.devices), machines),
+        *machine_mismatch((device.model for device in result.host.devices), required.machines),
         *(_line(check) for check in result.checks if check.outcome == "invalid"),
     )
     return Verdict(
@@ -127,8 +96,8 @@ def judge(
         skipped=_ids(result, "skipped"),
         invalid=_ids(result, "invalid"),
         warned=warned,
-        required=tuple(required),
-        waivers=tuple(waivers),
+        required=tuple(name for name in required.checks if not is_advisory(name, required.advisory)),
+        waivers=required.waivers,
     )
 
 
@@ -147,26 +116,25 @@ def machine_mismatch(models: Iterable[str], machines: Sequence[TestTarget] | Non
     yield f"the machine has {got}, and the stack names {named} (tested_on in matrix.yaml)"
 
 
-def matches(check_id: str, entry: str) -> bool:
-    """Whether a required entry or a waiver covers a check: by its id, its function name, or a pattern.
-
-    Only `*` and `?` are wildcards: brackets belong to pytest's parameters.
-    """
-    pattern = entry.replace("[", "[[]")
-    return fnmatchcase(check_id, pattern) or fnmatchcase(check_id.partition("[")[0], pattern)
-
-
-def _about_the_run(result: RunResult, image_config_digest: str, vendor: str | None) -> Iterator[str]:
+def _about_the_run(result: RunResult, required: Requirements) -> Iterator[str]:
     tested = result.image.config_digest if result.image else "no image"
-    if tested != image_config_digest:
-        yield f"the run tested {tested}, the image to certify is {image_config_digest}"
+    if tested != required.image_config_digest:
+        yield f"the run tested {tested}, the image to certify is {required.image_config_digest}"
     if result.state != "finished":
         yield f"the run did not finish: its state is {result.state}"
-    if vendor not in {None, result.host.vendor}:
-        yield f"the stack is for {vendor}, the run was on vendor {result.host.vendor}"
+    if required.vendor not in {None, result.host.vendor}:
+        yield f"the stack is for {required.vendor}, the run was on vendor {result.host.vendor}"
     if result.host.vendor != "cpu" and not result.host.devices:
         yield f"vendor {result.host.vendor} was named and no {result.host.vendor.upper()} device is visible"
+    yield from _about_devices(result, required)
     yield from _about_counts(result)
+
+
+def _about_devices(result: RunResult, required: Requirements) -> Iterator[str]:
+    """The devices of the result are those that this host sees: an image may hide some from its suites."""
+    reported = tuple(device.id for device in result.host.devices)
+    if required.devices is not None and sorted(reported) != sorted(required.devices):
+        yield f"the result is about {len(reported)} devices, this host sees {len(required.devices)} (by id)"
 
 
 def _about_counts(result: RunResult) -> Iterator[str]:
@@ -182,45 +150,66 @@ def _about_counts(result: RunResult) -> Iterator[str]:
         yield f"{selection.collected} checks were selected and {reported} reported: the run was cut short"
 
 
-def _about_required(result: RunResult, required: Sequence[str], warned: Sequence[str]) -> Iterator[str]:
-    if not required:
-        yield "no required checks are named, so passing them proves nothing"
-    passed = 0
-    for entry in required:
-        instances = [check for check in result.checks if matches(check.id, entry)]
-        if not instances:
-            yield f"required check {entry} has no result"
-        for check in instances:
-            passed += check.outcome == "passed" and check.id not in warned
-            if check.id not in warned:
-                yield from _about_required_check(check)
-    if required and not passed:
-        yield "no required check passed without a waiver"
+def _about_the_set(result: RunResult, required: Requirements) -> Iterator[str]:
+    """The ids are exactly those that this checkout's suites have."""
+    if not required.checks:
+        yield "no check is required, so passing proves nothing"
+    found = {check.id for check in result.checks}
+    yield from (f"{name}: no result" for name in required.checks if name not in found)
+    unknown = sorted(found - set(required.checks))
+    yield from (f"{name}: not a check of this checkout's suites" for name in unknown)
+    if not any(check.outcome == "passed" for check in result.checks):
+        yield "no check passed"
 
 
-def _about_required_check(check: CheckResult) -> Iterator[str]:
-    if check.outcome == "skipped":
-        yield _line(check)
-    if check.outcome == "passed":
-        for metric in check.metrics:
-            if metric.value is None:
-                yield f"{check.id}: required metric {metric.name} has no finite value"
-            elif metric.verdict == "no_threshold":
-                yield f"{check.id}: required metric {metric.name} has no threshold on this device"
-
-
-def _about_checks(result: RunResult, warned: Sequence[str]) -> Iterator[str]:
+def _about_checks(result: RunResult, required: Requirements, warned: Sequence[str]) -> Iterator[str]:
     for check in result.checks:
-        if check.id in warned:
+        if check.id not in warned and not is_advisory(check.id, required.advisory):
+            yield from _about_check(check, required)
+
+
+def _about_check(check: CheckResult, required: Requirements) -> Iterator[str]:
+    if check.outcome in {"failed", "error"}:
+        yield _line(check)
+    if check.outcome == "skipped" and (problem := skips.problem(check.skip, required.facts)):
+        yield f"{_line(check)}; the skip is not accepted: {problem}"
+    if check.outcome in {"failed", "error", "skipped"}:
+        expired = [waiver for waiver in required.expired if waiver.covers(check.id)]
+        yield from (f"{check.id}: its waiver ended on {waiver.until}" for waiver in expired)
+    if check.outcome == "passed":
+        yield from (f"{check.id}: {problem}" for metric in check.metrics if (problem := _flaw(metric)))
+
+
+def _flaw(metric: Metric) -> str | None:
+    """What the result itself says against a metric of a passed check."""
+    if metric.value is None:
+        return f"metric {metric.name} has no finite value"
+    if metric.verdict == "no_threshold":
+        return NO_BOUND.format(metric.name)
+    if _violated(metric):
+        return f"{metric.name} {metric.value} {metric.unit} violates {metric.direction} {metric.bound}"
+    return None
+
+
+def _about_bounds(
+    result: RunResult, required: Requirements, bounds: Bounds, warned: Sequence[str]
+) -> Iterator[str]:
+    """The image reported a bound for each gated metric; the ones of this checkout decide."""
+    for check in result.checks:
+        if check.outcome != "passed" or check.id in warned or is_advisory(check.id, required.advisory):
             continue
-        if check.outcome in {"failed", "error"}:
-            yield _line(check)
-        for metric in check.metrics:
-            if check.outcome == "passed" and _violated(metric):
-                yield (
-                    f"{check.id}: {metric.name} {metric.value} {metric.unit} "
-                    f"violates {metric.direction} {metric.bound}"
-                )
+        for index, metric in enumerate(check.metrics):
+            found = bounds.of.get((check.id, index))
+            reported = (metric.bound, metric.direction)
+            if found and reported != (found.bound, found.direction):
+                yield f"{check.id}: {metric.name} was judged by {reported}, this checkout has {found}"
+            if found and not (metric.value is not None and found.accepts(metric.value)):
+                yield f"{check.id}: {metric.name} {metric.value} {metric.unit} violates {found}"
+            if (check.id, index) in bounds.of and found is None:
+                yield f"{check.id}: {NO_BOUND.format(metric.name)}"
+    whole = all(check.outcome in {"passed", "skipped"} for check in result.checks)
+    if whole and is_enough(result.tier, SPEED):
+        yield from (f"no check measured {name}, which has a bound" for name in bounds.unmeasured)
 
 
 def _violated(metric: Metric) -> bool:
@@ -236,13 +225,15 @@ def _violated(metric: Metric) -> bool:
 
 
 def _waived(check: CheckResult, waivers: Sequence[Waiver]) -> bool:
-    return any(matches(check.id, waiver.check) for waiver in waivers)
+    return any(waiver.covers(check.id) for waiver in waivers)
 
 
-def _needs_waiver(check: CheckResult) -> bool:
+def _needs_waiver(check: CheckResult, facts: skips.Facts) -> bool:
     """Whether the check failed something that a waiver can accept; an invalid check has no such result."""
     if check.outcome == "passed":
-        return any(_violated(m) or m.value is None or m.verdict == "no_threshold" for m in check.metrics)
+        return any(_flaw(metric) for metric in check.metrics)
+    if check.outcome == "skipped":
+        return skips.problem(check.skip, facts) is not None
     return check.outcome != "invalid"
 
 

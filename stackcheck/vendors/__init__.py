@@ -187,7 +187,7 @@ def model_of(pci_id: str, memory_bytes: int) -> str:
 
     The table is the suites' own (`tests/acceptance/devices.json`): one fact in one place.
     """
-    for row in _device_table():
+    for row in device_table():
         known = {str(entry).lower() for entry in row.get("pci_ids", ())}
         nominal = int(row.get("memory_bytes", 0))
         if pci_id.lower() in known and (not nominal or abs(memory_bytes - nominal) <= 0.08 * nominal):
@@ -195,7 +195,8 @@ def model_of(pci_id: str, memory_bytes: int) -> str:
     return f"unknown (PCI {pci_id})"
 
 
-def _device_table() -> list[dict[str, Any]]:
+def device_table() -> list[dict[str, Any]]:
+    """The rows of tests/acceptance/devices.json in this checkout; none if it has no suites."""
     path = Path(__file__).resolve().parents[2] / "tests" / "acceptance" / "devices.json"
     if not path.exists():
         return []

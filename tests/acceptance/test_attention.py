@@ -5,6 +5,7 @@ The plain call is in `test_kernels.py::test_attention`.
 
 import pytest
 
+from harness import skips
 from harness.fixtures import OnDevice
 from harness.session import AcceptanceSession
 from workloads import (
@@ -33,7 +34,7 @@ def test_attention_backend(
 ) -> None:
     """Each attention backend of the architecture runs when it is requested, and its results are right."""
     if backend not in on_device(arch.attention_backends):
-        pytest.skip(f"this architecture has no {backend} attention")
+        skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
     cases.require(on_device(attention_backends.check, dtype=dtype, backend=backend))
     cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier, backend=backend))
 
@@ -43,7 +44,7 @@ def test_attention_backend(
 def test_flash_attn_package(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """The flash_attn package is right forward and backward, and is deterministic when that is requested."""
     if not on_device(flash_package.available):
-        pytest.skip("the flash_attn package is not part of this stack")
+        skips.without_package("flash-attn", "the flash_attn package is not part of this stack")
     cases.require(on_device(flash_package.check, dtype=dtype, tier=acceptance.tier))
 
 
@@ -52,8 +53,7 @@ def test_flash_attn_package(dtype: str, acceptance: AcceptanceSession, on_device
 @pytest.mark.parametrize("way", ["mask", "torch", "package"])
 def test_varlen_attention(way: str, on_device: OnDevice) -> None:
     """Sequences packed into one row attend only to themselves, forward and backward."""
-    if reason := on_device(attention_masks.lacks, way=way):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(attention_masks.lacks, way=way))
     cases.require(on_device(attention_masks.packed, way=way, timeout_s=300))
 
 
@@ -62,8 +62,7 @@ def test_varlen_attention(way: str, on_device: OnDevice) -> None:
 @pytest.mark.parametrize("way", ["mask", "flex", "package"])
 def test_sliding_window_attention(way: str, on_device: OnDevice) -> None:
     """Sliding-window attention sees the whole window and nothing else, forward and backward."""
-    if reason := on_device(attention_masks.lacks, way=way):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(attention_masks.lacks, way=way))
     cases.require(on_device(attention_masks.windowed, way=way, timeout_s=300))
 
 
@@ -94,9 +93,8 @@ def test_attention_of_models(
     mask, uneven lengths, grouped heads, far scores, outlier channels and long windows.
     """
     if way in OPERATORS and way not in on_device(arch.attention_backends):
-        pytest.skip(f"this architecture has no {way} attention")
-    if reason := on_device(attention_models.lacks, way=way):
-        pytest.skip(reason)
+        skips.without_feature(f"attention: {way}", f"this architecture has no {way} attention")
+    skips.if_lacking(on_device(attention_models.lacks, way=way))
     report = on_device(attention_models.check, way=way, dtype=dtype, tier=acceptance.tier, timeout_s=300)
     cases.require(report)
 
@@ -106,6 +104,5 @@ def test_attention_of_models(
 @pytest.mark.parametrize("way", ["mask", "torch", "package"])
 def test_packed_members(way: str, on_device: OnDevice) -> None:
     """Packed sequences are right with empty members, members of one token, and keys of other lengths."""
-    if reason := on_device(attention_masks.lacks, way=way):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(attention_masks.lacks, way=way))
     cases.require(on_device(attention_packed.check, way=way, timeout_s=300))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness import causes
+from harness import causes, skips
 from harness.check import Check, invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
@@ -36,7 +36,7 @@ def links(
 ) -> dict[str, Any]:
     """The speed of every pair, and the library's choices for each size: one launch with its log on."""
     if ranks == 1:
-        pytest.skip("one device has no link to measure")
+        skips.without_devices(2, ranks)
     if "links" not in kept:
         assert "no links" not in kept, SHARED_FAILED
         kept["no links"] = True

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import vendors
-from harness import models
+from harness import models, skips
 from harness.check import invalid
 from harness.evidence import occupants
 from harness.readings import Findings, differs, known, only_with
@@ -89,7 +89,7 @@ def test_torch_and_the_library_mean_the_same_devices(
     vendor: vendors.Vendor, devices: tuple[Device, ...], seen: Sequence[Mapping[str, Any]]
 ) -> None:
     """Each device of torch is one of the library's by address or UUID, with equal architecture and size."""
-    only_with(seen, "torch sees no GPU")
+    only_with(seen, "gpu", "torch sees no GPU")
     for one in seen:
         matches = [device for device in devices if _same(vendor, device, one)]
         listed = [(device.bdf, device.uuid) for device in devices]
@@ -102,7 +102,7 @@ def test_torch_and_the_library_mean_the_same_devices(
 
 def test_driver_serves_the_runtime(vendor: vendors.Vendor, host: Host) -> None:
     """The kernel driver supports the runtime that torch was built with."""
-    only_with(vendor.VISIBILITY, "a CPU has no driver")
+    only_with(vendor.VISIBILITY, "gpu", "a CPU has no driver")
     runtime = vendor.torch_runtime()
     assert runtime, f"this torch is not a build for {vendor.NAME}"
     problem = vendor.driver_problem(host, runtime)
@@ -112,7 +112,8 @@ def test_driver_serves_the_runtime(vendor: vendors.Vendor, host: Host) -> None:
 def test_firmware_is_equal(devices: tuple[Device, ...]) -> None:
     """All devices have the same firmware: mixed firmware makes a node slow and its results unreproducible."""
     names = sorted({name for device in devices for name in device.firmware})
-    only_with(names, "no firmware version can be read")
+    if not names:
+        skips.unreadable("firmware", "no firmware version can be read")
     for name in names:
         versions = {device.index: device.firmware.get(name, Absence.NOT_AVAILABLE) for device in devices}
         assert len(set(versions.values())) == 1, f"devices have different {name} firmware: {versions}"
@@ -120,7 +121,7 @@ def test_firmware_is_equal(devices: tuple[Device, ...]) -> None:
 
 def test_nothing_throttles(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Before any work begins, no device is throttled by heat, voltage regulators or the power brake."""
-    only_with(vendor.VISIBILITY, "throttling of a CPU is not read")
+    only_with(vendor.VISIBILITY, "gpu", "throttling of a CPU is not read")
     findings = Findings()
     for device in devices:
         if findings.knows(device.throttle.reading, "throttle reasons") and device.throttle.unfit:
@@ -130,10 +131,11 @@ def test_nothing_throttles(vendor: vendors.Vendor, devices: tuple[Device, ...]) 
 
 def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """No power cap was lowered, which would silently slow every check."""
-    only_with(vendor.VISIBILITY, "a CPU has no power cap")
+    only_with(vendor.VISIBILITY, "gpu", "a CPU has no power cap")
     # The second die of an MI250 has no cap of its own: the first die has the module's.
     own = [device for device in devices if device.power.cap_w != Absence.NOT_AVAILABLE]
-    only_with(own, "power cap: N/A")
+    if not own:
+        skips.unreadable("power cap", "power cap: N/A")
     findings = Findings()
     for device in own:
         cap, default = device.power.cap_w, device.power.default_cap_w
@@ -147,7 +149,7 @@ def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device,
 
 def test_partition_is_the_reference(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """No device is partitioned (SPX/NPS1, MIG off), as the thresholds assume."""
-    only_with(vendor.REFERENCE_PARTITION, "a CPU has no partitions")
+    only_with(vendor.REFERENCE_PARTITION, "partitions", "a CPU has no partitions")
     findings = Findings()
     for device in devices:
         for name, expected in vendor.REFERENCE_PARTITION.items():
@@ -159,7 +161,7 @@ def test_partition_is_the_reference(vendor: vendors.Vendor, devices: tuple[Devic
 
 def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """Before the first check, no other process holds memory on a device."""
-    only_with(vendor.VISIBILITY, "a CPU is always shared")
+    only_with(vendor.VISIBILITY, "gpu", "a CPU is always shared")
     for device in devices:
         if isinstance(device.processes, Absence) and device.processes.is_failure:
             known(device.processes, "processes")

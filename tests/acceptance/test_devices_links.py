@@ -11,7 +11,7 @@ import pytest
 
 import vendors
 from harness.fixtures import OnDevice, RecordMetric
-from harness.readings import Findings, known, of, only_with, while_busy
+from harness.readings import Findings, known, needs_pair, of, only_with, while_busy
 from harness.session import AcceptanceSession, every_device
 from vendors import Device, Host, Link, Reading, is_known
 from workloads import speed_outliers
@@ -37,7 +37,7 @@ def test_pcie_link_is_full(
     on_device: OnDevice,
 ) -> None:
     """Under load each PCIe link runs at the device model's generation and width; idle links step down."""
-    only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
+    only_with(device_row["pcie"], "pcie", "a CPU has no PCIe link of its own")
     readings = while_busy(
         acceptance.monitor,
         lambda: on_device(
@@ -56,9 +56,9 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
     """Each pair of devices is joined by the vendor's link with every lane up; a pair on PCIe is 5 to 10 times
     slower. PCIe cards are joined by bridges in pairs or fours: all of them, or none.
     """
-    only_with(host.links, "one device has no pair")
+    needs_pair(len(host.devices))
     findings, least = Findings(), _least_links(vendor, device_row)
-    only_with(_expected(host, device_row), "no bridge joins these cards")
+    only_with(_expected(host, device_row), "link", "no bridge joins these cards")
     findings.wrong += _without_bridge(host, device_row)
     for link in _expected(host, device_row):
         active = link.active
@@ -77,8 +77,8 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
 
 def test_peer_access_is_granted(host: Host, device_row: Mapping[str, Any]) -> None:
     """The driver lets each device of a linked pair read the other's memory."""
-    only_with(host.links, "one device has no pair")
-    only_with(_expected(host, device_row), "no bridge joins these cards")
+    needs_pair(len(host.devices))
+    only_with(_expected(host, device_row), "link", "no bridge joins these cards")
     findings = Findings()
     for link in _expected(host, device_row):
         refused = findings.knows(link.p2p, "peer status") and not link.p2p
@@ -97,7 +97,7 @@ def test_peer_copies_arrive(
     on_device: OnDevice,
 ) -> None:
     """A pattern copied between every ordered pair arrives bit for bit; linked pairs copy without the host."""
-    only_with(len(devices) > 1, "one device has no pair")
+    needs_pair(len(devices))
     copies = on_device("workloads.devices:peer_copies", timeout_s=300, env=vendor.child_environment(devices))
     assert len(copies) == len(devices) * (len(devices) - 1)
     linked = {
@@ -128,7 +128,8 @@ def test_peer_bandwidth(
     ranks: int, device_row: Mapping[str, Any], on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
     """Every ordered pair copies at the device model's rate, equally fast both ways, without an error."""
-    only_with(device_row["link"] and ranks > 1, "one device has no pair")
+    needs_pair(ranks)
+    only_with(device_row["link"], "link", "this device has no link to others")
     found = on_device("workloads.devices:peer_speeds", timeout_s=PEER_TIMEOUT_S)
     rates = {
         (pair["from"], pair["to"]): [found["bytes"] / seconds / 1e9 for seconds in pair["seconds"]]
@@ -164,7 +165,7 @@ def test_host_bandwidth(
     """Each device copies to and from pinned host memory at its link's rate, without an error, all
     equally fast.
     """
-    only_with(device_row["pcie"], "a CPU has no PCIe link of its own")
+    only_with(device_row["pcie"], "pcie", "a CPU has no PCIe link of its own")
     found = on_device("workloads.devices:host_speeds", timeout_s=PEER_TIMEOUT_S)
     assert len(found["devices"]) == ranks, f"{len(found['devices'])} of {ranks} devices were measured"
     measured = {device.index: one for device, one in zip(devices, found["devices"], strict=True)}

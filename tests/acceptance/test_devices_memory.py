@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
     """ECC is on; there is no uncorrectable error, no pending repair and no failed one."""
-    only_with(vendor.VISIBILITY, "ECC of a CPU is not read")
+    only_with(vendor.VISIBILITY, "gpu", "ECC of a CPU is not read")
     findings = Findings()
     for device in devices:
         if findings.knows(device.ecc.enabled, "ECC mode") and device.ecc.enabled is not True:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import installed
+from harness import installed, skips
 from harness.fixtures import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
@@ -35,7 +35,9 @@ def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
             pytrace=False,
         )
     if content is None:
-        pytest.skip(f"this image declares nothing: it has no {installed.DECLARATION}")
+        skips.without_package(
+            "declaration", f"this image declares nothing: it has no {installed.DECLARATION}"
+        )
     return content
 
 
@@ -43,7 +45,7 @@ def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
 def torch_is_declared() -> None:
     """Skip a check about torch in a stack that declares no torch; such a stack is never certified."""
     if not installed.has_torch():
-        pytest.skip("this stack has no torch, so it can never be certified for training")
+        skips.without_package("torch", "this stack has no torch, so it can never be certified for training")
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_the_vendor_libraries_that_load_are_the_installed_ones(
     """Each library of the vendor reports the version that is declared and that its wheel has."""
     table = software.of(acceptance.vendor).LIBRARIES
     if not table:
-        pytest.skip(f"vendor {acceptance.vendor} has no libraries of its own")
+        skips.without_feature("gpu", f"vendor {acceptance.vendor} has no libraries of its own")
     found = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)["libraries"]
     versions = {name: installed.dotted(entry["version"]) for name, entry in found.items() if entry["version"]}
     record_metric("vendor_libraries_asked", len(versions), unit="libraries", conditions=versions)

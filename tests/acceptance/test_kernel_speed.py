@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness import skips
 from harness.fixtures import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import arch, cases, convolution_halves, kernel_speed, speed_conditions
@@ -36,7 +37,7 @@ def test_gemm_speed(
 ) -> None:
     """Matrix products on normal data reach the speed of this device model."""
     if dtype not in on_device(kernel_speed.dtypes):
-        pytest.skip(f"this architecture has no matrix units for {dtype}")
+        skips.without_feature(dtype, f"this architecture has no matrix units for {dtype}")
     measure(kernel_speed.gemm, "gemm_tflops", "TFLOP/s", dtype=dtype)
     # Recorded without a bound: power cap, cooling and the single chip decide it, as for any long job.
     for figure in on_device(kernel_speed.gemm_sustained, timeout_s=300, dtype=dtype):
@@ -56,7 +57,7 @@ def test_copy_speed(measure: Callable[..., None]) -> None:
 def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..., None]) -> None:
     """Attention, forward and backward, reaches the speed of this device model in every fast backend."""
     if backend != "default" and backend not in on_device(arch.attention_backends):
-        pytest.skip(f"this architecture has no {backend} attention")
+        skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
     measure(kernel_speed.attention_forward, "attention_forward_tflops", "TFLOP/s", backend=backend)
     measure(kernel_speed.attention_backward, "attention_backward_tflops", "TFLOP/s", backend=backend)
 
@@ -67,5 +68,5 @@ def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..
 def test_convolution_halves(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """Convolution in half precision takes neither more time nor more memory than in float32."""
     if acceptance.vendor == "cpu":
-        pytest.skip("needs a GPU: a CPU has no matrix units for half precision")
+        skips.without_feature("gpu", "a CPU has no matrix units for half precision")
     cases.require(on_device(convolution_halves.check, dtype=dtype, timeout_s=300))

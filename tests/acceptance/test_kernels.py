@@ -4,6 +4,7 @@ failed.
 
 import pytest
 
+from harness import skips
 from harness.fixtures import Launch, OnDevice
 from harness.session import AcceptanceSession, every_device
 from workloads import (
@@ -62,8 +63,7 @@ def test_fp8_recipes(on_device: OnDevice) -> None:
     """8-bit products with a scale for each tensor or each row are right for any number of rows, and read
     nothing beside their operands and scales.
     """
-    if reason := on_device(fp8_recipes.lacks):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(fp8_recipes.lacks))
     cases.require(on_device(fp8_recipes.check))
 
 
@@ -100,7 +100,7 @@ def test_cross_entropy(dtype: str, acceptance: AcceptanceSession, on_device: OnD
 def test_project_triton_kernels(on_device: OnDevice) -> None:
     """The trainers' own Triton kernels compile in this image and are right."""
     if not on_device(project_kernels.available):
-        pytest.skip("Triton kernels need a GPU and the triton package")
+        skips.without_feature("gpu", "Triton kernels need a GPU")
     cases.require(on_device(project_kernels.check, timeout_s=300))
 
 
@@ -109,8 +109,7 @@ def test_project_triton_kernels(on_device: OnDevice) -> None:
 @pytest.mark.parametrize("way", ["plain", "chunked", "liger"])
 def test_linear_cross_entropy(way: str, on_device: OnDevice) -> None:
     """Output layer and loss together (plain, in chunks or fused) give the right loss and both gradients."""
-    if reason := on_device(linear_losses.lacks, way=way):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(linear_losses.lacks, way=way))
     cases.require(on_device(linear_losses.check, way=way, dtype="bf16", timeout_s=300))
 
 
@@ -125,7 +124,7 @@ def test_fp32_is_ieee_by_default(on_device: OnDevice) -> None:
 def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """With TF32 requested, matrix products are as exact as its ten bits allow."""
     if not on_device(arch.has_tf32):
-        pytest.skip("this architecture has no TF32 that PyTorch's switch could turn on")
+        skips.without_feature("tf32", "this architecture has no TF32 that PyTorch's switch could turn on")
     cases.require(on_device(gemm.check, dtype="tf32", tier=acceptance.tier))
 
 
@@ -160,8 +159,7 @@ def test_convolution(dtype: str, on_device: OnDevice) -> None:
     """Convolution and its gradients are right in one to three dimensions and in every memory layout, and
     repeat bit for bit.
     """
-    if reason := on_device(convolution.lacks, dtype=dtype):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(convolution.lacks, dtype=dtype))
     cases.require(on_device(convolution.check, dtype=dtype, timeout_s=300))
 
 
@@ -176,8 +174,7 @@ def test_adamw(on_device: OnDevice) -> None:
 @pytest.mark.gpus(1)
 def test_grouped_gemm(on_device: OnDevice) -> None:
     """Grouped products give each expert its own result, also for experts with no row or one."""
-    if reason := on_device(grouped_gemm.lacks):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(grouped_gemm.lacks))
     cases.require(on_device(grouped_gemm.check))
 
 
@@ -208,7 +205,7 @@ def test_graph_replay(on_device: OnDevice) -> None:
 def test_graph_in_new_processes(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
     """Hundreds of replays of a captured block give the bits of eager mode, in each of several processes."""
     if acceptance.vendor == "cpu":
-        pytest.skip("needs a GPU: a CPU has no graphs")
+        skips.without_feature("gpu", "a CPU has no graphs")
     found = []
     for number in range(GRAPH_PROCESSES):  # another environment makes the worker start anew
         environment = {**graph_processes.ENVIRONMENT, "STACKCHECK_GRAPH_PROCESS": str(number)}
@@ -221,8 +218,7 @@ def test_graph_in_new_processes(acceptance: AcceptanceSession, on_device: OnDevi
 @pytest.mark.gpus(1)
 def test_beyond_32_bits(on_device: OnDevice) -> None:
     """Tensors with more than 2^31 elements are indexed right."""
-    if reason := on_device(large_tensors.lacks):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(large_tensors.lacks))
     cases.require(on_device(large_tensors.check))
 
 
@@ -233,8 +229,7 @@ def test_beyond_32_bits(on_device: OnDevice) -> None:
 def test_sizes_of_models(operation: str, limit: str, on_device: OnDevice) -> None:
     """Operations of a training step are right with more elements than 31 and 32 bits can count."""
     count = large_models.LIMITS[limit]
-    if reason := on_device(large_models.lacks, operation=operation, limit=count):
-        pytest.skip(reason)
+    skips.if_lacking(on_device(large_models.lacks, operation=operation, limit=count))
     cases.require(on_device(large_models.check, operation=operation, limit=count, timeout_s=300))
 
 

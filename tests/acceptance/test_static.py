@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness import installed
+from harness import installed, skips
 from harness.fixtures import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, software
@@ -67,19 +67,20 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
     An old Triton does not know newer GPUs: for architectures that the image does not declare, that is a skip.
     """
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not part of this stack")
+        skips.without_package("triton", "Triton is not part of this stack")
     cache = {"TRITON_CACHE_DIR": str(acceptance.result_dir / "triton")}
 
     def compile_(kernel: str, arch: str, dtype: str, *, may_refuse: bool = False) -> Mapping[str, Any]:
         backend = "amd" if arch.startswith("gfx") else "nvidia"
         if backend not in in_child("workloads.machine_code:backend_names", env=cache):
-            pytest.skip(f"this Triton has no {backend} backend")
+            skips.without_arch(arch, f"this Triton has no {backend} backend")
         found: Mapping[str, Any] = in_child(
             "workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache
         )
         if found["error"] and not may_refuse and archs and arch not in archs:
-            pytest.skip(
-                f"this stack does not declare {arch}, and its Triton cannot compile for it: {found['error']}"
+            skips.without_arch(
+                arch,
+                f"this stack does not declare {arch}, and its Triton cannot compile for it: {found['error']}",
             )
         return found
 
@@ -126,7 +127,7 @@ def test_the_vendor_compiler_makes_code_for_every_architecture(
     stack = software.of(acceptance.vendor)
     if stack.COMPILER is None or (program := found_at(stack.COMPILER)) is None:
         wanted = stack.COMPILER.program if stack.COMPILER else "compiler for devices"
-        pytest.skip(f"this image has no {wanted}: training images carry no toolchain")
+        skips.without_package("compiler", f"this image has no {wanted}: training images carry no toolchain")
     tried = sorted({*archs, *stack.COMPILER.archs})
     problems = {arch: compile_problem(stack, program, arch, tmp_path) for arch in tried}
     made = [arch for arch, problem in problems.items() if problem is None]
@@ -148,7 +149,7 @@ def test_kernel_libraries_hold_every_architecture(
     stack = software.of(acceptance.vendor)
     held = [library for library in stack.LIBRARIES if library.device_code or library.kernels or library.parts]
     if not held:
-        pytest.skip(f"vendor {acceptance.vendor} has no libraries with device code")
+        skips.without_feature("gpu", f"vendor {acceptance.vendor} has no libraries with device code")
     found = {library: installed.files_of(library.stem, stack.FOLDERS) for library in held}
     problems = [
         problem
@@ -173,10 +174,12 @@ def test_flash_attention_holds_every_architecture(
         assert not (installed.declaration() or {}).get("flash_attn"), (
             "the image declares flash_attn, but it is not installed"
         )
-        pytest.skip("FlashAttention is not part of this stack")
+        skips.without_package("flash-attn", "FlashAttention is not part of this stack")
     files = [path for item in found for path in installed.shared_objects_of(item)]
     if not files:
-        pytest.skip("this FlashAttention is Triton's backend: it has no compiled extension")
+        skips.without_package(
+            "flash-attn extension", "this FlashAttention is Triton's backend: it has no compiled extension"
+        )
     compiled = {file: stack.architectures(file) for file in files}
     held = frozenset[str]().union(*compiled.values())
     missing = [arch for arch in archs if not stack.covers(arch, held)]

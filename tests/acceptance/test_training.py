@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import preflight
+from harness import preflight, skips
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
@@ -69,10 +69,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     session = session_of(metafunc.config)
     if "ranks" in metafunc.fixturenames:
-        count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, max(1, len(session.devices)))
+        count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, session.device_count)
         metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
     if "large_ranks" in metafunc.fixturenames:
-        fitting = (ranks for ranks in speed_conditions.LARGE_RANKS if ranks <= len(session.devices))
+        fitting = (ranks for ranks in speed_conditions.LARGE_RANKS if ranks <= session.device_count)
         count = max(fitting, default=min(speed_conditions.LARGE_RANKS))
         mark = pytest.mark.gpus(count, perf=True)
         metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
@@ -211,13 +211,13 @@ def test_throughput_8b(
 ) -> None:
     """Llama 3.1 8B reaches the device model's bound in tokens per second and GPU, at the power cap."""
     if acceptance.vendor == "cpu":
-        pytest.skip("an 8B model needs a GPU")
+        skips.without_feature("gpu", "an 8B model needs a GPU")
     present = device_row["memory_bytes"] / GIB
     one, two = speed_conditions.LARGE_SAMPLES
     micro_batch = two if present >= TWO_SAMPLES_FROM_GIB else one
     needed = large_gib(large_ranks, micro_batch)
     if needed > present:
-        pytest.skip(f"needs {needed:.1f} GiB on each of {large_ranks} devices, which have {present:.1f} GiB")
+        skips.without_memory(needed, present)
     flags = {"large": (*LARGE, "--micro-batch", micro_batch)}
     ran = _launched(launch, flags, large_ranks, LARGE_S, **LARGE_MEMORY)
     preflight.keep(ran["preflight"], record_metric)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, answer
+from small_checkout import AMD_STACK, CHECKS, CPU_STACK, FOREIGN, answer
 from stackcheck import flow
 from stackcheck.build import build
 from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts, status
 from stackcheck.matrix import matrix
 from stackcheck.suite import subject as subjects
-from stackcheck.suite.verdict import Waiver
 
 if TYPE_CHECKING:
     from small_flow import Job
@@ -107,13 +106,36 @@ def test_a_stack_that_cannot_be_built_does_not_keep_the_next_one_back(job: Job) 
 
 def test_waivers_are_in_the_statements(job: Job) -> None:
     job.engine.answer = answer((GEMM, "failed"))
-    waiver = Waiver(check=GEMM, reason="known and harmless", by="a name")
-    outcome = job.outcome(waivers=(waiver,))
-    assert outcome.state == "certified"
-    given = {"check": GEMM, "reason": "known and harmless", "by": "a name"}
+    given = job.waive(GEMM)
+    assert job.outcome().state == "certified"
     assert facts(job.signed()[VSA])["waivers"] == [given]
     assert job.signed()[TEST_RESULT].document["predicate"]["warnedTests"] == [GEMM]
     assert job.verify().facts["waivers"] == [given]
+
+
+@pytest.mark.parametrize("changes", [{"until": "2026-01-31"}, {"stacks": ["rocm*"]}])
+def test_a_waiver_that_ended_or_is_for_other_stacks_lets_nothing_pass(
+    job: Job, changes: dict[str, Any]
+) -> None:
+    job.engine.answer = answer((GEMM, "failed"))
+    job.waive(GEMM, **changes)
+    outcome = job.outcome()
+    assert outcome.error is not None
+    assert outcome.state == "failed"
+    assert ("its waiver ended on 2026-01-31" in str(outcome.error)) == ("until" in changes)
+
+
+def test_a_run_of_a_lower_tier_is_tested_and_never_signed(job: Job) -> None:
+    path = job.root / "matrix.yaml"
+    path.write_text(path.read_text().replace("certifies: {cpu: smoke", "certifies: {cpu: standard", 1))
+    outcome = job.outcome(tier="smoke")
+    assert outcome.error is not None
+    assert (outcome.state, outcome.error.exit_code) == ("not published", 2)
+    assert "its state is `tested`" in str(outcome.error)
+    assert "a smoke run does not certify cpu" in "\n".join(job.lines)
+    assert not (job.settings.folder(CPU_STACK) / "statements").exists()
+    assert job.outcome().state == "certified"
+    assert job.verify().facts["run"]["tier"] == "standard"
 
 
 def test_an_amd_stack_without_a_device_is_failed_and_not_published(job: Job) -> None:
@@ -132,13 +154,13 @@ def test_an_experimental_stack_says_so_in_its_certificate(job: Job) -> None:
 
 def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(job: Job) -> None:
     engine: Any = job.engine
-    loaded = matrix.load(job.root / "matrix.yaml")
+    policy = matrix.load(job.root / "matrix.yaml").policy
     image = build.adopt(FOREIGN, engine, folder=job.settings.folder("foreign"), report=job.lines.append)
-    subject = subjects.of_image(image, loaded, None, name="foreign", vendor=None)
-    assert (subject.vendor, subject.required, subject.machines) == ("cpu", loaded.required_of("cpu"), None)
+    subject = subjects.of_image(image, policy, None, name="foreign", vendor=None)
+    assert (subject.vendor, subject.stack, subject.machines) == ("cpu", None, None)
     judged = flow.test(subject, engine, job.settings, job.lines.append)
     assert judged.verdict.status == "PASSED"
-    assert judged.verdict.required == loaded.required_of("cpu")
+    assert sorted(judged.verdict.required) == sorted(CHECKS)
     flow.sign(subject, judged, job.settings)
     predicate = job.signed("foreign")[PROVENANCE].document["predicate"]
     assert predicate["buildDefinition"]["externalParameters"]["origin"] == "not built by this project"

@@ -1,16 +1,18 @@
 """The rules of thresholds as a program, because stackcheck never imports the suites. In and out: JSON.
 
-stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...]}
+stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "devices": N, "nvls": "off"}
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
+"bounds": [{"bound", "direction", "unit"} of the committed thresholds for each figure, or null],
+"unmeasured": [the committed bounds for N devices that no figure measures],
 "lowest_share": the smallest share of its ceiling that a bound may be,
 "problems": [what the lint finds wrong with the entries]}.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness import models, thresholds
@@ -18,6 +20,8 @@ from workloads import speed_conditions
 
 # One way, by generation; PCI Express base specification.
 PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
+
+BETWEEN_DEVICES = ("_busbw", "_latency_us", "p2p_gb_per_s")  # what one device has nothing to measure of
 
 
 def main() -> None:
@@ -32,10 +36,38 @@ def main() -> None:
         "reached": [
             speed_conditions.reaches(figure["metric"], figure["conditions"]) for figure in asked["figures"]
         ],
+        "bounds": [bound(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
+        "unmeasured": unmeasured(row, asked["figures"], asked.get("devices"), asked.get("nvls")),
         "lowest_share": thresholds.LOWEST_SHARE,
         "problems": list(thresholds.lint(asked["entries"])),
     }
     json.dump(answer, sys.stdout, allow_nan=False)
+
+
+def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The committed bound of a figure on this device model; None if there is none."""
+    entry = thresholds.find(_committed(row), metric, conditions)
+    if entry is None:
+        return None
+    return {"bound": entry.bound, "direction": entry.direction, "unit": entry.unit}
+
+
+def unmeasured(
+    row: Mapping[str, Any], figures: Sequence[Mapping[str, Any]], devices: int | None, nvls: str | None
+) -> list[str]:
+    """The committed bounds that a run on so many devices has to measure, and no figure does."""
+    return [
+        f"{entry.metric} with {json.dumps(entry.conditions, sort_keys=True)}"
+        for entry in _committed(row)
+        if entry.conditions.get("devices", 1) in {1, devices}
+        and not (devices == 1 and entry.metric.endswith(BETWEEN_DEVICES))
+        and entry.conditions.get("nvls", nvls) == nvls
+        and not any(entry.holds_for(figure["metric"], figure["conditions"]) for figure in figures)
+    ]
+
+
+def _committed(row: Mapping[str, Any]) -> tuple[thresholds.Threshold, ...]:
+    return thresholds.load(thresholds.path_of(row["vendor"], row["model"]))
 
 
 def ceiling(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> float | None:

@@ -58,6 +58,7 @@ class Check:
     after: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
+    skip: dict[str, Any] | None = None  # kind and facts, if the check was skipped
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
     cause: Literal["no_threshold"] | None = None  # set when missing bounds alone fail the check
 

@@ -10,7 +10,7 @@ import pytest
 
 import vendors
 from harness import launch as launcher
-from harness import leases, models, order
+from harness import leases, models, order, skips
 from harness.check import Check, InvalidRun
 from harness.evidence import (
     device_names,
@@ -148,7 +148,7 @@ def lease(
     """The devices of this check. The machine's state is read before and after."""
     wish = order.wish(request.node)
     if wish.count > len(acceptance.devices) and not acceptance.shares_devices:
-        pytest.skip(f"needs {wish.count} devices, {len(acceptance.devices)} visible")
+        skips.without_devices(wish.count, len(acceptance.devices))
     held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
     perf = order.is_performance(request.node)

@@ -7,15 +7,24 @@ from typing import TypeGuard
 
 import pytest
 
+from harness import skips
 from harness.check import InvalidRun
 from harness.monitor import Monitor, MonitorError
 from vendors import Absence, Device, Host, Reading, VendorAbsentError, is_known
 
+PAIR = 2
 
-def only_with(condition: object, reason: str) -> None:
-    """Skip the check for a reason of the hardware, unless the condition holds."""
+
+def only_with(condition: object, feature: str, reason: str) -> None:
+    """Skip the check unless this device model has the feature; `harness.skips` lists the features."""
     if not condition:
-        pytest.skip(reason)
+        skips.without_feature(feature, reason)
+
+
+def needs_pair(count: int) -> None:
+    """Skip the check on one device, which has no pair."""
+    if count < PAIR:
+        skips.without_devices(PAIR, count)
 
 
 def known(reading: Reading, what: str) -> int | float | str | bool:
@@ -23,7 +32,7 @@ def known(reading: Reading, what: str) -> int | float | str | bool:
     if isinstance(reading, Absence):
         if reading.is_failure:
             pytest.fail(_unanswered(reading, what), pytrace=False)
-        pytest.skip(f"{what}: {reading}")
+        skips.unreadable(what, f"{what}: {reading}")
     return reading
 
 
@@ -32,13 +41,15 @@ class Findings:
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
-        self.unread: list[str] = []
+        self.unread: list[tuple[str, str]] = []  # reading, reason
 
     def knows(self, reading: Reading, what: str) -> TypeGuard[int | float | str | bool]:
         """Whether there is a value to judge; its absence is kept as a failure or as a reason to skip."""
         if isinstance(reading, Absence):
-            place = self.wrong if reading.is_failure else self.unread
-            place.append(_unanswered(reading, what) if reading.is_failure else f"{what}: {reading}")
+            if reading.is_failure:
+                self.wrong.append(_unanswered(reading, what))
+            else:
+                self.unread.append((what, f"{what}: {reading}"))
         return is_known(reading)
 
     def conclude(self) -> None:
@@ -46,7 +57,7 @@ class Findings:
         if self.wrong:
             pytest.fail("\n".join(self.wrong), pytrace=False)
         if self.unread:
-            pytest.skip(self.unread[0])
+            skips.unreadable(*self.unread[0])
 
 
 def is_unread(reading: Reading) -> bool:

@@ -87,6 +87,7 @@ def measured(item: pytest.Item, check: Check) -> dict[str, Any]:
     after = {**check.after, "during": check.telemetry()} if check.samples else check.after
     return {
         "doc": _doc(item),
+        "skip": check.skip,
         "cause": check.cause,
         "devices": list(check.devices),
         "metrics": [asdict(metric) for metric in check.metrics],
@@ -104,6 +105,7 @@ def new_record(name: str) -> dict[str, Any]:
         "reason": None,
         "cause": None,
         "doc": None,
+        "skip": None,
         "seconds": 0.0,
         "devices": [],
         "metrics": [],

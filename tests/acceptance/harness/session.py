@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import vendors
-from harness import leases, order, records, resultfile
+from harness import leases, order, records, resultfile, skips
 from harness.check import Check
 from harness.listener import Listener
 from harness.monitor import Monitor, MonitorError
@@ -43,6 +43,7 @@ class AcceptanceSession:
         self.run_file = resultfile.read_run_file(config.getoption("run_file"))
         shared: str | None = getattr(config, "workerinput", {}).get("stackcheck")
         self.is_worker = shared is not None
+        self.listed: int | None = config.getoption("list_checks")  # how many devices the listing is for
         signal.signal(signal.SIGTERM, _interrupt)
         begun: Shared = pickle.loads(bytes.fromhex(shared)) if shared else self._begin()
         self.run_id, self.result_dir, self.host, self.absence = begun
@@ -58,13 +59,20 @@ class AcceptanceSession:
         self.before_last = 0
         self.ended = order.Ended(self.result_dir / "children" / f"ended-{self.run_id}")
         self.listener = Listener(self.result_dir / "children" / f"faults-{self.run_id}.jsonl")
-        if not self.is_worker:
+        if self.listed:
+            config.option.collectonly = True
+        elif not self.is_worker:
             self._open_files()
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that this run may use."""
         return self.host.devices[: self.config.getoption("gpus")] if self.host else ()
+
+    @property
+    def device_count(self) -> int:
+        """How many devices this run may use, or is listed for; at least one."""
+        return self.listed or max(1, len(self.devices))
 
     @property
     def shares_devices(self) -> bool:
@@ -86,6 +94,8 @@ class AcceptanceSession:
 
     def _begin(self) -> Shared:
         run_id = str(self.run_file.get("run_id") or uuid.uuid4().hex)
+        if self.listed:
+            return run_id, Path(tempfile.gettempdir()), None, None
         folder = self.config.getoption("result_dir") or Path(tempfile.gettempdir(), f"stackcheck-{run_id}")
         Path(folder).mkdir(parents=True, exist_ok=True)
         monitor = Monitor(self.vendor)
@@ -142,6 +152,9 @@ class AcceptanceSession:
         self.selection["dropped"] += len(items) - late  # by -k, -m or --deselect: such a run gets no verdict
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self.listed:
+            tiers = {records.check_id(item.nodeid): order.TIERS[order.tier(item)] for item in session.items}
+            print(json.dumps(tiers, indent=0, sort_keys=True))
         self.selection["collected"] = len(session.items)
         self.numbers = {item.nodeid: number for number, item in enumerate(session.items)}
         self.before_last = sum(not order.is_last(item) for item in session.items)
@@ -180,6 +193,8 @@ class AcceptanceSession:
         outcome = yield
         report: pytest.TestReport = outcome.get_result()
         setattr(report, records.KIND, records.kind(report, call))
+        if CHECK in item.stash and call.excinfo:
+            item.stash[CHECK].skip = skips.facts(call.excinfo.value) or item.stash[CHECK].skip
         if report.when == "teardown" and CHECK in item.stash:
             measured = records.measured(item, item.stash[CHECK])
             setattr(report, records.RECORD, json.dumps(measured, allow_nan=False))
@@ -273,7 +288,7 @@ def every_device(
     """
     if "ranks" in metafunc.fixturenames:
         session = session_of(metafunc.config)
-        count = cpu if session.vendor == "cpu" else max(1, len(session.devices))
+        count = cpu if session.vendor == "cpu" else session.device_count
         mark = pytest.mark.gpus(count, perf=perf, exclusive=exclusive)
         metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 

@@ -24,21 +24,20 @@ HEADS, HEAD = 2, 64
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def lacks(way: str) -> str:
-    """The documented reason why this machine does not have that way; empty if the way must work."""
-    triton = importlib.util.find_spec("triton") is not None
-    reasons = {
-        "flex": ""
-        if triton and device().type == "cuda"
-        else "flex attention is compiled by Triton, which needs a GPU",
-        "torch": "" if arch.name().startswith("sm_") else "PyTorch has its varlen_attn for CUDA devices only",
-        "package": ""
-        if importlib.util.find_spec("flash_attn")
-        else "the flash_attn package is not part of this stack",
-    }
-    if way == "torch" and not reasons["torch"] and not importlib.util.find_spec("torch.nn.attention.varlen"):
-        return f"torch {torch.__version__} has no varlen_attn: it came with 2.10"
-    return reasons.get(way, "")
+def lacks(way: str) -> dict[str, str] | None:
+    """The feature or package that this way needs and that is absent; None if it must work."""
+    if way == "package" and not importlib.util.find_spec("flash_attn"):
+        return {"package": "flash-attn", "reason": "the flash_attn package is not part of this stack"}
+    if way == "flex" and device().type != "cuda":
+        return {"feature": "gpu", "reason": "flex attention is compiled by Triton, which needs a GPU"}
+    if way == "flex" and not importlib.util.find_spec("triton"):
+        return {"package": "triton", "reason": "flex attention is compiled by Triton, which this stack lacks"}
+    if way == "torch" and not arch.name().startswith("sm_"):
+        return {"feature": "varlen_attn", "reason": "PyTorch has its varlen_attn for CUDA devices only"}
+    if way == "torch" and not importlib.util.find_spec("torch.nn.attention.varlen"):
+        reason = f"torch {torch.__version__} has no varlen_attn: it came with 2.10"
+        return {"package": "torch>=2.10", "reason": reason}
+    return None
 
 
 def packed(way: str) -> dict[str, Any]:

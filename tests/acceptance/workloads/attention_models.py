@@ -125,9 +125,9 @@ def _flex_problems(tier: str, dtype: str) -> tuple[Problem, ...]:
     return (*padded, _window(*WINDOWS[-1]))
 
 
-def lacks(way: str) -> str:
-    """The documented reason why this machine does not have that way; empty if the way must work."""
-    return attention_masks.lacks(way) if way in {"flex", "package"} else ""
+def lacks(way: str) -> dict[str, str] | None:
+    """The feature or package that this way needs and that is absent; None if it must work."""
+    return attention_masks.lacks(way) if way in {"flex", "package"} else None
 
 
 def check(way: str, dtype: str, tier: str) -> dict[str, Any]:

@@ -59,15 +59,16 @@ LAYOUTS = {
 REPEATS = {"cuda": 10, "cpu": 2}
 
 
-def lacks(dtype: str) -> str:
-    """Why this machine cannot be judged in that dtype; empty if it can."""
+def lacks(dtype: str) -> dict[str, str] | None:
+    """The feature that this dtype needs and that is absent; None if it must work."""
     if (
         device().type == "cuda"
         or dtype == "fp32"
         or getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")()
     ):
-        return ""
-    return f"this CPU has no instructions for {dtype}, and PyTorch's plain convolution sums in {dtype}"
+        return None
+    reason = f"this CPU has no instructions for {dtype}, and PyTorch's plain convolution sums in {dtype}"
+    return {"feature": dtype, "reason": reason}
 
 
 def check(dtype: str) -> dict[str, Any]:

@@ -25,18 +25,19 @@ GUARD = 1024  # elements, so that what follows stays aligned
 LARGE = 1e30
 
 
-def lacks() -> str:
-    """The documented reason why this machine has no scaled products; empty if they must work."""
+def lacks() -> dict[str, str] | None:
+    """The feature or package that scaled products need and that is absent; None if they must work."""
     name = arch.name()
     if arch.fp8() is None:
-        return f"{name} has no 8-bit floating point product"
+        return {"feature": "fp8", "reason": f"{name} has no 8-bit floating point product"}
     if name == "sm_89":
-        return "PyTorch has products with a scale for each row from sm_90 on"
+        return {"feature": "fp8", "reason": "PyTorch has products with a scale for each row from sm_90 on"}
     if name.startswith("gfx") and attention_refusals.release() < (2, 7):
-        return (
+        reason = (
             f"torch {torch.__version__} has a scale for each row on NVIDIA GPUs only: on AMD it came with 2.7"
         )
-    return ""
+        return {"package": "torch>=2.7", "reason": reason}
+    return None
 
 
 def check() -> dict[str, Any]:

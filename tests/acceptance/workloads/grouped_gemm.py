@@ -17,22 +17,25 @@ INNER, OUTER = 128, 192
 OLDEST_SM = 80
 
 
-def lacks() -> str:
-    """The documented reason why this machine has no grouped product; empty if it must work.
+def lacks() -> dict[str, str] | None:
+    """The feature or package that grouped products need and that is absent; None if they must work.
 
     PyTorch 2.7 and 2.8 have it for compute capability 9.0 only; 2.9 for 8.0 and later, and as a loop on CPUs
     (pytorch/pytorch#161407, #161717); 2.10 made it public, and has the loop on ROCm too (#162419).
     """
     release, name = _release(), arch.name()
     if not hasattr(torch, "_grouped_mm"):
-        return f"torch {torch.__version__} has no grouped product"
+        reason = f"torch {torch.__version__} has no grouped product"
+        return {"package": "torch>=2.7", "reason": reason}
     needed = (2, 7) if name == "sm_90" else (2, 10) if name.startswith("gfx") else (2, 9)
     if release < needed:
         came = ".".join(map(str, needed))
-        return f"torch {torch.__version__} has no grouped product for {name}: it came with {came}"
+        reason = f"torch {torch.__version__} has no grouped product for {name}: it came with {came}"
+        return {"package": f"torch>={came}", "reason": reason}
     if name.startswith("sm_") and int(name.removeprefix("sm_")) < OLDEST_SM:
-        return f"the grouped product needs compute capability 8.0, this is {name}"
-    return ""
+        reason = f"the grouped product needs compute capability 8.0, this is {name}"
+        return {"feature": "grouped product", "reason": reason}
+    return None
 
 
 def _release() -> tuple[int, int]:

@@ -34,16 +34,14 @@ class Operation:
     bytes: float
 
 
-def lacks(operation: str, limit: int) -> str:
-    """Why this device cannot run that size; empty if it can."""
+def lacks(operation: str, limit: int) -> dict[str, Any] | None:
+    """The feature or memory that this size needs and that is absent; None if it must run."""
     if device().type == "cpu":
-        return "needs a GPU: the sizes would take a CPU hours"
+        return {"feature": "gpu", "reason": "the sizes would take a CPU hours"}
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     needed = int(OPERATIONS[operation].bytes * limit) + MARGIN_BYTES
-    if free >= needed:
-        return ""
-    return f"needs {needed / 2**30:.0f} GiB of free device memory, this device has {free / 2**30:.0f}"
+    return None if free >= needed else {"memory_gib": needed / 2**30, "present_gib": free / 2**30}
 
 
 def check(operation: str, limit: int) -> dict[str, Any]:

@@ -23,10 +23,13 @@ WIDTH = 64
 VOCABULARY = 128_256
 
 
-def lacks() -> str:
-    """Why this device cannot run the check; empty if it can."""
-    free = torch.cuda.mem_get_info()[0] if device().type == "cuda" else 0
-    return "" if free >= NEEDED_BYTES else f"needs {NEEDED_BYTES >> 30} GiB of free device memory"
+def lacks() -> dict[str, Any] | None:
+    """The feature or memory that the check needs and that is absent; None if it must run."""
+    if device().type == "cpu":
+        return {"feature": "gpu", "reason": "the sizes would take a CPU hours"}
+    present = torch.cuda.mem_get_info()[0]
+    needed_gib, present_gib = NEEDED_BYTES / 2**30, present / 2**30
+    return None if present >= NEEDED_BYTES else {"memory_gib": needed_gib, "present_gib": present_gib}
 
 
 def check(limit: int = LIMIT) -> dict[str, Any]:

@@ -23,15 +23,16 @@ SPREAD = 8.0  # as in attention_reference: independent roundings, eight times th
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def lacks(way: str) -> str:
-    """Why this stack does not have that way; empty if it must work."""
+def lacks(way: str) -> dict[str, str] | None:
+    """The feature or package that this way needs and that is absent; None if it must work."""
     if way == "chunked" and not hasattr(F, "linear_cross_entropy"):
-        return f"torch {torch.__version__} has no linear_cross_entropy: it came with 2.13"
+        reason = f"torch {torch.__version__} has no linear_cross_entropy: it came with 2.13"
+        return {"package": "torch>=2.13", "reason": reason}
     if way == "liger" and not importlib.util.find_spec("liger_kernel"):
-        return "the liger_kernel package is not part of this stack"
+        return {"package": "liger-kernel", "reason": "the liger_kernel package is not part of this stack"}
     if way == "liger" and device().type != "cuda":
-        return "Liger's kernels are Triton's, which need a GPU"
-    return ""
+        return {"feature": "gpu", "reason": "Liger's kernels are Triton's, which need a GPU"}
+    return None
 
 
 def check(way: str, dtype: str) -> dict[str, Any]:

@@ -68,5 +68,5 @@ def reaches(metric: str, conditions: Mapping[str, Any]) -> bool:
     """Whether some check measures the metric under these conditions."""
     return any(
         all(value == known.get(key, value) for key, value in conditions.items())
-        for known in CONDITIONS[metric]
+        for known in CONDITIONS.get(metric, ())
     )

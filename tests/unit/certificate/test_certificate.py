@@ -30,7 +30,7 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
-from stackcheck.suite.verdict import Waiver
+from stackcheck.matrix.policy import Waiver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ def test_the_summary_names_device_driver_inputs_checks_and_figures(
         2,
     )
     assert set(said["inputs"]) == {"suites", "trainers", "thresholds", "matrix"}
-    assert said["required"] == ["test_a.py::test_one"]
+    assert said["required"] == ["test_a.py::test_one[1]", "test_a.py::test_one[2]"]
     assert said["passed"] == ["test_a.py::test_one[1]", "test_a.py::test_one[2]"]
     assert [(item["name"], item["value"], item["unit"]) for item in said["metrics"]] == [
         ("busbw", 10.0, "GB/s")
@@ -102,14 +102,20 @@ def test_the_summary_refers_to_the_evidence_by_digest(
 def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    waiver = Waiver(check="test_a.py::test_one[2]", reason="known", by="an owner")
+    given = {
+        "check": "test_a.py::test_one[2]",
+        "stacks": ["*"],
+        "reason": "known and harmless",
+        "issue": "ROCm/rccl#1",
+        "by": "an owner",
+        "until": "2999-12-31",
+    }
+    waiver = Waiver.model_validate(given)
     said = predicates_of(certify(image, key, outcome="failed", waivers=(waiver,)))
     assert said[TEST_RESULT]["result"] == "WARNED"
     assert said[TEST_RESULT]["warnedTests"] == ["test_a.py::test_one[2]"]
     assert said[TEST_RESULT]["failedTests"] == []
-    assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [
-        {"check": "test_a.py::test_one[2]", "reason": "known", "by": "an owner"}
-    ]
+    assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [given]
 
 
 def test_a_failed_run_is_stated_as_failed(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:

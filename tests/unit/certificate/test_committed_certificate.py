@@ -11,9 +11,11 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from stackcheck.certificate.statement import open_envelope
 from stackcheck.errors import CertificateError
-from stackcheck.suite import results, verdict
+from stackcheck.suite import expected, results, verdict
+from stackcheck.suite.requirements import Requirements
 
-HELD = Path(__file__).resolve().parents[3] / "docs" / "results" / "certificate-h200-x2"
+ROOT = Path(__file__).resolve().parents[3]
+HELD = ROOT / "docs" / "results" / "certificate-h200-x2"
 FILES = sorted((HELD / "statements").glob("*.dsse.json"))
 
 
@@ -35,12 +37,15 @@ def test_its_statements_are_signed_and_are_of_the_result_beside_them() -> None:
     assert summary.statement.predicate["verificationResult"] == "PASSED"
 
 
-def test_its_result_is_judged_passed() -> None:
+def test_the_gate_of_today_refuses_its_result_and_names_what_it_does_not_show() -> None:
+    """It is of before the gate asked for attention as models call it, and for skips with a kind."""
     result = results.load(HELD / "result.json")
-    required = json.loads((HELD / "verdict.json").read_text())["required"]
     assert result.image is not None
-    found = verdict.judge(result, required, image_config_digest=result.image.config_digest, machines=None)
-    assert (found.status, len(found.passed), len(found.skipped)) == ("PASSED", 158, 14)
+    ids = expected.check_ids(ROOT, vendor="nvidia", tier="standard", count=2)
+    needed = Requirements(checks=ids, image_config_digest=result.image.config_digest)
+    found = verdict.judge(result, needed)
+    assert (found.status, len(found.passed), len(found.skipped)) == ("FAILED", 158, 14)
+    assert "test_attention.py::test_attention_of_models[default-bf16]: no result" in found.reasons
 
 
 def test_another_key_opens_none_of_its_statements() -> None:

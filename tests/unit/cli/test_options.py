@@ -22,7 +22,8 @@ ORDER = (
     *("--json", "--dry-run", "--root", "--help"),
 )
 # A verb that signs has the signing key, and one that verifies the public one; promote always needs a target.
-TWO_MEANINGS = {"--key": 2, "--to": 2}
+# `test` runs a tier, and a verb that verifies accepts no lower one.
+TWO_MEANINGS = {"--key": 2, "--to": 2, "--tier": 2}
 
 
 def options(verb: str) -> Iterator[TyperOption]:

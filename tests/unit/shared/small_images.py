@@ -15,16 +15,16 @@ from stackcheck.certificate import predicates
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import results, verdict
+from stackcheck.suite.requirements import Requirements
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.certificate.statement import Envelope
-    from stackcheck.suite.verdict import Waiver
+    from stackcheck.matrix.policy import Waiver
 
 STACK_ID = "cpu-torch2.13.0-py3.11-debian12"
 NOW = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)
-REQUIRED = ("test_a.py::test_one",)
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
@@ -114,6 +114,7 @@ def certify(
         started=(now - dt.timedelta(seconds=60)).isoformat(),
         finished=now.isoformat(),
         host=host or result_files.host(),
+        tier="standard" if host and host["vendor"] != "cpu" else "smoke",
         image={
             "reference": "stackcheck/x:1",
             "config_digest": config_digest or image.config_digest,
@@ -121,9 +122,9 @@ def certify(
         },
     )
     run = results.parse(json.dumps(document).encode())
-    judged = verdict.judge(
-        run, REQUIRED, image_config_digest=image.config_digest, machines=None, waivers=waivers
-    )
+    ids = tuple(str(item["id"]) for item in checks)
+    needed = Requirements(checks=ids, image_config_digest=image.config_digest, waivers=waivers)
+    judged = verdict.judge(run, needed)
     provenance = Provenance(
         parameters={"stack": STACK_ID}, dependencies={"file:Dockerfile": result_files.DIGEST}, started=now
     )

@@ -17,6 +17,7 @@ import result_files
 from stackcheck.build.image import Image
 from stackcheck.build.provenance import Provenance
 from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.matrix.policy import Policy
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import device_leases
 from stackcheck.suite import run as suite
@@ -79,7 +80,8 @@ def make_plan(out: Path, **changes: Any) -> suite.RunPlan:
         name="some",
         image=image,
         vendor=changes.pop("vendor", "cpu"),
-        required=(),
+        policy=Policy(certifies={"cpu": "smoke"}),
+        stack=None,
         machines=None,
         provenance=Provenance(),
     )
@@ -104,8 +106,15 @@ def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
 
 def test_what_an_image_sets_chooses_no_checks_and_strips_no_asserts(tmp_path: Path) -> None:
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
-    names = ("PYTHONOPTIMIZE", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
-    assert [spec.env.get(name) for name in names] == ["", "", ""]
+    names = (
+        "PYTHONOPTIMIZE",
+        "PYTEST_ADDOPTS",
+        "PYTEST_PLUGINS",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+        "LD_PRELOAD",
+    )
+    assert [spec.env.get(name) for name in names] == [""] * len(names)
 
 
 def test_suites_and_trainers_are_mounted_beside_each_other(tmp_path: Path) -> None:

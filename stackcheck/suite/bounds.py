@@ -1,0 +1,117 @@
+"""Bounds, looked up again in this host's checkout. In: a result. Out: the bound of each gated metric.
+
+The image under test wrote the result, so the bounds in it are compared with these and never believed. Which
+bound applies to which metric is known to tests/acceptance/harness alone; stackcheck never imports the suites,
+so it runs that module as a program (`python -m harness.bounds`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat
+
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from stackcheck.suite.results import RunResult
+
+TIMEOUT_S = 60
+Key = tuple[str, int]  # check id, index of the metric in it
+
+
+class Bound(BaseModel):
+    """One committed bound."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    bound: FiniteFloat
+    direction: Literal["min", "max"]
+    unit: str
+
+    def accepts(self, value: float) -> bool:
+        """Whether a value satisfies the bound; NaN never does."""
+        return value >= self.bound if self.direction == "min" else value <= self.bound
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    reached: tuple[bool, ...]
+    bounds: tuple[Bound | None, ...]
+    unmeasured: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a run.
+
+    Attributes:
+        of: Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
+        unmeasured: Committed bounds of this device model and count that the run did not measure.
+    """
+
+    of: Mapping[Key, Bound | None] = field(default_factory=dict)
+    unmeasured: tuple[str, ...] = ()
+
+
+NOTHING_GATED = Bounds()
+
+
+def look_up(result: RunResult, root: Path) -> Bounds:
+    """The bounds of every metric of a run, from the thresholds of the checkout `root`.
+
+    A run on a processor gates nothing: it proves the flow and the numerics.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
+    """
+    models = {device.model for device in result.host.devices}
+    keys = [(check.id, index) for check in result.checks for index in range(len(check.metrics))]
+    if result.host.vendor == "cpu" or len(models) != 1:
+        return NOTHING_GATED
+    metrics = [metric for check in result.checks for metric in check.metrics]
+    figures = [{"metric": metric.name, "conditions": metric.conditions} for metric in metrics]
+    host = result.host
+    asked = {
+        "model": models.pop(),
+        "entries": [],
+        "figures": figures,
+        "devices": len(host.devices),
+        "nvls": host.nvls,
+    }
+    answer = _Answer.model_validate_json(ask_suites(root, asked))
+    found = zip(keys, answer.reached, answer.bounds, strict=True)
+    return Bounds({key: bound for key, reached, bound in found if reached}, answer.unmeasured)
+
+
+def ask_suites(root: Path, question: Mapping[str, Any]) -> str:
+    """The answer of the suites' program `harness.bounds`, as JSON.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or they do not know the device model.
+    """
+    suites = root / "tests" / "acceptance"
+    ended = subprocess.run(
+        [sys.executable, "-m", "harness.bounds"],
+        input=json.dumps(question),
+        env={**os.environ, "PYTHONPATH": str(suites), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if ended.returncode:
+        raise ConfigurationError(
+            "cannot look up the thresholds",
+            where=str(suites),
+            got=(ended.stderr.strip().splitlines() or ["no output"])[-1],
+            next_step="run stackcheck in its checkout, or name it with --root",
+        )
+    return ended.stdout

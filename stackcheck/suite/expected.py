@@ -1,0 +1,64 @@
+"""The checks that a run must hold. In: tests/acceptance/checks.json of this checkout. Out: their ids.
+
+The list is committed, and a test of the suites keeps it equal to what they collect. So a check that an image
+drops, renames or deselects is missing from its result, and an added one is seen in review.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.matrix.policy import TIERS, Tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck.vendors import Vendor
+
+_LISTING = TypeAdapter(dict[str, dict[str, Tier]])
+
+
+def check_ids(root: Path, *, vendor: Vendor, tier: Tier, count: int) -> tuple[str, ...]:
+    """The ids of all checks of a tier, sorted.
+
+    Args:
+        root: The checkout.
+        vendor: The vendor whose devices run.
+        tier: The tier; it contains the checks of lower tiers.
+        count: How many devices run: some checks are parametrized by it.
+
+    Raises:
+        ConfigurationError: The file is missing or malformed, or has no list for so many devices.
+    """
+    path = root / "tests" / "acceptance" / "checks.json"
+    try:
+        listing = _LISTING.validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValidationError) as error:
+        raise ConfigurationError(
+            "cannot read the list of checks",
+            where=str(path),
+            got=str(error).splitlines()[0],
+            next_step="run stackcheck in its checkout, or name it with --root",
+        ) from error
+    key = "cpu" if vendor == "cpu" else str(count)
+    if key not in listing:
+        raise ConfigurationError(
+            "there is no list of checks for this number of devices",
+            where=str(path),
+            got=f"{count} devices",
+            expected=", ".join(name for name in listing if name.isdecimal()),
+            next_step="test fewer devices, or add the count in tests/faults/test_expected_checks.py",
+        )
+    allowed = TIERS[: TIERS.index(tier) + 1]
+    tiers = listing["every"] | listing[key]
+    return tuple(sorted(name for name, first in tiers.items() if first in allowed))
+
+
+def digest(ids: tuple[str, ...]) -> str:
+    """`sha256:…` of the ids, in the form that a certificate names."""
+    return "sha256:" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()

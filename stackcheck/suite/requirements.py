@@ -1,0 +1,77 @@
+"""What a run is held to. In: the image under test, this host, a tier. Out: `Requirements`, for the verdict.
+
+Nothing of it comes from the image: the list of checks, the rows of devices.json and the policy are read from
+the checkout, the devices from this host.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stackcheck import vendors
+from stackcheck.suite import expected, skips
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from stackcheck.matrix.matrix import TestTarget
+    from stackcheck.matrix.policy import Advisory, Tier, Waiver
+    from stackcheck.suite.subject import Subject
+    from stackcheck.vendors import Host, Vendor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a run must show.
+
+    Attributes:
+        checks: The ids that the result must hold, exactly.
+        image_config_digest: The config digest of the image that is to be certified.
+        machines: The machines that the stack names; a run on any other is UNFIT. None: any machine.
+        vendor: The vendor whose checks run; None: any.
+        devices: The ids of this host's devices; None: not compared.
+        facts: What confirms a skip.
+        advisory: Checks that do not decide.
+        waivers: The waivers that hold today.
+        expired: The waivers of this stack whose date has passed.
+    """
+
+    checks: tuple[str, ...]
+    image_config_digest: str
+    machines: Sequence[TestTarget] | None = None
+    vendor: Vendor | None = None
+    devices: tuple[str, ...] | None = None
+    facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))
+    advisory: tuple[Advisory, ...] = ()
+    waivers: tuple[Waiver, ...] = ()
+    expired: tuple[Waiver, ...] = ()
+
+
+def of(subject: Subject, host: Host, tier: Tier, root: Path) -> Requirements:
+    """The requirements of a run of `tier` on this host.
+
+    Raises:
+        ConfigurationError: The checkout has no list of checks for this number of devices.
+    """
+    models = [device.model for device in host.devices]
+    table = {str(row["model"]): row for row in vendors.device_table()}
+    stack, today = subject.stack, dt.datetime.now(dt.UTC).date()
+    count = max(1, len(models))
+    return Requirements(
+        checks=expected.check_ids(root, vendor=subject.vendor, tier=tier, count=count),
+        image_config_digest=subject.image.config_digest,
+        machines=subject.machines,
+        vendor=subject.vendor,
+        devices=tuple(device.id for device in host.devices),
+        facts=skips.Facts(
+            rows=[table[model] for model in models if model in table],
+            packages=skips.declared(stack) if stack else None,
+            archs=stack.archs if stack else (),
+        ),
+        advisory=subject.policy.advisory,
+        waivers=subject.policy.waivers_for(subject.name, today),
+        expired=subject.policy.expired_for(subject.name, today),
+    )
