@@ -101,19 +101,19 @@ class Stack:
     extensions: tuple[Package, ...] = ()
     matrix_digest: str | None = None
 
+    @property
+    def wheel_tag(self) -> str | None:
+        """The folder of PyTorch's own index that holds this stack's torch: `cpu`, `cu128`, `rocm7.2`."""
+        _, _, local = self.requirements[0].partition("+")
+        return local if local and self.wheels == "upstream" else None
 
-def wheel_tag(stack: Stack) -> str | None:
-    """The folder of PyTorch's own index that holds this stack's torch: `cpu`, `cu128`, `rocm7.2`."""
-    _, _, local = stack.requirements[0].partition("+")
-    return local if local and stack.wheels == "upstream" else None
-
-
-def frozen(stack: Stack) -> tuple[str, ...]:
-    """What no later `pip install` may replace: torch, Triton, and NCCL where it is a package of its own."""
-    pins = [pin for pin in stack.requirements if pin.startswith(("torch==", "triton=="))]
-    if stack.triton and not any(pin.startswith("triton==") for pin in pins):
-        pins.append(f"{stack.triton.name}=={stack.triton.version}")
-    if stack.collective and stack.collective.name == "nccl" and stack.runtime_version:
-        major = stack.runtime_version.split(".", maxsplit=1)[0]
-        pins.append(f"nvidia-nccl-cu{major}=={stack.collective.version}")
-    return tuple(pins)
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """What no later `pip install` may replace: torch, Triton, and NCCL if it is a package of its own."""
+        pins = [pin for pin in self.requirements if pin.startswith(("torch==", "triton=="))]
+        if self.triton and not any(pin.startswith("triton==") for pin in pins):
+            pins.append(f"{self.triton.name}=={self.triton.version}")
+        if self.collective and self.collective.name == "nccl" and self.runtime_version:
+            major = self.runtime_version.split(".", maxsplit=1)[0]
+            pins.append(f"nvidia-nccl-cu{major}=={self.collective.version}")
+        return tuple(pins)

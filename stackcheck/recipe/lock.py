@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stackcheck.files.atomic import write_atomically
-from stackcheck.matrix.stack import TORCH_INDEX, frozen, wheel_tag
+from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import indexes
 from stackcheck.recipe.extensions import extensions, needs, toolchain
 from stackcheck.recipe.indexes import UnresolvedError
@@ -116,7 +116,7 @@ class _Locking:
                 self.missing.append(error.what)
                 path.unlink(missing_ok=True)
             return False
-        index = f"{TORCH_INDEX}/{wheel_tag(self.stack)}" if wheel_tag(self.stack) else "not needed"
+        index = f"{TORCH_INDEX}/{self.stack.wheel_tag}" if self.stack.wheel_tag else "not needed"
         what = {"requirements": "Every package", "toolchain": "What compiles the wheels"}.get(name, name)
         head = _HEAD.format(what=what, id=self.stack.id, index=index)
         write_atomically(path, ((head + text).encode(),))
@@ -166,7 +166,7 @@ class _Locking:
     def _wheels(self, path: Path) -> Mapping[str, Mapping[str, str]]:
         """The files that may serve as torch and what it is built on, by name."""
         locked = indexes.read_lock(path)
-        names = [*(pin.partition("==")[0] for pin in frozen(self.stack)), "torchao"]
+        names = [*(pin.partition("==")[0] for pin in self.stack.frozen), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
         found = ask(
             self.stack,
@@ -207,7 +207,7 @@ def torch_places(stack: Stack) -> tuple[str, ...]:
     """Where the makers of a stack's torch put their wheels, as uv's option; the index has the default one."""
     if stack.wheels == "amd":
         return (f"--find-links={AMD_WHEELS.format(version=stack.runtime_version)}",)
-    return (f"--extra-index-url={TORCH_INDEX}/{wheel_tag(stack)}",) if wheel_tag(stack) else ()
+    return (f"--extra-index-url={TORCH_INDEX}/{stack.wheel_tag}",) if stack.wheel_tag else ()
 
 
 def _reach(place: str, package: str, upstream: Upstream) -> None:
@@ -221,7 +221,7 @@ def disagreements(stack: Stack, path: Path) -> list[str]:
     locked = {name: version for name, (version, _) in indexes.read_lock(path).items()}
     found = [
         f"the indexes give {name} {locked[name]}, the rules {version}"
-        for name, version in (pin.split("==", 1) for pin in frozen(stack))
+        for name, version in (pin.split("==", 1) for pin in stack.frozen)
         if name in locked and _differs(stack, locked[name], version)
     ]
     if stack.wheels == "amd" and "rocm" not in locked.get("torch", "rocm"):

@@ -16,7 +16,7 @@ import jinja2
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX, frozen, wheel_tag
+from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX
 from stackcheck.recipe.extensions import template_values
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def render(stack: Stack, images: Path) -> Mapping[str, str]:
     Raises:
         ConfigurationError: A template is missing or wrong.
     """
-    template, wheels = template_name(stack), wheel_tag(stack)
+    template, wheels = template_name(stack), stack.wheel_tag
     try:
         dockerfile = _compiled(_template(images, template)).render(
             stack=stack,
             template=f"images/{template}",
             base_image=image_name(stack.base),
             builder_image=stack.builder and image_name(stack.builder),
-            frozen=[pin.partition("==")[0] for pin in frozen(stack)],
+            frozen=[pin.partition("==")[0] for pin in stack.frozen],
             site_packages=f"/opt/venv/lib/python{stack.python}/site-packages",
             base_packages=" ".join(stack.base.packages),
             torch_index=f"{TORCH_INDEX}/{wheels}" if wheels else None,

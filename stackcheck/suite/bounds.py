@@ -85,6 +85,7 @@ def look_up(result: RunResult, root: Path) -> Bounds:
         "figures": figures,
         "devices": len(host.devices),
         "nvls": host.nvls,
+        "tier": result.tier,
     }
     answer = _Answer.model_validate_json(ask_suites(root, asked))
     found = zip(keys, answer.reached, answer.bounds, strict=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stackcheck.build import platforms
 from stackcheck.build.wheels import host_settings, wheelhouse
 from stackcheck.errors import BuildError
-from stackcheck.matrix.stack import TORCH_INDEX, wheel_tag
+from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import extensions, requirements
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _from_cache(
 
 def _index_options(plan: BuildPlan, settings: host_settings.HostSettings) -> tuple[str, ...]:
     """PyTorch's own index where the host's pip names no place of its own: as the Dockerfile does."""
-    tag = wheel_tag(plan.stack)
+    tag = plan.stack.wheel_tag
     named = (
         settings.folders
         or settings.indexes
@@ -207,7 +207,7 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
 def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -> str:
     """What fetches all that a stack's locks name, for its platform and Python, on any machine."""
     by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
-    tag = wheel_tag(plan.stack)
+    tag = plan.stack.wheel_tag
     index = f" --extra-index-url={TORCH_INDEX}/{tag}" if tag else ""
     options = platforms.target(plan.stack, plan.platform).shell_options
     place = shlex.quote(str(folder))

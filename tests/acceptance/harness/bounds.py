@@ -1,6 +1,7 @@
 """The rules of thresholds as a program, because stackcheck never imports the suites. In and out: JSON.
 
-stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "devices": N, "nvls": "off"}
+stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "devices": N, "nvls": "off",
+"tier": "standard"}
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
@@ -12,7 +13,7 @@ stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from harness import models, thresholds
@@ -37,7 +38,7 @@ def main() -> None:
             speed_conditions.reaches(figure["metric"], figure["conditions"]) for figure in asked["figures"]
         ],
         "bounds": [bound(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
-        "unmeasured": unmeasured(row, asked["figures"], asked.get("devices"), asked.get("nvls")),
+        "unmeasured": unmeasured(row, asked),
         "lowest_share": thresholds.LOWEST_SHARE,
         "problems": list(thresholds.lint(asked["entries"])),
     }
@@ -52,16 +53,17 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
     return {"bound": entry.bound, "direction": entry.direction, "unit": entry.unit}
 
 
-def unmeasured(
-    row: Mapping[str, Any], figures: Sequence[Mapping[str, Any]], devices: int | None, nvls: str | None
-) -> list[str]:
-    """The committed bounds that a run on so many devices has to measure, and no figure does."""
+def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """The committed bounds that a run of this tier on so many devices has to measure, and no figure does."""
+    devices, nvls, figures = asked.get("devices"), asked.get("nvls"), asked["figures"]
+    soak = asked.get("tier") == "soak"
     return [
         f"{entry.metric} with {json.dumps(entry.conditions, sort_keys=True)}"
         for entry in _committed(row)
         if entry.conditions.get("devices", 1) in {1, devices}
         and not (devices == 1 and entry.metric.endswith(BETWEEN_DEVICES))
         and entry.conditions.get("nvls", nvls) == nvls
+        and (soak or not speed_conditions.needs_soak(entry.metric, entry.conditions))
         and not any(entry.holds_for(figure["metric"], figure["conditions"]) for figure in figures)
     ]
 

@@ -64,6 +64,11 @@ CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
 }
 
 
+def needs_soak(metric: str, conditions: Mapping[str, Any]) -> bool:
+    """Whether only the soak tier measures the metric under these conditions."""
+    return metric.endswith("_busbw") and conditions.get("bytes") == PLATEAU_BYTES
+
+
 def reaches(metric: str, conditions: Mapping[str, Any]) -> bool:
     """Whether some check measures the metric under these conditions."""
     return any(

@@ -9,7 +9,6 @@ import pytest
 
 from stackcheck.matrix import compat, explain, resolve
 from stackcheck.matrix.query import parse_question
-from stackcheck.matrix.stack import Stack, frozen
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load(ROOT / "images" / "compat.yaml")
@@ -53,7 +52,7 @@ def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(questi
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack.torch], ids=lambda stack: stack.id)
 def test_every_image_freezes_its_torch_and_triton(stack: Stack):
     dockerfile = (ROOT / "images" / stack.id / "Dockerfile").read_text(encoding="utf-8")
-    names = [pin.partition("==")[0] for pin in frozen(stack)]
+    names = [pin.partition("==")[0] for pin in stack.frozen]
     # The constraints are what was installed, and the build fails where one of them is not.
     pattern = "|".join(re.sub("[-_.]+", "[-_.]", name) for name in names)
     assert f"grep -Eix '({pattern})==.*' versions > constraints.txt" in dockerfile
@@ -61,7 +60,7 @@ def test_every_image_freezes_its_torch_and_triton(stack: Stack):
     assert 'PIP_CONSTRAINT="/opt/stackcheck/constraints.txt"' in dockerfile
     if stack.vendor != "cpu":
         assert stack.triton
-        assert f"{stack.triton.name}=={stack.triton.version}" in frozen(stack)
+        assert f"{stack.triton.name}=={stack.triton.version}" in stack.frozen
 
 
 def test_a_run_time_variable_is_env_of_the_image_and_of_the_build():

@@ -11,7 +11,7 @@ import pytest
 from stackcheck.build import stages
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
-from stackcheck.matrix.stack import FlashAttention, Package, Stack, frozen
+from stackcheck.matrix.stack import FlashAttention, Package, Stack
 from stackcheck.recipe import extensions, render
 
 ROOT = Path(__file__).parents[3]
@@ -161,6 +161,6 @@ def test_no_template_knows_a_version_or_a_place_of_ours(path: Path) -> None:
 def test_a_triton_that_the_matrix_asks_for_is_frozen_once() -> None:
     cpu = resolve.select(STACKS, ["cpu-*"])[0]
     asked = dataclasses.replace(cpu, requirements=("torch==2.13.0+cpu", "triton==3.7.1"))
-    assert frozen(asked) == asked.requirements
+    assert asked.frozen == asked.requirements
     ruled = dataclasses.replace(asked, triton=Package(name="triton", version="3.7.1"))
-    assert frozen(ruled) == asked.requirements
+    assert ruled.frozen == asked.requirements
