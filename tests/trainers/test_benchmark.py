@@ -32,6 +32,7 @@ def test_each_lever_changes_the_base_and_is_a_flag_that_can_run(base: str) -> No
         assert cli.parse(setting.partition(":")[2].split()) != settled, setting
 
 
+@pytest.mark.slow
 def test_a_failure_is_kept_beside_results_and_neither_is_run_again(tmp_path: Path) -> None:
     settings = ("1", f"good: {TINY}", "bad: --size none")
     first = run(tmp_path / "out.jsonl", *settings)

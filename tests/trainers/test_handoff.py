@@ -53,6 +53,7 @@ def test_one_two_and_four_ranks_take_turns_and_stay_in_the_band(tmp_path: Path) 
     assert result["losses"][-1] < 0.9 * result["losses"][0]
 
 
+@pytest.mark.slow
 def test_a_system_that_forgets_the_optimizer_leaves_the_band(tmp_path: Path) -> None:
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
     code, result, _ = handoff(
@@ -62,6 +63,7 @@ def test_a_system_that_forgets_the_optimizer_leaves_the_band(tmp_path: Path) -> 
     assert "outside the band" in result["verdict"]["problems"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
@@ -95,6 +97,7 @@ def test_two_precisions_are_compared_step_by_step() -> None:
     assert result["rate_ratio"] > 0
 
 
+@pytest.mark.slow
 def test_an_arm_that_learns_nothing_is_caught() -> None:
     arms = ("--arm", f"fp32: {ALONE}", "--arm", f"stuck: {ALONE} --clip 1e-12")
     code, _, errors = call("compare_runs.py", *arms, "--steps", "20")

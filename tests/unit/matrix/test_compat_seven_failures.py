@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.matrix import compat, explain, resolve
 from stackcheck.matrix.query import parse_question
+
+if TYPE_CHECKING:
+    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load(ROOT / "images" / "compat.yaml")
@@ -50,7 +54,7 @@ def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(questi
 
 
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack.torch], ids=lambda stack: stack.id)
-def test_every_image_freezes_its_torch_and_triton(stack: Stack):
+def test_every_image_freezes_its_torch_and_triton(stack: Stack) -> None:
     dockerfile = (ROOT / "images" / stack.id / "Dockerfile").read_text(encoding="utf-8")
     names = [pin.partition("==")[0] for pin in stack.frozen]
     # The constraints are what was installed, and the build fails where one of them is not.
