@@ -80,7 +80,7 @@ def test_healthy_large_job_passes(plant) -> None:
     ("state", "says"),
     [
         ({"devices": 1}, "needs 2 devices, 1 visible"),
-        ({**H100, "devices": 2}, "needs 95.6 GiB on each of 2 devices, which have 79.6 GiB"),
+        ({**H100, "devices": 2}, "needs 95.6 GiB of memory on each device, which has 79.6 GiB"),
     ],
     ids=["one device", "two small ones"],
 )
