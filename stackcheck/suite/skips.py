@@ -85,6 +85,8 @@ def _of_stack(needs: Mapping[str, Any], facts: Facts) -> str | None:
     if arch := needs.get("arch"):
         return None if arch not in facts.archs else f"the stack declares {arch}"
     name = str(needs.get("package", ""))
+    if name == "torch":
+        return "a stack without torch is never certified for training"
     if not name or name == NO_DECLARATION:
         return "an image of a stack carries its declaration, and a skip names what is absent"
     version = facts.packages.get(name) or _fitting(name, facts.packages)

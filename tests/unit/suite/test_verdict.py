@@ -143,6 +143,13 @@ def test_a_skip_is_accepted_only_if_this_hosts_data_confirm_it(
     assert accepted or "the skip is not accepted" in verdict.reasons[0]
 
 
+def test_a_stack_without_torch_is_never_certified() -> None:
+    held = {"facts": Facts(rows=[GPU_ROW], packages={})}
+    verdict = judged(*HEALTHY, skip("not in this stack", package="torch"), held_to=held)
+    assert verdict.status == "FAILED"
+    assert "a stack without torch is never certified" in verdict.reasons[0]
+
+
 def test_an_image_without_a_stack_declares_nothing() -> None:
     held = {"facts": Facts(rows=[GPU_ROW])}
     assert judged(*HEALTHY, skip("not in this stack", package="triton"), held_to=held).status == "PASSED"
