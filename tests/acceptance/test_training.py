@@ -165,7 +165,7 @@ def test_resume_is_bit_equal(
     assert json.loads((source / "COMPLETE").read_text())["step"] == RESUME_AT
     shutil.copytree(source, tmp_path / "again" / source.name)
     again = ("--checkpoint", tmp_path / "again", "--no-backend-check")
-    resumed = launch("train.py", *TINY, *again, nproc=ranks, timeout_s=SMOKE_S)
+    resumed = launch("train.py", *TINY, *again, nproc=ranks, timeout_s=SMOKE_S, fresh=True)
     assert resumed["first_step"] == RESUME_AT, f"resumed at {resumed['first_step']}, expected {RESUME_AT}"
     for name in ("losses", "gradient_norms"):
         whole = tiny[name][RESUME_AT:]

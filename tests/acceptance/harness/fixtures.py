@@ -22,9 +22,10 @@ from harness.evidence import (
     unanswered,
 )
 from harness.monitor import Sampler
+from harness.processes import WorkloadError
 from harness.readings import machine
 from harness.session import CHECK, AcceptanceSession, session_of
-from harness.worker import Worker, WorkloadError
+from harness.worker import Worker
 from vendors import Device, Host, Sample
 
 CLEAN_WAIT_S = 30.0
@@ -77,7 +78,7 @@ class InChild(Protocol):
 
 
 class Launch(Protocol):
-    """Run a program under torchrun and return the JSON line of rank 0."""
+    """Run a program under torchrun and return the JSON line of rank 0; with `fresh=True` in new processes."""
 
     def __call__(
         self,
@@ -86,6 +87,7 @@ class Launch(Protocol):
         nproc: int,
         timeout_s: float,
         env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> dict[str, Any]: ...
 
 
@@ -248,6 +250,7 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
         nproc: int,
         timeout_s: float,
         env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> dict[str, Any]:
         with _failing(acceptance, lease):
             return launcher.launch(
@@ -257,6 +260,7 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
                 environment={**vendor.child_environment(lease.devices), **(env or {})},
                 timeout_s=timeout_s,
                 folder=acceptance.result_dir / "children",
+                server=None if fresh else acceptance.server,
             )
 
     return run

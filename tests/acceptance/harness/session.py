@@ -21,6 +21,7 @@ from harness import leases, order, records, resultfile, skips
 from harness.check import Check
 from harness.listener import Listener
 from harness.monitor import Monitor, MonitorError
+from harness.server import Server
 from harness.worker import Worker
 from vendors import Device, Host, VendorAbsentError, VendorName
 
@@ -48,7 +49,9 @@ class AcceptanceSession:
         begun: Shared = pickle.loads(bytes.fromhex(shared)) if shared else self._begin()
         self.run_id, self.result_dir, self.host, self.absence = begun
         self.monitor = Monitor(self.vendor)
-        self.worker = Worker(self.result_dir / "children")
+        visibility = vendors.module(self.vendor).child_environment(())
+        self.server = Server(self.result_dir / "children", free=visibility)
+        self.worker = Worker(self.result_dir / "children", self.server)
         self.keeper = leases.Keeper(
             config.getoption("lease_dir") or leases.default_folder(), self.devices, shared=self.shares_devices
         )
@@ -222,6 +225,7 @@ class AcceptanceSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self.worker.stop()
+        self.server.stop()
         self.keeper.give_back()
         self.monitor.stop()
         self.listener.stop()
