@@ -314,6 +314,9 @@ def _refusal(judged: Verdict, folder: Path) -> StackcheckError:
     hidden = len(judged.reasons) - SHOWN_REASONS
     shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
     expected, next_step = "every required check passed", f"read {folder / 'container.log'}"
+    if judged.lacks_only_bounds:  # nothing is known to be slow
+        expected = "a bound for every gated figure on this device model"
+        next_step = f"stackcheck baseline {folder / 'run' / 'result.json'} and the results of two more runs"
     if judged.status == "UNFIT" and not judged.invalid:  # the stack does not name this machine
         expected += ", on a machine that the stack names"
         next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"

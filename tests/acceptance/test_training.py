@@ -2,7 +2,8 @@
 problems.
 
 The smoke tier runs small jobs without a compiler: two starts of torchrun, under 30 s on GPUs. The standard
-tier times Llama 3.1 8B within a time budget. If the machine fails its preflight, every check is invalid.
+tier times Llama 3.1 8B within a time budget. If the preflight fails, so does every check; with evidence
+about the machine it is invalid.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from harness import preflight, skips
-from harness.check import invalid
+from harness.check import Check
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
 from workloads import speed_conditions
@@ -86,18 +87,22 @@ def kept() -> Kept:
 
 @pytest.fixture
 def jobs(
-    ranks: int, launch: Launch, kept: Kept, device_model: str, tmp_path_factory: pytest.TempPathFactory
+    ranks: int,
+    launch: Launch,
+    kept: Kept,
+    acceptance: AcceptanceSession,
+    check: Check,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, Any]:
     """One launch: preflight, the tiny job with a checkpoint in its middle, and on GPUs the proxy job."""
     if "jobs" not in kept:
         folder = tmp_path_factory.mktemp("training") / "whole"
         every = ("--checkpoint-every", RESUME_AT, "--full-every", RESUME_AT)
         flags: dict[str, tuple[object, ...]] = {"tiny": (*TINY, "--checkpoint", folder, *every)}
-        if device_model != "CPU":
+        if acceptance.vendor != "cpu":
             flags = {"tiny": (*flags["tiny"], "--no-backend-check"), "proxy": PROXY}
         kept["jobs"] = {**_launched(launch, flags, ranks, SMOKE_S), "folder": str(folder)}
-    if kept["jobs"]["preflight"]["problems"]:
-        invalid(f"preflight: {'; '.join(kept['jobs']['preflight']['problems'])}")
+    preflight.require(kept["jobs"]["preflight"]["problems"], acceptance, check)
     return kept["jobs"]
 
 
@@ -191,13 +196,14 @@ def test_throughput(
     jobs: Mapping[str, Any],
     ranks: int,
     acceptance: AcceptanceSession,
+    check: Check,
     record_metric: RecordMetric,
 ) -> None:
-    """A small job's tokens per second and GPU are recorded without a bound, on a machine that passed its
-    preflight.
+    """A small job's tokens per second and GPU are recorded without a bound, after a preflight at the usual
+    speeds.
     """
     preflight.keep(jobs["preflight"], record_metric)
-    preflight.require_fit(jobs["preflight"], ranks, acceptance)
+    preflight.require_usual(jobs["preflight"], ranks, acceptance, check)
     record_speed(proxy, record_metric, gate=False)
 
 
@@ -205,6 +211,7 @@ def test_throughput(
 def test_throughput_8b(
     large_ranks: int,
     acceptance: AcceptanceSession,
+    check: Check,
     device_row: Mapping[str, Any],
     launch: Launch,
     record_metric: RecordMetric,
@@ -221,7 +228,7 @@ def test_throughput_8b(
     flags = {"large": (*LARGE, "--micro-batch", micro_batch)}
     ran = _launched(launch, flags, large_ranks, LARGE_S, **LARGE_MEMORY)
     preflight.keep(ran["preflight"], record_metric)
-    preflight.require_fit(ran["preflight"], large_ranks, acceptance)
+    preflight.require_usual(ran["preflight"], large_ranks, acceptance, check)
     record = ran["records"]["large"]
     assert record["problems"] == [], "\n".join(record["problems"])
     assert record["performance"] is not None, f"no step was timed; seconds by phase: {record['phases_s']}"

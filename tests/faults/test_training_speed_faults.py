@@ -5,6 +5,7 @@ import json
 import pytest
 
 from planting import Fault
+from unfit_runs import assert_unfit
 
 CHECK = "test_training.py::test_throughput_8b"
 HEALTHY_RATE = 10_844.0  # tokens/s and GPU, as H200.json says of two; of four it says 10,812
@@ -55,7 +56,23 @@ FAULTS = (
         "an 8B job at half its rate", "train_tokens_per_s_per_gpu 5422", tokens_per_s_per_gpu=HEALTHY_RATE / 2
     ),
     job("an 8B job of two steps", "", timed_steps=1),
-    job("an 8B job on a slow machine", "gemm_tflops 400", "invalid", gemm=400.0),
+    job("a slow GEMM of the image before an 8B job", "gemm_tflops 400", gemm=400.0),
+    job("a slow GEMM on a hot device", "hardware thermal", "invalid", gemm=400.0, nvml={"reasons": 0x40}),
+    job("a slow GEMM under a lowered cap", "power cap 400", "invalid", gemm=400.0, nvml={"cap": 400000}),
+    job(
+        "a slow GEMM beside another job",
+        "since before the run",
+        "invalid",
+        gemm=400.0,
+        nvml={"processes": [4321]},
+    ),
+    job(
+        "an 8B job at half its rate under a lowered cap",
+        "power cap 400",
+        "invalid",
+        nvml={"cap": 400000},
+        tokens_per_s_per_gpu=HEALTHY_RATE / 2,
+    ),
     job(
         "an 8B job of two at half its rate",
         "train_tokens_per_s_per_gpu 5422",
@@ -69,7 +86,9 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_of_the_large_job_is_caught(fault: Fault, plant) -> None:
-    plant(fault)
+    result = plant(fault)
+    if fault.outcome == "invalid":
+        assert_unfit(result)
 
 
 def test_healthy_large_job_passes(plant) -> None:
