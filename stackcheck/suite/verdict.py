@@ -13,7 +13,7 @@ is unfit too: what passed on 4 devices says nothing about 8.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.matrix.policy import Tier, is_advisory, is_enough
@@ -21,7 +21,7 @@ from stackcheck.suite import machine, skips
 from stackcheck.suite.bounds import NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.policy import Waiver
@@ -49,6 +49,7 @@ class Verdict:
         required: The ids of the checks that had to pass.
         waivers: The waivers that applied.
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
+        bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
     """
 
@@ -63,6 +64,7 @@ class Verdict:
     waivers: tuple[Waiver, ...] = ()
     unbounded: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
+    bounds: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as `verdict.json` has it."""
@@ -106,6 +108,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         required=tuple(name for name in required.checks if not is_advisory(name, required.advisory)),
         waivers=required.waivers,
         unbounded=unbounded,
+        bounds=bounds.classes(),
         lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),
     )
 

@@ -58,7 +58,9 @@ def keep_host_facts(run: dict[str, Any], check: Check) -> None:
     check.more_evidence["collectives"] = {name: run[name] for name in ("warnings", "files", "kernel")}
     check.hints = causes.of_host(run["warnings"], run["kernel"])
     if set_up := [f"{path} sets {', '.join(lines)}" for path, lines in run["files"].items() if lines]:
-        pytest.fail(f"a configuration file sets the library up: {'; '.join(set_up)}; remove it", pytrace=False)
+        pytest.fail(
+            f"a configuration file sets the library up: {'; '.join(set_up)}; remove it", pytrace=False
+        )
 
 
 @pytest.fixture

@@ -134,7 +134,9 @@ class Check:
             "power_w_max": max(watts, default=None),
             "throttle": reasons,
             "unfit": {
-                str(index): sorted({why for s in self.samples if s.index == index for why in s.throttle.unfit})
+                str(index): sorted(
+                    {why for s in self.samples if s.index == index for why in s.throttle.unfit}
+                )
                 for index in sorted({sample.index for sample in self.samples})
             },
         }

@@ -165,9 +165,7 @@ def _state(device: Device) -> dict[str, Any]:
         "fabric": device.fabric,
         "recovery_action": device.recovery_action,
         "memory_used_bytes": device.memory_used_bytes,
-        "processes": str(processes)
-        if isinstance(processes, Absence)
-        else list(occupants(device)),
+        "processes": str(processes) if isinstance(processes, Absence) else list(occupants(device)),
     }
 
 

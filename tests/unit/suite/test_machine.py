@@ -89,7 +89,9 @@ def test_invalid_with_clean_telemetry_is_failed_and_says_what_no_reading_shows(k
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in SHOWN}))
-@pytest.mark.parametrize("junk", [{}, {"0": 7}, {"0": {}}, {"start": 3}, {"links": {"0-1": 5}}, {"during": []}])
+@pytest.mark.parametrize(
+    "junk", [{}, {"0": 7}, {"0": {}}, {"start": 3}, {"links": {"0-1": 5}}, {"during": []}]
+)
 def test_invalid_without_readings_is_failed(kind: str, junk: dict[str, Any]) -> None:
     assert judged(kind, before=junk, after=junk).status == "FAILED"
 

@@ -276,7 +276,9 @@ def test_a_missing_bound_is_an_outcome_of_its_own_with_the_next_command() -> Non
 
 @pytest.mark.parametrize("metrics", [[], [metric()], [NO_BOUND, metric(value=4.0, verdict="fail")]])
 def test_a_check_that_only_claims_to_lack_a_bound_is_failed(metrics: list[dict[str, Any]]) -> None:
-    verdict = judged(*HEALTHY, check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=metrics))
+    verdict = judged(
+        *HEALTHY, check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=metrics)
+    )
     assert (verdict.unbounded, verdict.lacks_only_bounds) == ((), False)
     assert verdict.reasons == ("test_b.py::test_speed failed: because",)
 
