@@ -70,7 +70,7 @@ def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
     paths = sorted((folder / "statements").glob("*.dsse.json"))
     ran = last_run.last_run(folder)
     if not paths:
-        tested = f"; the newest run is {ran.tier}, so its state is `tested`" if ran else ""
+        tested = f"; the newest run ({ran.tier}) is not certified: its state is `tested`" if ran else ""
         raise ConfigurationError(
             "there is no certificate to publish",
             where=str(folder / "statements"),

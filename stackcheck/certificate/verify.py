@@ -256,7 +256,7 @@ def _waiver_refusal(reference: str, chosen: Statement, wanted: _Wanted) -> Certi
             where=reference,
             got=", ".join(warned),
             expected="no waived check (--no-waivers)",
-            next_step="use a different image of this stack; or read the waivers and accept them: drop --no-waivers",
+            next_step="use a different image of this stack; or accept the waivers: drop --no-waivers",
         )
     for name in warned:
         dates = [item["until"] for item in waivers if item["check"] in {name, name.partition("[")[0]}]

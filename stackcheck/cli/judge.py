@@ -1,4 +1,4 @@
-"""The verb `judge`. In: a result.json of any run. Out: its verdict with every reason, and the exit code of it."""
+"""The verb `judge`. In: a result.json of any run. Out: its verdict with every reason, and its exit code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def judge_result(
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Give the verdict on a result.json by this checkout; exit 0 PASSED, 6 FAILED, 9 UNFIT. Nothing is signed."""
+    """Give this checkout's verdict on a result.json: exit 0 PASSED, 6 FAILED, 9 UNFIT. It signs nothing."""
     from stackcheck.suite.judgement import judge_file
 
     chosen = _stack(stack, root.resolve()) if stack else None

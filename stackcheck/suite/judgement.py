@@ -1,4 +1,4 @@
-"""Judge a result that is there already. In: a result.json, this checkout, a stack or none. Out: a `Judgement`.
+"""Judge a result that is there already. In: a result.json, this checkout, maybe a stack. Out: a `Judgement`.
 
 The run may be of another host, or of pytest alone. So thresholds, policy, list of checks and devices.json of
 this checkout decide, and what nothing here can confirm is named as not compared.
@@ -133,6 +133,8 @@ def _built_here(root: Path, stack: Stack | None) -> str | None:
 def _not_compared(result: RunResult, root: Path, stack: Stack | None) -> Iterator[str]:
     if result.image is None:
         yield "the image: pytest ran without one, so nothing can be certified"
+    elif stack is None:
+        yield f"the image: the result names {result.image.reference}, and no stack is named here"
     elif not _built_here(root, stack):
         yield f"the image: {result.image.reference} was not built in this checkout"
     yield "the devices: the result names them, this host did not read them"

@@ -1,12 +1,13 @@
 """Whether the telemetry of a check shows the unfit machine that it claims. In: a check. Out: a problem.
 
-UNFIT says that a run tells nothing about the image, so it needs evidence about the machine: throttling, another
-process, a lowered power cap, a link that is down. A check that ends `invalid` names such states, and the
-readings beside it have to show them; else it counts as failed. Pure.
+UNFIT says that a run tells nothing about the image, so it needs evidence about the machine: throttling,
+another process, a lowered power cap, a link that is down. A check that ends `invalid` names such states, and
+the readings beside it have to show them; else it counts as failed. Pure.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _grew(states: list[Readings], kind: str) -> bool:
     counters = [_at(state, "accumulators") if kind == "throttled" else _errors(state) for state in states]
     return any(
         _is_number(early.get(name)) and _is_number(late[name]) and late[name] > early[name]
-        for early, late in zip(counters, counters[1:], strict=False)
+        for early, late in itertools.pairwise(counters)
         for name in late
     )
 

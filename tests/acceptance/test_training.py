@@ -88,6 +88,7 @@ def kept() -> Kept:
 @pytest.fixture
 def jobs(
     ranks: int,
+    *,
     launch: Launch,
     kept: Kept,
     acceptance: AcceptanceSession,
@@ -193,6 +194,7 @@ def test_attention_that_ran_is_fused(proxy: Mapping[str, Any]) -> None:
 
 def test_throughput(
     proxy: Mapping[str, Any],
+    *,
     jobs: Mapping[str, Any],
     ranks: int,
     acceptance: AcceptanceSession,
@@ -210,6 +212,7 @@ def test_throughput(
 @pytest.mark.tier("standard")
 def test_throughput_8b(
     large_ranks: int,
+    *,
     acceptance: AcceptanceSession,
     check: Check,
     device_row: Mapping[str, Any],

@@ -1,4 +1,4 @@
-"""What the tool on the host says of invalid checks. In: a result.json. Out: whether their readings show it."""
+"""What the host says of invalid checks. In: a result.json. Out: whether their readings show it."""
 
 import json
 from collections.abc import Mapping

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import result_files
-
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attached_sbom, attachments, keys, predicates, publish, pull, revoke, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA

@@ -1,5 +1,5 @@
-"""Did the image reach this machine's usual speeds just before a training job? In: the preflight of its record.
-Out: metrics, or a check that failed.
+"""Did the image reach this machine's usual speeds just before a job? In: the preflight of its record. Out:
+metrics, or a check that failed.
 
 The job's own product and collectives come from the image. So a slow one is a failure, unless the machine's
 state explains it: then the check is invalid.

@@ -234,7 +234,7 @@ class AcceptanceSession:
     # -- the end
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.worker.stop()
         self.server.stop()
         self.keeper.give_back()

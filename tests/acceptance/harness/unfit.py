@@ -1,4 +1,4 @@
-"""Why a machine is unfit. In: a kind and words. Out: the outcome `invalid`, with facts that the host confirms.
+"""Why a machine is unfit. In: a kind and words. Out: the outcome `invalid`, with facts for the host.
 
 `invalid` says: this run tells nothing about the image. So each of its findings names a state of the machine
 that the check's evidence shows. What comes from the image (a file, a variable, a library that is slow or does

@@ -50,7 +50,7 @@ def judged(
 
 SHOWN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("throttled", {}, {"0": CLEAN | {"unfit": ["hardware thermal"]}}),
-    ("throttled", {"0": CLEAN | {"accumulators": {"prochot": 3}}}, {"0": CLEAN | {"accumulators": {"prochot": 4}}}),
+    ("throttled", {"0": CLEAN | {"accumulators": {"hot": 3}}}, {"0": CLEAN | {"accumulators": {"hot": 4}}}),
     ("throttled", {"0": CLEAN}, {"0": CLEAN, "during": {"unfit": {"0": ["hardware thermal"]}}}),
     ("shared", {"0": CLEAN | {"processes": [4321]}}, {}),
     ("shared", {}, {"start": {"0": CLEAN | {"memory_used_bytes": 9 << 30}}}),
