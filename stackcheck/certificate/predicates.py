@@ -276,8 +276,8 @@ def _levels(certificate: Mapping[str, Any]) -> list[str]:
     names = {name for device in devices for name in (device["arch"], device["model"]) if name}
     counts = Counter(device["model"] for device in devices)
     names |= {f"{model}_X{count}" for model, count in counts.items()}
-    classes = [name for name in CLASSES if name in certificate["bounds"]]
-    names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{(classes or ['none'])[-1]}"}
+    weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
+    names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
     levels = ("STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") for name in names)
     return [CERTIFIED_LEVEL, *sorted(levels)]
 

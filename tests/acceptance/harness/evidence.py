@@ -41,7 +41,7 @@ def link_states(host: Host) -> dict[str, Any]:
 
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Unfit]:
     """What got worse between two readings of the same devices, or can no longer be read."""
-    found = []
+    found: list[Unfit] = []
     for index, late in after.items():
         found += _newly_unfit(int(index), before.get(index, late), late)
     return found
