@@ -73,16 +73,16 @@ def test_figure_without_a_threshold_fails_and_says_where_to_add_it(tmp_path) -> 
     assert only(result)["cause"] == "no_threshold"
     assert "thresholds/nvidia/B200.json" in only(result)["reason"]
     summary = result["output"].rpartition("stackcheck ===")[2]
-    assert "NO BOUND test_planted.py::test_figure on B200 x1" in summary
-    assert "B200 x1: 1 no bound; " in summary
+    assert "NO BOUND test_planted.py::test_figure on B200 x4" in summary
+    assert "B200 x4: 1 no bound; " in summary
     assert "next: stackcheck baseline" in summary
     assert "look at:" not in summary  # nothing is known to be slow
 
 
 def test_a_bare_run_ends_with_the_command_that_judges_it(tmp_path) -> None:
     result = run_suite(tmp_path, "test_invalid")
-    last = [line for line in result["output"].splitlines() if line and "===" not in line][-3:]
-    assert f"verdict: stackcheck judge {tmp_path / 'out' / 'result.json'}" in last, result["output"]
+    last = result["output"].rstrip().splitlines()[-1]
+    assert last == f"verdict: stackcheck judge {tmp_path / 'out' / 'result.json'}", result["output"]
 
 
 def test_there_is_no_budget_for_skips(tmp_path) -> None:

@@ -170,8 +170,6 @@ def summarize(
     terminal.write_line(f"{model} x{devices}: {total}; {path}")
     if any(check["cause"] == "no_threshold" for check in checks):
         terminal.write_line(f"bounds: stackcheck baseline {path} and the results of two more healthy runs")
-    if result["image"] is None:  # by pytest alone; with an image the tool gives the verdict itself
-        terminal.write_line(f"verdict: stackcheck judge {path}")
 
 
 def _outcome(check: Mapping[str, Any]) -> str:

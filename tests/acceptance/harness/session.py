@@ -255,6 +255,14 @@ class AcceptanceSession:
         )
         self.results.finish(crashed=crashed, selection=self.selection)
 
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """The last line of a run by pytest alone; with an image the tool gives the verdict itself."""
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if self.results is None or reporter is None or config.option.collectonly:
+            return
+        if self.results.content["image"] is None:
+            reporter.write_line(f"verdict: stackcheck judge {self.results.path}")
+
     def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         if self.results is not None:
             content, path = self.results.content, self.results.path
