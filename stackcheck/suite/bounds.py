@@ -35,11 +35,11 @@ Key = tuple[str, int]  # check id, index of the metric in it
 class Bound(BaseModel):
     """One committed bound."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_by_name=True, validate_by_alias=True)
     bound: FiniteFloat
     direction: Literal["min", "max"]
     unit: str
-    class_: BoundClass = Field(default="unclassed", alias="class")
+    kind: BoundClass = Field(default="unclassed", alias="class")
 
     def accepts(self, value: float) -> bool:
         """Whether a value satisfies the bound; NaN never does."""
@@ -67,7 +67,7 @@ class Bounds:
 
     def classes(self) -> dict[str, int]:
         """How many of the bounds are measured, published, derived or of no stated class."""
-        counts = Counter(bound.class_ for bound in self.of.values() if bound)
+        counts = Counter(bound.kind for bound in self.of.values() if bound)
         return {name: counts[name] for name in CLASSES if counts[name]}
 
 

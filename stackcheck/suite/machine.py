@@ -175,7 +175,9 @@ def _links_are_bad(check: CheckResult, lanes: int) -> bool:
 def _is_down(link: Readings, lanes: int) -> bool:
     active = link.get("active")
     few = active == "down" or (_is_number(active) and not _above(active, lanes - 1))
-    return few or link.get("kind") == "pcie"
+    # Where each reading clears the counts, any error is a new one.
+    failed = link.get("errors_cleared") is True and _above(link.get("errors"), 0)
+    return few or failed or link.get("kind") == "pcie"
 
 
 def _are_unlike(links: list[Readings]) -> bool:

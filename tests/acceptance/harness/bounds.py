@@ -61,7 +61,7 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
 
 def class_of(entry: thresholds.Threshold) -> str:
     """What a bound rests on: measured, published or derived; `unclassed` if its entry does not say."""
-    return str(getattr(entry, "class_", None) or UNCLASSED)
+    return str(getattr(entry, "kind", None) or UNCLASSED)
 
 
 def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:

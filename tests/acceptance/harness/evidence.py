@@ -33,6 +33,7 @@ def link_states(host: Host) -> dict[str, Any]:
             "kind": link.kind,
             "active": link.active,
             "errors": link.errors,
+            "errors_cleared": link.errors_cleared,
             "replays": link.replays,
         }
         for link in host.links

@@ -1,4 +1,4 @@
-"""`stackcheck judge` gives this checkout's verdict on the result of any run, and says what it did not compare."""
+"""`stackcheck judge` gives this checkout's verdict on any result, and says what it did not compare."""
 
 from __future__ import annotations
 
@@ -109,9 +109,8 @@ def test_an_edited_bound_in_a_result_is_failed(tmp_path: Path) -> None:
     assert any(f"{metric['name']} was judged by" in reason for reason in reasons)
 
 
-def test_missing_bounds_alone_lead_to_baseline(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_missing_bounds_alone_lead_to_baseline(small_checkout: Path, capsys: Capsys) -> None:
     assert call(capsys, "test", CPU_STACK).code == 0
     path = small_checkout / RESULT
     document = json.loads(path.read_text())
@@ -125,9 +124,8 @@ def test_missing_bounds_alone_lead_to_baseline(
     assert "failed" not in done.out.partition("reasons")[0]
 
 
-def test_list_calls_a_stack_tested_after_a_run_of_a_lower_tier(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_list_calls_a_stack_tested_after_a_run_of_a_lower_tier(small_checkout: Path, capsys: Capsys) -> None:
     def listed() -> dict[str, Any]:
         return dict(json.loads(call(capsys, "list", CPU_STACK, "--json").out)["stacks"][0])
 

@@ -129,7 +129,7 @@ def certify(
     run = results.parse(json.dumps(document).encode())
     ids = tuple(str(item["id"]) for item in checks)
     needed = Requirements(checks=ids, image_config_digest=image.config_digest, waivers=waivers)
-    found = Bound(bound=5.0, direction="min", unit="GB/s", class_=bound_class or "unclassed")
+    found = Bound(bound=5.0, direction="min", unit="GB/s", kind=bound_class or "unclassed")
     judged = verdict.judge(run, needed, Bounds({(ids[1], 0): found} if bound_class else {}))
     provenance = Provenance(
         parameters={"stack": STACK_ID}, dependencies={"file:Dockerfile": result_files.DIGEST}, started=now

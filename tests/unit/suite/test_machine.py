@@ -61,6 +61,7 @@ SHOWN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("firmware", {}, {"start": {"0": CLEAN, "1": CLEAN | {"firmware": {"vbios": "95"}}}}),
     ("link", {}, {"start": {"links": {"0-1": LINK, "0-2": LINK | {"active": 12}}}}),
     ("link", {}, {"start": {"links": {"0-1": LINK | {"kind": "pcie"}}}}),
+    ("link", {}, {"links": {"0-1": LINK | {"errors": 4, "errors_cleared": True}}}),
     ("link", {"links": {"0-1": LINK}}, {"links": {"0-1": LINK | {"errors": 4}}}),
     ("fabric", {}, {"start": {"0": CLEAN | {"fabric": "in progress"}}}),
     ("recovery", {}, {"start": {"0": CLEAN | {"recovery_action": "reset"}}}),
