@@ -21,6 +21,8 @@ OWN_BYTES = 2 << 30
 # What a device that fell off its bus answers. Other errors can come from the image's own library.
 GONE = ("all ones", "GPU_IS_LOST", "RESET_REQUIRED", "NO_RESPONSE")
 
+CLOCKS_SET = "application clocks"  # a setting that holds the clocks down
+
 Readings = dict[str, Any]
 
 
@@ -47,6 +49,8 @@ def _is_shown(found: MachineFinding, check: CheckResult, rows: Sequence[Mapping[
         return _firmware_differs(check)
     states = list(_states(check, found.device))
     if found.kind == "throttled" and _was_throttled(check, found.device):
+        return True
+    if found.kind == "clocks" and CLOCKS_SET in _list(_at(check.evidence.after, "during").get("throttle")):
         return True
     if found.kind in {"throttled", "memory errors"} and _grew(states, found.kind):
         return True
@@ -89,6 +93,10 @@ def _grew(states: list[Readings], kind: str) -> bool:
 
 def _errors(state: Readings) -> Readings:
     return {name: state.get(name) for name in ("uncorrectable", "pending", "failed")}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _is_number(value: object) -> bool:
@@ -141,6 +149,7 @@ _SHOWN: dict[str, Callable[[Readings], bool]] = {
     "memory errors": _has_errors,
     "shared": _is_shared,
     "power cap": _is_capped,
+    "clocks": lambda state: CLOCKS_SET in _list(state.get("normal")),
     "partition": _is_partitioned,
     "recovery": _asks_for_recovery,
     "fabric": _fabric_is_down,

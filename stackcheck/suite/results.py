@@ -47,6 +47,7 @@ UnfitKind = Literal[
     "shared",
     "memory errors",
     "power cap",
+    "clocks",
     "partition",
     "firmware",
     "link",

@@ -58,6 +58,13 @@ FAULTS = (
     job("an 8B job of two steps", "", timed_steps=1),
     job("a slow GEMM of the image before an 8B job", "gemm_tflops 400", gemm=400.0),
     job("a slow GEMM on a hot device", "hardware thermal", "invalid", gemm=400.0, nvml={"reasons": 0x40}),
+    job(
+        "a slow GEMM at clocks that were set",
+        "application clocks",
+        "invalid",
+        gemm=400.0,
+        nvml={"reasons": 2},
+    ),
     job("a slow GEMM under a lowered cap", "power cap 400", "invalid", gemm=400.0, nvml={"cap": 400000}),
     job(
         "a slow GEMM beside another job",

@@ -2,7 +2,7 @@
 words.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ from harness import resultfile
 from harness.unfit import Unfit
 from vendors import Absence, Device, Host, is_known
 
+CLOCKS_SET = "application clocks"  # as NVML calls it; among the reasons that are normal under load
 SLACK_BYTES = 2 << 30  # as in Primus
 
 
@@ -66,9 +67,15 @@ def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) 
         yield Unfit("memory errors", words, index)
 
 
+def held_down(index: int, reasons: Iterable[str]) -> Iterator[Unfit]:
+    """Whether somebody set the clocks of a device lower than it could run."""
+    if CLOCKS_SET in reasons:
+        yield Unfit("clocks", f"device {index}: a setting holds its clocks down ({CLOCKS_SET})", index)
+
+
 def doubts(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfit]:
-    """States of the machine that make figures slow and nothing wrong: a lowered power cap, a process that was
-    on a device before the run and still is.
+    """States of the machine that make figures slow and nothing wrong: a lowered power cap, clocks that were
+    set, a process that was on a device before the run and still is.
     """
     early = {device.index: occupants(device) for device in start.devices}
     leased = {device.index for device in devices}
@@ -82,6 +89,7 @@ def doubts(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfit]:
         if is_known(cap) and is_known(default) and float(cap) < float(default):
             words = f"device {device.index}: power cap {cap} W, the default is {default} W"
             found.append(Unfit("power cap", words, device.index))
+        found += held_down(device.index, device.throttle.normal)
     return found
 
 

@@ -16,6 +16,7 @@ from harness.evidence import (
     device_names,
     doubts,
     evidence,
+    held_down,
     link_states,
     newly_shared,
     newly_unfit,
@@ -306,6 +307,9 @@ def _sampled(
     finally:
         check.samples = list(sampler.finish())
         check.unfit += _without_reading(check.samples, held.devices, sampler.problem)
+        for device in held.devices:
+            reasons = {why for s in check.samples if s.index == device.index for why in s.throttle.normal}
+            check.doubts += held_down(device.index, reasons)
         slowed = sorted({(s.index, reason) for s in check.samples for reason in s.throttle.unfit})
         check.unfit += [
             Unfit("throttled", f"device {index} throttled: {reason}", index) for index, reason in slowed

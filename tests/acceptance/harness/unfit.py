@@ -17,6 +17,7 @@ Kind = Literal[
     "shared",  # a process that is not ours holds memory of the device
     "memory errors",
     "power cap",  # below the default
+    "clocks",  # held down by a setting
     "partition",
     "firmware",  # not the same on every device
     "link",  # down, or with errors

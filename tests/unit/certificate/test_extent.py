@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import result_files
+from small_checkout import call
 from small_images import NOW, certify
 from small_target import HOUR, Publisher
+from stackcheck.certificate import keys
 from stackcheck.certificate.statement import VSA
 from stackcheck.certificate.verify import CERTIFYING_TIER
 from stackcheck.errors import CertificateError
@@ -148,3 +150,19 @@ def test_a_waived_check_is_refused_once_its_waiver_has_ended(publisher: Publishe
     assert publisher.verify(now=NOW + dt.timedelta(days=2))
     error = refusal(publisher, now=NOW + dt.timedelta(days=3))
     assert error.got == f"{WAIVED} was waived until {last}"
+
+
+def test_verify_shows_what_never_ran_and_what_the_bounds_rest_on(
+    publisher: Publisher, image: SmallImage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = dt.datetime.now(dt.UTC)
+    host = h200s(1)
+    publisher.publish(image, host=host, archs=("sm_90", "sm_100"), bound_class="derived", now=now)
+    public = tmp_path / "publisher.pub"
+    public.write_bytes(keys.public_pem(publisher.key.public_key()))
+    asked = ("--device-model", "H200", "--driver", "580.95.05", "--key", public)
+    done = call(capsys, "verify", publisher.reference, *asked)
+    assert done.code == 0, done.err
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert {"tier standard", "devices 1", "bounds 1 derived", "static_only sm_100"} <= set(lines)
+    assert "note: static only: sm_100" in done.err

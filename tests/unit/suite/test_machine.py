@@ -57,6 +57,8 @@ SHOWN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("memory errors", {"0": CLEAN}, {"0": CLEAN | {"uncorrectable": 2}}),
     ("memory errors", {}, {"start": {"0": CLEAN | {"enabled": False}}}),
     ("power cap", {"0": CLEAN | {"power_cap_w": 400.0}}, {}),
+    ("clocks", {}, {"0": CLEAN, "during": {"throttle": ["application clocks", "idle"]}}),
+    ("clocks", {"0": CLEAN | {"normal": ["application clocks"]}}, {}),
     ("partition", {}, {"start": {"0": CLEAN | {"partition": {"mig": "enabled"}}}}),
     ("firmware", {}, {"start": {"0": CLEAN, "1": CLEAN | {"firmware": {"vbios": "95"}}}}),
     ("link", {}, {"start": {"links": {"0-1": LINK, "0-2": LINK | {"active": 12}}}}),
