@@ -228,6 +228,9 @@ def test(
     if not is_enough(tier, subject.policy.certifies[subject.vendor]):
         report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; {CANNOT_CERTIFY}")
     report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
+    for waiver in judged.waivers:
+        if any(waiver.covers(check) for check in judged.warned):
+            report(f"{subject.name}: {waiver.words()}")
     return JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
 
 

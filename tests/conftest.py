@@ -26,7 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the acceptance suites on this vendor's devices",
     )
     group.addoption(
-        "--tier", choices=("smoke", "standard", "soak"), default="standard", help="how much to run"
+        "--tier",
+        choices=("smoke", "standard", "soak"),
+        help="how much to run; by default what certifies: smoke on processors, standard on GPUs",
     )
     group.addoption(
         "--list-checks",

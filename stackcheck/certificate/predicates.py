@@ -259,6 +259,7 @@ def _certificate_field(result: RunResult, verdict: Verdict, archs: Sequence[str]
         "archs": _archs(result, archs),
         "bounds": dict(verdict.bounds),
         "inputs": result.inputs.model_dump(),
+        "checksDigest": verdict.checks_digest,
         "required": list(verdict.required),
         "passed": list(verdict.passed),
         "warned": list(verdict.warned),

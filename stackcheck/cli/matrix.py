@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Package, Stack
 
 app = new_app()
@@ -37,20 +39,24 @@ def list_stacks(
 
         print(stack_table.markdown(stacks))
         return
+    from stackcheck.matrix import matrix
+
+    policy = matrix.load(root / "matrix.yaml").policy
     if as_json:
-        print_json({"stacks": [summary(stack) | _ran(stack, root) for stack in stacks]})
+        print_json({"stacks": [summary(stack) | _here(stack, root, policy) for stack in stacks]})
         return
     rows = [
         (
             stack.id,
             stack.vendor,
-            str((summary(stack) | _ran(stack, root))["state"]),
+            str((summary(stack) | _here(stack, root, policy))["state"]),
             " ".join(stack.archs) or "-",
             stack.wheels,
         )
         for stack in stacks
     ]
     print_table(("stack", "vendor", "state", "archs", "torch from"), rows)
+    _print_waivers(stacks, policy)
 
 
 def state(stack: Stack) -> str:
@@ -58,17 +64,27 @@ def state(stack: Stack) -> str:
     return "unlocked" if stack.missing else "locked"
 
 
-def _ran(stack: Stack, root: Path) -> dict[str, object]:
-    """The newest run of a stack and, after one of a lower tier than the policy's, the state `tested`."""
-    from stackcheck.matrix import matrix
+def _here(stack: Stack, root: Path, policy: Policy) -> dict[str, object]:
+    """What this checkout knows of a stack: its waivers, its newest run, and the state `tested` after a run of a
+    lower tier than the policy's.
+    """
     from stackcheck.suite import last_run
+
+    waivers = policy.waivers_for(stack.id, dt.datetime.now(dt.UTC).date())
+    waived: dict[str, object] = {"waivers": [waiver.model_dump(mode="json") for waiver in waivers]}
 
     found = last_run.last_run(root / "build" / stack.id)
     if found is None:
-        return {}
-    needed = matrix.load(root / "matrix.yaml").policy.certifies[stack.vendor]
-    now = state(stack) if found.certifies(needed) else last_run.TESTED
-    return {"state": now, "run": {"tier": found.tier, "verdict": found.verdict}}
+        return waived
+    now = state(stack) if found.certifies(policy.certifies[stack.vendor]) else last_run.TESTED
+    return {**waived, "state": now, "run": {"tier": found.tier, "verdict": found.verdict}}
+
+
+def _print_waivers(stacks: Sequence[Stack], policy: Policy) -> None:
+    today = dt.datetime.now(dt.UTC).date()
+    for stack in stacks:
+        for waiver in policy.waivers_for(stack.id, today):
+            print(f"{stack.id}: {waiver.words()}")
 
 
 def summary(stack: Stack) -> dict[str, object]:

@@ -73,6 +73,10 @@ class Waiver(_Part):
         """Whether a check id is this check or one of its cases."""
         return check_id == self.check or check_id.partition("[")[0] == self.check
 
+    def words(self) -> str:
+        """The waiver in one sentence, for the reader."""
+        return f"{self.check} is waived by {self.by} until {self.until}: {self.reason} ({self.issue})"
+
     def is_for(self, stack: str) -> bool:
         """Whether the waiver names this stack."""
         return any(fnmatchcase(stack, pattern) for pattern in self.stacks)

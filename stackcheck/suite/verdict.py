@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.matrix.policy import Tier, is_advisory, is_enough
-from stackcheck.suite import machine, skips
+from stackcheck.suite import expected, machine, skips
 from stackcheck.suite.bounds import NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Verdict:
         required: The ids of the checks that had to pass.
         waivers: The waivers that applied.
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
+        checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
     """
@@ -64,6 +65,7 @@ class Verdict:
     waivers: tuple[Waiver, ...] = ()
     unbounded: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
+    checks_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         waivers=required.waivers,
         unbounded=unbounded,
         bounds=bounds.classes(),
+        checks_digest=expected.digest(tuple(sorted(required.checks))),
         lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from stackcheck.certificate.verify import CERTIFYING_TIER
 from stackcheck.errors import CertificateError
 from stackcheck.matrix import matrix
 from stackcheck.matrix.policy import Waiver
+from stackcheck.suite import expected
 
 if TYPE_CHECKING:
     from small_images import SmallImage
@@ -89,6 +91,20 @@ def test_the_summary_names_tier_model_count_architectures_and_class_of_bounds(
 
 def test_the_default_tiers_of_verify_are_those_of_the_policy() -> None:
     assert dict(matrix.load(ROOT / "matrix.yaml").policy.certifies) == CERTIFYING_TIER
+
+
+def test_the_default_tiers_of_bare_pytest_are_those_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "tests" / "acceptance"), *sys.path])
+    from harness import session
+
+    assert session.CERTIFYING_TIER == CERTIFYING_TIER
+
+
+def test_the_certificate_names_the_list_of_checks_by_its_digest(
+    publisher: Publisher, image: SmallImage
+) -> None:
+    said = certify(image, publisher.key)[-1].statement.predicate["urn:stackcheck:certificate:v1"]
+    assert said["checksDigest"] == expected.digest(tuple(sorted(said["required"])))
 
 
 def test_a_lower_tier_is_refused_unless_the_reader_accepts_it(

@@ -137,3 +137,13 @@ def test_list_calls_a_stack_tested_after_a_run_of_a_lower_tier(small_checkout: P
     assert (listed()["state"], listed()["run"]) == ("tested", {"tier": "smoke", "verdict": "PASSED"})
     (small_checkout / "build" / CPU_STACK / "key.json").write_text("{")
     assert (listed()["state"], listed()["run"]) == ("locked", None)
+
+
+def test_list_and_test_name_the_waivers_of_a_stack(ran: Path, capsys: Capsys) -> None:
+    matrix = ran / "matrix.yaml"
+    matrix.write_text(matrix.read_text().replace("\npolicy:\n", f"\npolicy:{WAIVER}", 1))
+    words = f"{CPU_STACK}: {GEMM} is waived by the owner of this checkout until 2999-12-31: a fault that is"
+    assert words in call(capsys, "list", "cpu-*").out
+    assert words in call(capsys, "test", CPU_STACK).err
+    document = json.loads(call(capsys, "list", "cpu-*", "--json").out)
+    assert document["stacks"][0]["waivers"][0]["issue"] == "pytorch/pytorch#196678"
