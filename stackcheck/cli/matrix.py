@@ -65,7 +65,7 @@ def state(stack: Stack) -> str:
 
 
 def _here(stack: Stack, root: Path, policy: Policy) -> dict[str, object]:
-    """What this checkout knows of a stack: its waivers, its newest run, and the state `tested` after a run of a
+    """What this checkout knows of a stack: waivers, its newest run, and the state `tested` after a run of a
     lower tier than the policy's.
     """
     from stackcheck.suite import last_run
