@@ -147,3 +147,20 @@ def test_list_and_test_name_the_waivers_of_a_stack(ran: Path, capsys: Capsys) ->
     assert words in call(capsys, "test", CPU_STACK).err
     document = json.loads(call(capsys, "list", "cpu-*", "--json").out)
     assert document["stacks"][0]["waivers"][0]["issue"] == "pytorch/pytorch#196678"
+
+
+def test_a_run_that_only_lacks_bounds_leads_to_baseline(
+    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    figure = {"name": "copy_gb_per_s", "value": 1.0, "unit": "GB/s", "verdict": "no_threshold"}
+
+    def unbounded(told: dict[str, Any]) -> str:
+        document = json.loads(answer()(told))
+        document["checks"][0] |= {"outcome": "failed", "cause": "no_threshold", "metrics": [figure]}
+        return json.dumps(document)
+
+    fake_engine.answer = unbounded
+    done = call(capsys, "test", CPU_STACK)
+    assert done.code == 6
+    assert "got: no bound: " in done.err
+    assert f"next: stackcheck baseline {small_checkout / RESULT}" in done.err
