@@ -75,13 +75,23 @@ def certify(
     key: ec.EllipticCurvePrivateKey,
     now: dt.datetime,
     experimental: bool = False,
+    known_issues: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
     """
-    made = statements(image, result, verdict, provenance, sbom, now=now, experimental=experimental)
+    made = statements(
+        image,
+        result,
+        verdict,
+        provenance,
+        sbom,
+        now=now,
+        experimental=experimental,
+        known_issues=known_issues,
+    )
     return tuple(sign(statement, key) for statement in made)
 
 
@@ -94,6 +104,7 @@ def statements(
     *,
     now: dt.datetime,
     experimental: bool = False,
+    known_issues: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
@@ -114,7 +125,7 @@ def statements(
     )
     scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
     summary = _summary(
-        scope | _certificate_field(result, verdict),
+        scope | _certificate_field(result, verdict) | {"knownIssues": [*map(dict, known_issues)]},
         status=verdict.status,
         resource=f"pkg:oci/{image.stack_id or 'image'}@{image.manifest_digest}",
         evidence=evidence,

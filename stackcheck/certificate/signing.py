@@ -50,6 +50,7 @@ def sign_to_files(
         key=keys.load_or_create(key),
         now=dt.datetime.now(dt.UTC),
         experimental=subject.experimental,
+        known_issues=subject.known_issues,
     )
     for old in (folder / "statements").glob("*.json"):
         old.unlink()

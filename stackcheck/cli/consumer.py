@@ -258,7 +258,12 @@ def _notes(verified: Verified) -> list[str]:
         f"{item['check']} is waived by {item['by']} until {item['until']}: {item['reason']} ({item['issue']})"
         for item in verified.facts["waivers"]
     ]
-    return (["this stack is experimental"] if verified.facts["experimental"] else []) + waivers
+    # A certificate of before there were known issues names none.
+    issues = [
+        f"known issue {item['id']}: {item['symptom'].rstrip('.')} ({item['issue']})"
+        for item in verified.facts.get("knownIssues", ())
+    ]
+    return (["this stack is experimental"] if verified.facts["experimental"] else []) + waivers + issues
 
 
 def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -195,13 +195,14 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     # It only reads the matrix and compares ids.
     "list": (
-        Case(("cpu-*", AMD_STACK)),
+        Case(("cpu-*", AMD_STACK, "cuda12.1-*")),
         Case(("nope",)),
         Case(("--root", "nowhere")),
         Case((), broken_matrix),
     ),
     "explain": (
         Case(("rocm=7.2", "torch=2.6.0")),
+        Case(("rocm=7.2.1", "torch=2.13.0", "arch=gfx942")),
         Case(("nope",)),
         Case(("colour=red",)),
         Case(("rocm=seven",)),

@@ -105,6 +105,7 @@ def certify(
     host: dict[str, Any] | None = None,
     waivers: tuple[Waiver, ...] = (),
     config_digest: str | None = None,
+    known_issues: tuple[dict[str, Any], ...] = (),
 ) -> tuple[Envelope, ...]:
     """The signed statements of a run that ended just before `now`."""
     checks = [result_files.check("test_a.py::test_one[1]")]
@@ -128,4 +129,6 @@ def certify(
     provenance = Provenance(
         parameters={"stack": STACK_ID}, dependencies={"file:Dockerfile": result_files.DIGEST}, started=now
     )
-    return predicates.certify(image, run, judged, provenance, sbom_of(image), key=key, now=now)
+    return predicates.certify(
+        image, run, judged, provenance, sbom_of(image), key=key, now=now, known_issues=known_issues
+    )
