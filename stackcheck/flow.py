@@ -291,7 +291,7 @@ def _with_next_step(error: RegistryError, target: str) -> PublishError:
 
 
 def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: FlowSettings) -> bool:
-    """Whether the target has a certificate of this image and run, with these waivers and known issues, not due."""
+    """Whether the target has a certificate of this image and run, not due, with these waivers and issues."""
     host = vendors.host(subject.vendor)
     try:
         verified = verify.verify(

@@ -1,7 +1,8 @@
-"""images/known-issues.yaml -> KnownIssues: faults of versions and devices that people reported, read strictly.
+"""images/known-issues.yaml -> KnownIssues: reported faults of versions and devices, read strictly.
 
 In: the file; the values of a combination. Out: the issues that it has. A row that says `refuse` is also a
-rule that refuses the combination; one that says `warn` is shown by every verb and signed into the certificate.
+rule that refuses the combination; one that says `warn` is shown by every verb and signed into the
+certificate.
 """
 
 from __future__ import annotations
