@@ -78,7 +78,10 @@ def _lines(answer: Explanation) -> Iterator[str]:
             continue
         mark = "holds" if finding.holds else "unknown" if finding.rule.unknown else "broken"
         yield f"  {mark}  {finding.rule.id}: {finding.rule.because}\n         {finding.rule.source}"
+    refused = {rule.id for rule in judgement.broken}
     for issue in answer.known_issues:
+        if issue.id in refused:
+            continue
         shown = f"shown by {issue.check}" if issue.check else "no check shows it"
         yield f"  known issue  {issue.id} ({issue.severity}): {issue.symptom}"
         yield f"         {issue.issue}; {issue.fix}; {shown}"
