@@ -21,6 +21,7 @@ FAULTS = frozenset(
         "a Triton product forgets its accumulator",
         "a Triton tile is not turned",
         "a slice of a compiled table's gradient is not written",
+        "an uneven shard that loses its last row",
         "te's attention of packed sequences loses dk",
         "torchao leaves a layer in 16 bits",
         "torchao's layer loses a row of dx",
