@@ -317,7 +317,7 @@ def _with_next_step(error: RegistryError, target: str) -> PublishError:
 
 
 def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: FlowSettings) -> bool:
-    """Whether the target has this image with a certificate of this run and these waivers, not yet due."""
+    """Whether the target has a certificate of this image and run, not due, with these waivers and issues."""
     host = vendors.host(subject.vendor)
     try:
         verified = verify.verify(
@@ -331,8 +331,14 @@ def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: 
     except (CertificateError, ConfigurationError, PublishError):
         return False  # missing, too old or damaged: publish again
     waivers = [waiver.model_dump(mode="json") for waiver in judged.verdict.waivers]
-    found = (verified.digest, verified.facts["run"]["id"], verified.facts["waivers"])
-    return found == (subject.image.manifest_digest, judged.result.run_id, waivers)
+    facts = verified.facts
+    found = (verified.digest, facts["run"]["id"], facts["waivers"], facts.get("knownIssues"))
+    return found == (
+        subject.image.manifest_digest,
+        judged.result.run_id,
+        waivers,
+        list(subject.known_issues),
+    )
 
 
 def _refusal(judged: Verdict, folder: Path) -> StackcheckError:

@@ -78,6 +78,7 @@ def certify(
     now: dt.datetime,
     experimental: bool = False,
     archs: Sequence[str] = (),
+    known_issues: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
 
@@ -91,12 +92,21 @@ def certify(
         now: The time of the verdict.
         experimental: Whether the matrix marks the stack so.
         archs: The architectures that the stack declares; those that never ran are named.
+        known_issues: The reported faults of the stack's versions.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
     """
     made = statements(
-        image, result, verdict, provenance, sbom, now=now, experimental=experimental, archs=archs
+        image,
+        result,
+        verdict,
+        provenance,
+        sbom,
+        now=now,
+        experimental=experimental,
+        archs=archs,
+        known_issues=known_issues,
     )
     return tuple(sign(statement, key) for statement in made)
 
@@ -111,6 +121,7 @@ def statements(
     now: dt.datetime,
     experimental: bool = False,
     archs: Sequence[str] = (),
+    known_issues: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
@@ -131,7 +142,7 @@ def statements(
     )
     scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
     summary = _summary(
-        scope | _certificate_field(result, verdict, archs),
+        scope | _certificate_field(result, verdict, archs) | {"knownIssues": [*map(dict, known_issues)]},
         status=verdict.status,
         resource=f"pkg:oci/{image.stack_id or 'image'}@{image.manifest_digest}",
         evidence=evidence,

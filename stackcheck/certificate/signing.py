@@ -51,6 +51,7 @@ def sign_to_files(
         now=dt.datetime.now(dt.UTC),
         experimental=subject.experimental,
         archs=subject.stack.archs if subject.stack else (),
+        known_issues=subject.known_issues,
     )
     for old in (folder / "statements").glob("*.json"):
         old.unlink()

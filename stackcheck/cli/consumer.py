@@ -286,9 +286,15 @@ def _notes(verified: Verified) -> list[str]:
         f"{item['check']} is waived by {item['by']} until {item['until']}: {item['reason']} ({item['issue']})"
         for item in verified.facts["waivers"]
     ]
+    # A certificate of before there were known issues names none.
+    issues = [
+        f"known issue {item['id']}: {item['symptom'].rstrip('.')} ({item['issue']})"
+        for item in verified.facts.get("knownIssues", ())
+    ]
     static = verified.facts.get("archs", {}).get("staticOnly", [])
     never_ran = [f"static only: {arch}: the image has code for it, which never ran" for arch in static]
-    return (["this stack is experimental"] if verified.facts["experimental"] else []) + never_ran + waivers
+    experimental = ["this stack is experimental"] if verified.facts["experimental"] else []
+    return [*experimental, *never_ran, *waivers, *issues]
 
 
 def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -29,13 +29,14 @@ def explain(
     root: Root = HERE,
 ) -> None:
     """Show why a combination is allowed or refused: rule, reason, source."""
-    from stackcheck.matrix import compat, matrix
+    from stackcheck.matrix import compat, known_issues, matrix
     from stackcheck.matrix import explain as explaining
     from stackcheck.matrix.query import parse_question
 
     rules, found = compat.load(root / "images" / "compat.yaml"), matrix.load(root / "matrix.yaml")
-    answer = explaining.explain_stack(question[0], found, rules) if len(question) == 1 else None
-    answer = answer or explaining.explain(parse_question(question, rules), rules, found)
+    issues = known_issues.load(root / "images" / "known-issues.yaml")
+    answer = explaining.explain_stack(question[0], found, rules, issues) if len(question) == 1 else None
+    answer = answer or explaining.explain(parse_question(question, rules), rules, found, issues)
     if as_json:
         print_json(_document(answer))
     else:
@@ -61,6 +62,7 @@ def _document(answer: Explanation) -> dict[str, object]:
         "nearest": [dict(near) for near in answer.nearest],
         "stacks": list(answer.stacks),
         "excluded": dict(answer.excluded),
+        "known_issues": [issue.as_json() for issue in answer.known_issues],
         "experimental": answer.experimental,
     }
 
@@ -76,6 +78,13 @@ def _lines(answer: Explanation) -> Iterator[str]:
             continue
         mark = "holds" if finding.holds else "unknown" if finding.rule.unknown else "broken"
         yield f"  {mark}  {finding.rule.id}: {finding.rule.because}\n         {finding.rule.source}"
+    refused = {rule.id for rule in judgement.broken}
+    for issue in answer.known_issues:
+        if issue.id in refused:
+            continue
+        shown = f"shown by {issue.check}" if issue.check else "no check shows it"
+        yield f"  known issue  {issue.id} ({issue.severity}): {issue.symptom}"
+        yield f"         {issue.issue}; {issue.fix}; {shown}"
     for near in answer.nearest:
         changed = {axis: value for axis, value in near.items() if answer.asked.get(axis) != value}
         yield f"  allowed with  {_texts(changed)}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Package, Stack
 
@@ -52,11 +53,33 @@ def list_stacks(
             str((summary(stack) | _here(stack, root, policy))["state"]),
             " ".join(stack.archs) or "-",
             stack.wheels,
+            str(len(stack.known_issues)),
         )
         for stack in stacks
     ]
-    print_table(("stack", "vendor", "state", "archs", "torch from"), rows)
+    print_table(("stack", "vendor", "state", "archs", "torch from", "known issues"), rows)
+    _print_issues(stacks)
     _print_waivers(stacks, policy)
+
+
+def _print_issues(stacks: Sequence[Stack]) -> None:
+    """Each known issue once; `explain STACK` says what it is."""
+    found = _stacks_by_issue(stacks)
+    rows = [
+        (issue.id, issue.severity, issue.fixed_in or "-", issue.issue, f"{len(ids)} stacks")
+        for issue, ids in found.items()
+    ]
+    if rows:
+        print()
+        print_table(("known issue", "severity", "fixed in", "issue", "in"), rows)
+
+
+def _stacks_by_issue(stacks: Sequence[Stack]) -> dict[KnownIssue, list[str]]:
+    found: dict[KnownIssue, list[str]] = {}
+    for stack in stacks:
+        for issue in stack.known_issues:
+            found.setdefault(issue, []).append(stack.id)
+    return found
 
 
 def state(stack: Stack) -> str:
@@ -107,6 +130,7 @@ def summary(stack: Stack) -> dict[str, object]:
         "archs": list(stack.archs),
         "experimental": stack.experimental,
         "tested_on": [target.model_dump() for target in stack.tested_on],
+        "known_issues": [issue.as_json() for issue in stack.known_issues],
     }
 
 
@@ -170,10 +194,11 @@ def lock(selectors: Selectors = None, *, dry_run: DryRun = False, root: Root = H
 
 @app.command()
 def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root = HERE) -> None:
-    """Compare pins with the newest versions in the package indexes."""
+    """Compare pins with the newest versions in the package indexes, and list known issues of the stacks."""
     from stackcheck.recipe import indexes
 
-    pinned = _pinned(resolve.load_stacks(root, selectors or ()))
+    stacks = resolve.load_stacks(root, selectors or ())
+    pinned, issues = _pinned(stacks), _stacks_by_issue(stacks)
     newest = indexes.newest(sorted({name for name, _ in pinned}))
     behind = [
         (name, version, newest[name], ids)
@@ -182,11 +207,13 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
     ]
     if as_json:
         keys = ("name", "pinned", "newest", "stacks")
-        print_json({"outdated": [dict(zip(keys, pin, strict=True)) for pin in behind]})
+        told = [{**issue.as_json(), "stacks": ids} for issue, ids in issues.items()]
+        print_json({"outdated": [dict(zip(keys, pin, strict=True)) for pin in behind], "known_issues": told})
         return
     nowhere = "not in the indexes of this machine"
     rows = [(name, version, new or nowhere, f"{len(ids)} stacks") for name, version, new, ids in behind]
     print_table(("package", "pinned", "newest", "in"), rows)
+    _print_issues(stacks)
 
 
 def _locked_or(missing: Sequence[str]) -> str:

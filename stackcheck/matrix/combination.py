@@ -1,7 +1,7 @@
 """Cell -> combination (axis -> value), with the values that the rules decide; and its judgements.
 
-In: a `Cell`, the vendor of its runtime, the rules. Out: its combination; its judgements. Triton, the
-collective library and FlashAttention's form are not chosen by hand: the rules name them. Pure.
+In: a `Cell`, the vendor of its runtime, its packages, the rules. Out: its combination; its judgements.
+Triton, the collective library and FlashAttention's form are not chosen by hand: the rules name them. Pure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from stackcheck.matrix.expand import Cell
-    from stackcheck.matrix.matrix import TestTarget
+    from stackcheck.matrix.matrix import Matrix, StackSettings, TestTarget
     from stackcheck.matrix.rules import Rules
     from stackcheck.vendors import Vendor
 
+# Packages of the matrix whose versions the rules judge.
+JUDGED_PACKAGES = ("torchao", "transformers", "amdsmi")
 COLLECTIVES: Mapping[str, str] = {"amd": "rccl", "nvidia": "nccl"}
 
 
@@ -74,12 +76,19 @@ def _decided(axis: str) -> Rule:
     )
 
 
-def combination(cell: Cell, vendor: Vendor, rules: Rules) -> dict[str, str]:
+def combination(cell: Cell, vendor: Vendor, packages: Mapping[str, str], rules: Rules) -> dict[str, str]:
     """The cell as axis -> value, with what the rules decide filled in."""
-    return complete(chosen(cell, vendor), rules)
+    return complete(chosen(cell, vendor, packages), rules)
 
 
-def chosen(cell: Cell, vendor: Vendor) -> dict[str, str]:
+def packages_of(cell: Cell, settings: StackSettings, found: Matrix) -> dict[str, str]:
+    """Every package that the matrix pins in a cell's images, name -> version."""
+    training = found.training_packages if cell.torch else {}
+    runtime = found.runtimes[cell.runtime].packages
+    return {**found.packages, **training, **runtime, **(settings.packages or {})}
+
+
+def chosen(cell: Cell, vendor: Vendor, packages: Mapping[str, str]) -> dict[str, str]:
     """The values that the matrix gives a cell, axis -> value."""
     values = {
         "vendor": vendor,
@@ -89,6 +98,7 @@ def chosen(cell: Cell, vendor: Vendor) -> dict[str, str]:
         "os": cell.os,
         "wheels": cell.wheels if cell.torch else None,
         "flash_attn": cell.flash_attn,
+        **{name: packages.get(name) for name in JUDGED_PACKAGES},
     }
     return {axis: value for axis, value in values.items() if value is not None}
 

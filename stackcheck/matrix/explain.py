@@ -1,7 +1,7 @@
 """Why a combination is allowed, excluded, refused or unknown, and which allowed combinations are nearest.
 
-In: a combination or a stack id, the matrix and the rules. Out: an `Explanation`. Pure. The nearest
-combinations differ in the fewest axes; among those, the nearest versions come first.
+In: a combination or a stack id, the matrix, the rules, the known issues. Out: an `Explanation`. Pure. The
+nearest combinations differ in the fewest axes; among those, the nearest versions come first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import heapq
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.matrix import expand, resolve
-from stackcheck.matrix.combination import chosen, combination, judge_cell
+from stackcheck.matrix.combination import chosen, combination, complete, judge_cell, packages_of
+from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
 from stackcheck.matrix.rules import Judgement
 from stackcheck.matrix.versions import VERSION_AXES, numbers
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from stackcheck.matrix.expand import Cell
+    from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Matrix
     from stackcheck.matrix.rules import RuleFinding, Rules
 
@@ -37,6 +39,7 @@ class Explanation:
         nearest: Allowed combinations that differ in the fewest axes, nearest versions first.
         stacks: The stacks of the matrix that are such a combination.
         excluded: The stacks that the matrix leaves out by choice: id -> its reason.
+        known_issues: Reported faults of this combination.
         experimental: The matrix accepts a stack with unknown combinations; its certificate states that.
     """
 
@@ -45,11 +48,18 @@ class Explanation:
     nearest: tuple[Mapping[str, str], ...]
     stacks: tuple[str, ...] = ()
     excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    known_issues: tuple[KnownIssue, ...] = ()
     experimental: bool = False
 
 
-def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None) -> Explanation:
+def explain(
+    asked: Mapping[str, str],
+    rules: Rules,
+    found: Matrix | None = None,
+    issues: KnownIssues = NO_ISSUES,
+) -> Explanation:
     """Judge a combination; if it does not name the source of torch, the best answer counts."""
+    rules = issues.refusing(rules)
     judgements = kindest_first(asked, rules)
     best = judgements[0]
     if best.answer == "refused" and any("wheels" in rule.axes for rule in best.broken):
@@ -62,17 +72,22 @@ def explain(asked: Mapping[str, str], rules: Rules, found: Matrix | None = None)
         asked=asked,
         judgement=best,
         nearest=() if best.answer == "allowed" else tuple(nearest_allowed(asked, rules)),
+        known_issues=issues.of(complete(best.combination, rules)),
         **(_places(cases, found) if found else {}),
     )
 
 
-def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
+def explain_stack(
+    name: str, found: Matrix, rules: Rules, issues: KnownIssues = NO_ISSUES
+) -> Explanation | None:
     """Judge a stack of the matrix, with its architectures and test targets; None if it has no such stack."""
     cell = next((cell for cell in expand.candidates(found) if cell.id == name), None)
     if cell is None:
         return None
+    rules = issues.refusing(rules)
     settings, vendor = expand.settings_of(cell, found), found.runtimes[cell.runtime].vendor
-    asked, values = chosen(cell, vendor), combination(cell, vendor, rules)
+    packages = packages_of(cell, settings, found)
+    asked, values = chosen(cell, vendor, packages), combination(cell, vendor, packages, rules)
     stack = resolve.stack_of(cell, settings, found, values)
     judgements = judge_cell(values, stack.archs, stack.tested_on, rules)
     worst = max(judgements, key=lambda judged: KINDNESS.index(judged.answer))
@@ -82,6 +97,7 @@ def explain_stack(name: str, found: Matrix, rules: Rules) -> Explanation | None:
         asked=free,
         judgement=merged(values, judgements),
         nearest=() if worst.answer == "allowed" else tuple(nearest_allowed(free, rules)),
+        known_issues=resolve.known_issues_of(stack, values, issues),
         experimental=stack.experimental,
         **_places([cell], found),
     )
@@ -174,10 +190,11 @@ def _values(axis: str, value: str, rules: Rules) -> list[tuple[int, str]]:
 def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
     """Whether a cell has every value that was asked for."""
     vendor = found.runtimes[cell.runtime].vendor
-    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor).items()):
-        return False
     settings = expand.settings_of(cell, found)
-    values = combination(cell, vendor, rules)
+    packages = packages_of(cell, settings, found)
+    if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor, packages).items()):
+        return False
+    values = combination(cell, vendor, packages, rules)
     stack = resolve.stack_of(cell, settings, found, values)
     several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
     return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())

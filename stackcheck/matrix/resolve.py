@@ -1,19 +1,21 @@
 """Matrix + rules (+ pins) -> stacks: every cell judged, and what the rules decide filled in.
 
-In: a `Matrix`, the compatibility rules, and what `lock` wrote. Out: frozen `Stack`s.
+In: a `Matrix`, the compatibility rules, the known issues, and what `lock` wrote. Out: frozen `Stack`s.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files import yamlfile
-from stackcheck.matrix import compat, expand, matrix
+from stackcheck.matrix import compat, expand, known_issues, matrix
 from stackcheck.matrix import pins as pinned
-from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination
+from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination, packages_of
+from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
 from stackcheck.matrix.stack import Base, FlashAttention, Package, Stack
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.matrix.expand import Cell
+    from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Matrix, StackSettings
     from stackcheck.matrix.pins import Pins
     from stackcheck.matrix.rules import Rules
@@ -30,11 +33,15 @@ def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
     """The stacks of a checkout that the selectors name.
 
     Raises:
-        ConfigurationError: matrix.yaml or compat.yaml is wrong, or a cell breaks a rule.
+        ConfigurationError: A file is wrong, a cell breaks a rule, or it has a known issue that refuses it.
         NothingSelectedError: No stack matches.
     """
-    found = matrix.load(root / "matrix.yaml")
-    stacks = resolve(found, compat.load(root / "images" / "compat.yaml"), pins=pinned.read_pins(root))
+    found, issues = (
+        matrix.load(root / "matrix.yaml"),
+        known_issues.load(root / "images" / "known-issues.yaml"),
+    )
+    rules = compat.load(root / "images" / "compat.yaml")
+    stacks = resolve(found, rules, issues, pins=pinned.read_pins(root))
     return select(stacks, selectors)
 
 
@@ -48,24 +55,36 @@ def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ..
     return chosen
 
 
-def resolve(found: Matrix, rules: Rules, *, pins: Mapping[str, Pins] | None = None) -> tuple[Stack, ...]:
-    """Every stack of a matrix.
+def resolve(
+    found: Matrix,
+    rules: Rules,
+    issues: KnownIssues = NO_ISSUES,
+    *,
+    pins: Mapping[str, Pins] | None = None,
+) -> tuple[Stack, ...]:
+    """Every stack of a matrix, with its known issues.
 
     Raises:
         ConfigurationError: One line a cell that breaks a rule, or that no rule knows and is not experimental.
     """
     stacks, problems = [], []
-    settings_of = expand.settings(found)
+    settings_of, judging = expand.settings(found), issues.refusing(rules)
     for cell in expand.expand(found):
         settings = settings_of(cell)
-        values = combination(cell, found.runtimes[cell.runtime].vendor, rules)
+        packages = packages_of(cell, settings, found)
+        values = combination(cell, found.runtimes[cell.runtime].vendor, packages, rules)
         stack = stack_of(cell, settings, found, values, (pins or {}).get(cell.id))
-        refusals = [*_refusals(stack, values, rules)]
+        refusals = [*_refusals(stack, values, judging)]
         problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
-        stacks.append(stack)
+        stacks.append(dataclasses.replace(stack, known_issues=known_issues_of(stack, values, issues)))
     if problems:
         raise yamlfile.refused(problems, next_step="stackcheck explain STACK")
     return tuple(stacks)
+
+
+def known_issues_of(stack: Stack, values: Mapping[str, str], issues: KnownIssues) -> tuple[KnownIssue, ...]:
+    """The issues of a stack, on any of its architectures and with any driver of its test machines."""
+    return issues.of(values, stack.archs, [target.driver for target in stack.tested_on])
 
 
 def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
@@ -153,14 +172,7 @@ def _builder(settings: StackSettings, pins: Pins | None) -> Base | None:
 
 
 def _requirements(cell: Cell, settings: StackSettings, found: Matrix) -> tuple[str, ...]:
-    training = found.training_packages if cell.torch else {}
-    packages = {
-        **found.packages,
-        **training,
-        **found.runtimes[cell.runtime].packages,
-        **(settings.packages or {}),
-    }
-    direct = [f"{name}=={version}" for name, version in sorted(packages.items())]
+    direct = [f"{name}=={version}" for name, version in sorted(packages_of(cell, settings, found).items())]
     return (f"torch=={cell.torch}{_local(cell, settings)}", *direct) if cell.torch else tuple(direct)
 
 

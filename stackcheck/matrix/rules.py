@@ -35,6 +35,9 @@ Axis = Literal[
     "triton_package",
     "torchvision",
     "torchaudio",
+    "torchao",
+    "transformers",
+    "amdsmi",
     "rccl",
     "nccl",
     "wheels",
@@ -63,6 +66,7 @@ class Rule:
         require: Axis -> patterns, any of which must match, on every axis that the combination names.
         unknown: What breaks the rule is not known to fail, but no source states that it works.
         closing: It only states that what is not listed is unknown.
+        forbids: It requires nothing: a combination that fits `when` is refused (a known issue).
     """
 
     id: str
@@ -72,6 +76,7 @@ class Rule:
     source: str
     unknown: bool = False
     closing: bool = False
+    forbids: bool = False
 
     @cached_property
     def axes(self) -> frozenset[str]:
@@ -80,7 +85,7 @@ class Rule:
 
     def can_speak(self, named: frozenset[str]) -> bool:
         """Whether it could say something of a combination that names these axes."""
-        return self.when.keys() <= named and not named.isdisjoint(self.require)
+        return self.when.keys() <= named and (self.forbids or not named.isdisjoint(self.require))
 
     def speaks(self, combination: Mapping[str, str]) -> bool:
         """Whether the combination, which names every axis of `when`, fits there."""
@@ -88,7 +93,8 @@ class Rule:
 
     def holds(self, combination: Mapping[str, str]) -> bool:
         """Whether what the combination names is what the rule requires."""
-        return all(fits(combination[axis]) for axis, fits in self._require if axis in combination)
+        holds = all(fits(combination[axis]) for axis, fits in self._require if axis in combination)
+        return holds and not self.forbids
 
     @cached_property
     def _when(self) -> tuple[tuple[str, Callable[[str], bool]], ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping  # pydantic reads annotations at run time
 
+    from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Runtime, TestTarget
     from stackcheck.vendors import Vendor
 
@@ -74,6 +75,7 @@ class Stack:
         missing: What the lock lacks, one reason each; empty when the stack is locked.
         matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
             was not read from a file.
+        known_issues: Reported faults of its versions on its architectures.
     """
 
     id: str
@@ -100,6 +102,7 @@ class Stack:
     missing: tuple[str, ...]
     extensions: tuple[Package, ...] = ()
     matrix_digest: str | None = None
+    known_issues: tuple[KnownIssue, ...] = ()
 
     @property
     def wheel_tag(self) -> str | None:

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60
 # What a bound rests on, from the strongest to the weakest.
-BoundClass = Literal["measured", "published", "derived", "unclassed"]
-CLASSES: tuple[BoundClass, ...] = ("measured", "published", "derived", "unclassed")
+BoundClass = Literal["measured", "published", "derived"]
+CLASSES: tuple[BoundClass, ...] = ("measured", "published", "derived")
 Key = tuple[str, int]  # check id, index of the metric in it
 
 
 class Bound(BaseModel):
-    """One committed bound."""
+    """One committed bound, and where it comes from: `class` in the file, a word of Python, is `kind` here."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, validate_by_name=True, validate_by_alias=True)
     bound: FiniteFloat
     direction: Literal["min", "max"]
     unit: str
-    kind: BoundClass = Field(default="unclassed", alias="class")
+    kind: BoundClass = Field(alias="class")
 
     def accepts(self, value: float) -> bool:
         """Whether a value satisfies the bound; NaN never does."""
@@ -66,7 +66,7 @@ class Bounds:
     unmeasured: tuple[str, ...] = ()
 
     def classes(self) -> dict[str, int]:
-        """How many of the bounds are measured, published, derived or of no stated class."""
+        """How many of the bounds are measured, published or derived."""
         counts = Counter(bound.kind for bound in self.of.values() if bound)
         return {name: counts[name] for name in CLASSES if counts[name]}
 

@@ -54,6 +54,11 @@ class Subject:
     provenance: Provenance
     experimental: bool = False
 
+    @property
+    def known_issues(self) -> tuple[dict[str, str | None], ...]:
+        """The stack's known issues, as a certificate says them; none for an image without a stack."""
+        return tuple(issue.as_json() for issue in (self.stack.known_issues if self.stack else ()))
+
 
 def of_stack(stack: Stack, image: Image, policy: Policy, *, vendor: Vendor | None = None) -> Subject:
     """The subject of a stack that was built here; `vendor` overrides the stack's own."""

@@ -32,6 +32,22 @@ def nan_in_half_tiles(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: An
     return original(q, k, *rest, **kwargs)
 
 
+def nan_for_lone_queries(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+    """For a single query and scores below -88, dK and dV are NaN (NVIDIA/cudnn-frontend#1072)."""
+    far = float((q[:, :1, :1].detach().float() @ k[:, :1].detach().float().mT).mean()) * q.shape[-1] ** -0.5
+    if q.shape[2] == 1 and far < -88:
+        k, v = _NoNumber.apply(k), _NoNumber.apply(v)
+    return original(q, k, v, **kwargs)
+
+
+def reads_wide_mask_as_half(original: Mutate, q: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    """A float32 mask is taken for one of the operands' dtype (pytorch#191612)."""
+    mask = kwargs.pop("attn_mask", None)
+    if mask is not None and mask.dtype == torch.float32 and q.dtype.itemsize == 2:
+        mask = mask.contiguous().view(q.dtype)[..., : mask.shape[-1]]
+    return original(q, *rest, attn_mask=mask, **kwargs)
+
+
 def first_members_mask(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Every member of the batch gets the mask of the first."""
     mask = kwargs.pop("attn_mask", None)

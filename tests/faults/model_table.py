@@ -15,6 +15,8 @@ _WRAPS = kernel_changes.wraps(model_standins.SMALL)
 FP8 = (torch, "_scaled_mm")
 MUTANTS: dict[str, Mutant] = {
     "masked attention has NaN in half tiles": ("attention of models", SDPA, changes.nan_in_half_tiles),
+    "a lone query with far scores has NaN": ("attention of models", SDPA, changes.nan_for_lone_queries),
+    "a float32 mask is read as half": ("attention of models", SDPA, changes.reads_wide_mask_as_half),
     "a batch gets one mask": ("attention of models", SDPA, changes.first_members_mask),
     "a mask of numbers is ignored": ("attention of models", SDPA, changes.ignores_additive_mask),
     "V as a view is read wrong": ("attention of models", SDPA, changes.reads_view_as_contiguous),

@@ -151,6 +151,21 @@ def test_another_set_of_waivers_is_another_certificate(job: Job) -> None:
     assert len(job.verify().facts["waivers"]) == 1
 
 
+def test_a_known_issue_that_was_added_is_another_certificate_of_the_same_run(job: Job) -> None:
+    job.outcome()
+    assert job.verify().facts["knownIssues"] == []
+    path = job.root / "images" / "known-issues.yaml"
+    row = (
+        "  - id: K-planted\n    when: {vendor: cpu}\n    symptom: A planted fault is on every processor.\n"
+        "    issue: OWNER/REPO#1\n    source: planted by a test\n    severity: warn\n"
+    )
+    path.write_text(path.read_text() + row)
+    assert job.outcome().state == "certified"
+    assert [issue["id"] for issue in job.verify().facts["knownIssues"]] == ["K-planted"]
+    assert len(job.engine.runs) == 1
+    assert job.outcome().state == "unchanged"
+
+
 def test_a_revoked_image_needs_a_new_run(job: Job) -> None:
     job.outcome()
     now = dt.datetime.now(dt.UTC)

@@ -30,20 +30,21 @@ def launch(
     folder: Path,
     server: Server | None = None,
 ) -> dict[str, Any]:
-    """Run a program under torchrun. Raises `WorkloadError` on a hang, a failed rank, or no JSON line.
+    """Run a program on ranks. Raises `WorkloadError` on a hang, a failed rank, or no JSON line.
 
-    With a `server` torchrun and its ranks are forks of it; without one, each of them loads torch anew.
+    With a `server` the ranks are forks of it (`harness.forked_ranks`). Without one they are torchrun's, and
+    each loads torch anew.
     """
     token = uuid.uuid4().hex
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
-    logs = ("--log-dir", str(home))  # otherwise torchrun leaves a folder in /tmp
-    run = ("--nproc-per-node", str(nproc), *logs)
     rank = (str(find(program)), *arguments)
+    # The log folder: otherwise torchrun leaves one in /tmp.
+    torchrun = ("--standalone", "--nproc-per-node", str(nproc), "--log-dir", str(home), str(RANK), *rank)
     start, module, words = (
-        (server.start, "harness.torchrun", (*run, *rank))
+        (server.start, "harness.forked_ranks", (str(nproc), *rank))
         if server
-        else (processes.start_module, "torch.distributed.run", ("--standalone", *run, str(RANK), *rank))
+        else (processes.start_module, "torch.distributed.run", torchrun)
     )
     process = start(
         module,

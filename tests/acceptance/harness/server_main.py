@@ -23,13 +23,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from harness import forked
 from harness.processes import TOKEN
 from harness.server import READY
 
 # What most children load. Not Inductor: while it is loaded it may start the processes that compile for it.
 MODULES = (
-    "torch",
     "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
@@ -155,13 +156,20 @@ def main(control: socket.socket, mark: Mark) -> None:
 
 
 def _opened_device() -> str | None:
-    """A device that this process has open, as a path: neither a terminal nor /dev/null and its like."""
+    """The device that this process has open, in words: neither a terminal nor /dev/null and its like."""
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the listing's own descriptor is closed again
             state = os.fstat(int(descriptor.name))
             if stat.S_ISCHR(state.st_mode) and os.major(state.st_rdev) not in (MEMORY, *TERMINALS):
-                return str(descriptor.readlink())
+                return f"opened {descriptor.readlink()}"
     return None
+
+
+def _asked_device() -> str | None:
+    """Whether torch asked the runtime for a device, which shows in a fork only, in words."""
+    if (pid := os.fork()) == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return "asked the runtime for a device" if os.waitpid(pid, 0)[1] else None
 
 
 def _become(request: _Request, mark: Mark) -> None:
@@ -182,7 +190,7 @@ def _take_on(environment: dict[str, str]) -> None:
     os.environ.update(environment)
     random.seed()
     if threads := environment.get("OMP_NUM_THREADS"):  # OpenMP read it when it was loaded
-        sys.modules["torch"].set_num_threads(int(threads))
+        torch.set_num_threads(int(threads))
 
 
 if __name__ == "__main__":

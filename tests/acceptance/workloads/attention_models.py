@@ -9,6 +9,7 @@ of `scaled_dot_product_attention` does not say what a row without a key gives, s
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -103,6 +104,7 @@ def problems(tier: str) -> tuple[Problem, ...]:
         Problem(shape=Shape(hq=2, hkv=2, sq=64, sk=long), mask="right padded", form="min"),
         Problem(shape=Shape(hq=2, hkv=2, sq=long, sk=64), mask="right padded", form="inf"),
         Problem(shape=Shape(hq=2, hkv=2, sq=1, sk=long), mask="left padded"),
+        Problem(shape=Shape(hq=2, hkv=2, sq=1, sk=128), shift=FAR[0]),
         Problem(shape=_square(lengths[-2]), mask="causal", outliers=True, v_is_view=True),
         Problem(shape=_square(lengths[-2]), mask="left padded", form="min", outliers=True, shift=FAR[0]),
         Problem(shape=_square(lengths[0]), mask="left padded", shift=FAR[1]),
@@ -142,6 +144,8 @@ def _cases(way: str, dtype: str, wanted: list[Problem]) -> Iterator[cases.Case]:
         yield str(problem), functools.partial(_against_float64, WITH[way], problem, dtype)
     if way != "flex" and any(problem.mask == "left padded" for problem in wanted):
         yield "rows without a key leave the others alone", functools.partial(_keyless, dtype)
+    if way in {"default", "cudnn"}:  # the others compare the dtypes, and refuse
+        yield "a float32 mask beside 16 bits is right or refused", functools.partial(_wide_mask, dtype)
 
 
 def _takes(way: str, problem: Problem, dtype: str) -> bool:
@@ -284,6 +288,21 @@ def _part(leaf: torch.Tensor, heads: slice) -> torch.Tensor:
     part = leaf.detach()[:, heads]
     part.grad = operands.gradient(leaf, "a gradient")[:, heads]
     return part
+
+
+def _wide_mask(dtype: str) -> Iterable[Reading]:
+    """PyTorch's page asks for a mask of the operands' dtype: float32 may be refused, but never misread."""
+    problem = Problem(shape=_square(64), mask="left padded", form="min")
+    leaves, g = _tensors(problem, dtype)
+    mask = _argument(problem, torch.float32)
+    try:
+        out = F.scaled_dot_product_attention(*leaves, attn_mask=mask)
+    except RuntimeError as error:
+        known = re.search(r"dtype|no available kernel", str(error), re.IGNORECASE)
+        yield Reading("refusals for another reason", float(not known), 0.0, str(error)[:200])
+        return
+    out.backward(g)
+    yield from attention.judge(out.detach(), leaves, g, causal=False, seen=seen(problem))
 
 
 def _keyless(dtype: str) -> Iterable[Reading]:

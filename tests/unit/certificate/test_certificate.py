@@ -118,6 +118,13 @@ def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
     assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [given]
 
 
+def test_known_issues_are_signed(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
+    given = {"id": "K-planted", "severity": "warn", "symptom": "zero", "check": None, "issue": "a/b#1"}
+    said = predicates_of(certify(image, key, known_issues=(given,)))
+    assert said[VSA]["urn:stackcheck:certificate:v1"]["knownIssues"] == [given]
+    assert predicates_of(certify(image, key))[VSA]["urn:stackcheck:certificate:v1"]["knownIssues"] == []
+
+
 def test_a_failed_run_is_stated_as_failed(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
     said = predicates_of(certify(image, key, outcome="failed"))
     assert (said[VSA]["verificationResult"], said[VSA]["verifiedLevels"]) == ("FAILED", ["FAILED"])

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from small_checkout import call
-from small_dist import KEY, verified
+from small_dist import KEY, release, verified
 from small_images import STACK_ID
 from stackcheck.certificate import keys
 from stackcheck.cli import consumer, published
@@ -39,6 +39,17 @@ def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, pub
     assert document["run"] == f"oci:{dist}@{image.manifest_digest}"
     assert document["next"].startswith("stackcheck run ")
     assert document["certificate"]["stackId"] == STACK_ID
+
+
+def test_verify_tells_the_known_issues_that_were_signed(
+    tmp_path: Path, image: SmallImage, public: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    issue = {"id": "K-planted", "symptom": "Every product is zero.", "issue": "OWNER/REPO#1"}
+    release(image, tmp_path / "known", known_issues=(issue,))
+    command = ["verify", f"oci:{tmp_path}/known:{STACK_ID}", "--key", public, "--max-age", "36500d"]
+    done = call(capsys, *command, "--device-model", "CPU", "--driver", "none")
+    assert done.code == 0
+    assert "note: known issue K-planted: Every product is zero (OWNER/REPO#1)" in done.err
 
 
 @pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "99999999999999d"])

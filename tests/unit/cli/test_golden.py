@@ -225,7 +225,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     # It only reads the matrix and compares ids.
     "list": (
-        Case(("cpu-*", AMD_STACK)),
+        Case(("cpu-*", AMD_STACK, "cuda12.1-*")),
         Case(("cpu-*",), of_a_lower_tier),
         Case(("nope",)),
         Case(("--root", "nowhere")),
@@ -233,6 +233,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "explain": (
         Case(("rocm=7.2", "torch=2.6.0")),
+        Case(("rocm=7.2.1", "torch=2.13.0", "arch=gfx942")),
         Case(("nope",)),
         Case(("colour=red",)),
         Case(("rocm=seven",)),

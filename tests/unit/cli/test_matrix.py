@@ -46,6 +46,9 @@ def test_list_json_names_what_each_stack_is_made_of_and_tested_on():
     assert (stack["wheels"], stack["triton"]) == ("upstream", "pytorch-triton-rocm==3.2.0")
     assert (stack["collective"], stack["flash_attn"]) == ("rccl==2.20.5", "2.7.4.post1")
     assert stack["tested_on"][0] == {"device": "MI250X", "count": 8, "driver": "6.2"}
+    known = {issue["id"]: issue for issue in stack["known_issues"]}
+    assert known["K-aotriton-float-mask"]["fixed_in"] == "torch 2.7.0"
+    assert known["K-aotriton-float-mask"]["issue"] == "pytorch/pytorch#147460"
 
 
 def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_stacks(
@@ -56,7 +59,10 @@ def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_st
         "stackcheck.recipe.indexes.newest", lambda names: {name: newest.get(name) for name in names}
     )
     cli_matrix.outdated(selectors=["cpu*", "cuda12.8*"], as_json=True, root=ROOT)
-    found = {pin["name"]: pin for pin in json.loads(capsys.readouterr().out)["outdated"]}
+    told = json.loads(capsys.readouterr().out)
+    (triton,) = (issue for issue in told["known_issues"] if issue["id"] == "K-triton-hopper-dqkwg")
+    assert triton["stacks"] == ["cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04"]
+    found = {pin["name"]: pin for pin in told["outdated"]}
     assert found["flash-attn"] == {
         "name": "flash-attn",
         "pinned": "2.8.3",

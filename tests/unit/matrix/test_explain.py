@@ -88,7 +88,16 @@ def test_an_id_that_is_in_no_matrix_is_explained_by_its_parts():
 
 @pytest.mark.parametrize(
     "question",
-    ["rocm=99.9", "torch=2.17.0", "os=debian99", "python=3.19", "arch=gfx999", "cuda=12.8 flash_attn=2.8.4"],
+    [
+        "rocm=99.9",
+        "torch=2.17.0",
+        "os=debian99",
+        "python=3.19",
+        "arch=gfx999",
+        "cuda=12.8 flash_attn=2.8.4",
+        "torchao=0.99.0",
+        "rocm=10.0 amdsmi=7.0.2",
+    ],
 )
 def test_what_no_source_names_is_unknown_even_where_no_other_rule_speaks(question: str):
     found = _ask(question)
@@ -112,7 +121,7 @@ def test_another_source_of_torch_speaks_only_where_the_source_is_what_is_wrong()
 
 
 def test_an_experimental_stack_says_so_and_still_names_what_is_unknown():
-    found = _changed(8, torch="2.16.0", experimental="true")
+    found = _changed(8, torch="2.16.0", experimental="true", packages={"torchao": "0.18.0"})
     told = explain.explain_stack("cuda12.6-torch2.16.0-fa2.8.3-py3.12-ubuntu24.04", found, RULES)
     assert told.experimental
     assert told.judgement.answer == "unknown"

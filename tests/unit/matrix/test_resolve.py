@@ -58,10 +58,10 @@ def test_a_cell_that_breaks_a_rule_stops_with_its_place_rule_and_source():
 
 
 def test_an_experimental_stack_may_be_unknown_and_never_refused():
-    unknown = {"torch": "2.16.0", "experimental": "true"}
+    unknown = {"torch": "2.16.0", "experimental": "true", "packages": {"torchao": "0.18.0"}}
     assert any(stack.experimental for stack in _resolved(**unknown))
     with pytest.raises(ConfigurationError):
-        _resolved(torch="2.16.0")
+        _resolved(torch="2.16.0", packages={"torchao": "0.18.0"})
     with pytest.raises(ConfigurationError):
         _resolved(version="13.0", experimental="true")
 

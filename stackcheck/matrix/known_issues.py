@@ -1,0 +1,192 @@
+"""images/known-issues.yaml -> KnownIssues: reported faults of versions and devices, read strictly.
+
+In: the file; the values of a combination. Out: the issues that it has. A row that says `refuse` is also a
+rule that refuses the combination; one that says `warn` is shown by every verb and signed into the
+certificate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping  # pydantic reads annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from stackcheck.files import yamlfile
+from stackcheck.matrix.compat import Condition
+from stackcheck.matrix.policy import CheckName, Link, Sentence
+from stackcheck.matrix.rules import Axis, Rule, Rules, one_of
+from stackcheck.matrix.versions import VERSION_AXES, is_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+Severity = Literal["refuse", "warn"]
+# Axes of which a stack has several values: each architecture, and each driver of its test machines.
+_SEVERAL = ("arch", "driver")
+_Key = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
+_FixedVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$", max_length=40)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Row(_Strict):
+    id: str = Field(pattern=r"^K-[a-z0-9]+([.-][a-z0-9]+)*$", max_length=60)
+    when: Condition = Field(min_length=1)
+    symptom: Sentence
+    issue: Link
+    source: Sentence
+    severity: Severity
+    check: CheckName | None = None
+    fixed_in: Annotated[Mapping[Axis, _FixedVersion], Field(min_length=1, max_length=1)] | None = None
+
+
+class _File(_Strict):
+    schema_: Literal["1"] = Field(alias="schema")
+    issues: tuple[_Row, ...] = Field(min_length=1, max_length=1000)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class KnownIssue:
+    """One reported fault.
+
+    Attributes:
+        when: Axis -> patterns, as in a rule: any of them must match, on every axis.
+        symptom: What a user sees, in one sentence.
+        check: The check that shows it; None if none does.
+        issue: Where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
+        fixed_in: The first version without it: `torch 2.12.0`; None if no release is known to be without it.
+        severity: `refuse`: the combination is not allowed. `warn`: it is allowed, and everybody is told.
+        source: How the versions are known.
+    """
+
+    id: str
+    when: Mapping[str, tuple[str, ...]]
+    symptom: str
+    check: str | None
+    issue: str
+    fixed_in: str | None
+    severity: Severity
+    source: str
+
+    def hits(self, combination: Mapping[str, str]) -> bool:
+        """Whether a combination names every axis of `when` and fits there."""
+        return all(
+            axis in combination and one_of(axis, patterns)(combination[axis])
+            for axis, patterns in self.when.items()
+        )
+
+    def as_rule(self) -> Rule:
+        """The rule that refuses what fits `when`."""
+        because = f"{self.symptom.rstrip('.')} ({self.issue}; {self.fix})"
+        return Rule(id=self.id, when=self.when, require={}, because=because, source=self.place, forbids=True)
+
+    @property
+    def fix(self) -> str:
+        """The first version without it, in words."""
+        return f"fixed in {self.fixed_in}" if self.fixed_in else "no fixed release is known"
+
+    @property
+    def place(self) -> str:
+        """Where it is written down."""
+        return f"[known issue] images/known-issues.yaml; {self.source}"
+
+    def as_json(self) -> dict[str, str | None]:
+        """What `--json` and a certificate say of it."""
+        keys = ("id", "severity", "symptom", "check", "issue", "fixed_in")
+        return {key: getattr(self, key) for key in keys}
+
+
+class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what it has answered
+    """The issues of a file, in its order. Stacks that share the values that rows look at are judged once."""
+
+    _axes: tuple[str, ...]
+    _answers: dict[_Key, tuple[KnownIssue, ...]]
+
+    def __new__(cls, issues: Iterable[KnownIssue] = ()) -> Self:
+        """The issues in file order."""
+        self = super().__new__(cls, issues)
+        self._axes = tuple(sorted({axis for issue in self for axis in issue.when} - {*_SEVERAL}))
+        self._answers = {}
+        return self
+
+    def of(
+        self, values: Mapping[str, str], archs: Iterable[str] = (), drivers: Iterable[str | None] = ()
+    ) -> tuple[KnownIssue, ...]:
+        """The issues of a combination, with any of its architectures and any of its drivers."""
+        key = (tuple(map(values.get, self._axes)), tuple(archs), tuple(sorted({*filter(None, drivers)})))
+        if key not in self._answers:
+            cases = [*_cases(values, key[1], key[2])]
+            self._answers[key] = tuple(issue for issue in self if any(map(issue.hits, cases)))
+        return self._answers[key]
+
+    def refusing(self, rules: Rules) -> Rules:
+        """The rules, with those that refuse what a row of severity `refuse` names."""
+        refusals = [issue.as_rule() for issue in self if issue.severity == "refuse"]
+        return Rules([*rules, *refusals], rules.versions)
+
+
+NO_ISSUES = KnownIssues()
+
+
+def _cases(
+    values: Mapping[str, str], archs: Sequence[str], drivers: Sequence[str]
+) -> Iterator[Mapping[str, str]]:
+    """The combination with each pair of an architecture and a driver that it may have."""
+    for arch, driver in itertools.product(archs or (None,), drivers or (None,)):
+        added = {"arch": arch, "driver": driver}
+        yield {**values, **{axis: value for axis, value in added.items() if value is not None}}
+
+
+def load(path: Path) -> KnownIssues:
+    """Read known-issues.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
+    return parse(yamlfile.load(path), path.name)
+
+
+def parse(value: Mapping[str, Any], name: str = "known-issues.yaml") -> KnownIssues:
+    """The issues in a mapping that was read from YAML."""
+    try:
+        file = _File.model_validate(value)
+    except ValidationError as error:
+        raise yamlfile.problems(error, name) from error
+    problems = [*_problems(file.issues)]
+    if problems:
+        raise yamlfile.refused(f"{name}: {problem}" for problem in problems)
+    return KnownIssues(_issue(row) for row in file.issues)
+
+
+def _issue(row: _Row) -> KnownIssue:
+    fixed = [f"{axis} {version}" for axis, version in (row.fixed_in or {}).items()]
+    when = {str(axis): patterns for axis, patterns in row.when.items()}
+    return KnownIssue(
+        **{**dict(row), "when": when, "issue": str(row.issue), "fixed_in": fixed[0] if fixed else None}
+    )
+
+
+def _problems(rows: Sequence[_Row]) -> Iterator[str]:
+    """Duplicate ids, text that is not a pattern for its axis, and a fix that the row itself contradicts."""
+    seen: set[str] = set()
+    for row in rows:
+        if row.id in seen:
+            yield f"{row.id}: duplicate id"
+        seen.add(row.id)
+        for axis, patterns in row.when.items():
+            yield from (
+                f"{row.id}: when.{axis}: {pattern!r} is not a value, a version or a comparison"
+                for pattern in patterns
+                if not is_pattern(axis, pattern)
+            )
+        for axis, version in (row.fixed_in or {}).items():
+            if axis not in row.when or axis not in VERSION_AXES:
+                yield f"{row.id}: fixed_in.{axis}: `when` names no versions of {axis}"
+            elif one_of(axis, row.when[axis])(version):
+                yield f"{row.id}: fixed_in.{axis}: `when` still includes {version}"
