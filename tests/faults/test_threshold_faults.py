@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from harness import models, thresholds
+from harness import bounds, models, thresholds
 from workloads import speed_conditions
 
 GOOD = {
@@ -119,6 +119,14 @@ def test_committed_bound_refuses_half_of_its_reference(path) -> None:
         assert entry.accepts(entry.bound)
         assert not entry.accepts(half)
         assert not entry.accepts(math.nan)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_bound_of_a_job_over_all_devices_must_be_measured_with_all_of_them(devices) -> None:
+    job = "train_fsdp2_tokens_per_s_per_gpu"
+    row, asked = models.row("H200"), {"devices": devices, "nvls": "off", "tier": "standard", "figures": []}
+    missing = [text for text in bounds.unmeasured(row, asked) if text.startswith(job)]
+    assert [f'"devices": {devices},' in text for text in missing] == [True]
 
 
 @pytest.mark.healthy

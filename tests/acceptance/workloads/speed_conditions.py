@@ -18,6 +18,8 @@ PLATEAU_BYTES = 4 << 30  # soak tier
 GRAPHED_BYTES = 1 << 20  # up to this size launches take much of the time; a graph measures without them
 LINK_BYTES = 256 << 20  # between two devices, and between a device and its host
 LARGE_RANKS, LARGE_SAMPLES = (2, 4, 8), (1, 2)  # ranks of the 8B job, and samples per rank
+# The FSDP2 job has eight of its layers at full width, so that one device with 80 GB can hold it.
+FSDP2_RANKS, FSDP2_LAYERS, FSDP2_SAMPLES = (1, 2, 4, 8), 8, 2
 
 _ATTENTION = [
     {"dtype": "bf16", "backend": backend, "causal": True, "sequence": ATTENTION_SEQUENCE}
@@ -60,6 +62,19 @@ CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
         }
         for ranks in LARGE_RANKS
         for samples in LARGE_SAMPLES
+    ],
+    "train_fsdp2_tokens_per_s_per_gpu": [
+        {
+            "model": "llama",
+            "size": "8b",
+            "layers": FSDP2_LAYERS,
+            "precision": "bf16",
+            "seq": 8192,
+            "devices": ranks,
+            "batch": ranks * FSDP2_SAMPLES,
+            "micro_batch": FSDP2_SAMPLES,
+        }
+        for ranks in FSDP2_RANKS
     ],
 }
 
