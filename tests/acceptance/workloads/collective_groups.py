@@ -109,6 +109,10 @@ def cycle(ranks: Ranks, key: str, *, bound: bool) -> bool:
     mine = torch.full((1024,), float(ranks.rank + 1), device=ranks.device)
     dist.all_reduce(mine)
     right = bool((mine == ranks.size * (ranks.size + 1) / 2).all())
+    # Nobody leaves while another rank may still read this one's memory.
+    ranks.store.set(f"summed/{key}/{ranks.rank}", "1")
+    for rank in range(ranks.size):
+        ranks.store.get(f"summed/{key}/{rank}")
     dist.destroy_process_group()
     return right
 
