@@ -76,8 +76,8 @@ def _document(
         "left_out": list(found.left_out),
         "proposals": [
             {
-                "entry": proposal.entry.model_dump(),
-                "now": proposal.now.model_dump() if proposal.now else None,
+                "entry": proposal.entry.as_json(),
+                "now": proposal.now.as_json() if proposal.now else None,
                 "change": proposal.change,
                 "median": proposal.median,
                 "spread": proposal.spread,
