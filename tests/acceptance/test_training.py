@@ -19,9 +19,8 @@ from harness import preflight, skips
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
-from workloads import speed_conditions
+from workloads import large_job
 
-GIB = 2**30
 MOST_RANKS = 2
 STEPS, RESUME_AT = 60, 23
 # The job of trainers/curves/CPU/llama-tiny.json, sharded over the ranks.
@@ -44,11 +43,6 @@ LARGE = (
     *("--warmup", 5, "--warmup-s", LARGE_WARM_S, "--budget-s", LARGE_BUDGET_S),
 )
 LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
-LARGE_PARAMETERS = 8.03e9
-# Measured on H200s (docs/results/training-h200.md): activations of 8,192 tokens, and a constant part.
-SAMPLE_GIB, FIXED_GIB = 23.3, 2.0
-OUTSIDE_TORCH_GIB = 3.0  # contexts and NCCL's buffers
-TWO_SAMPLES_FROM_GIB = 120  # device memory from which a rank takes two samples instead of one
 PLANNED = {
     "seq": "seq_len",
     "batch": "global_batch",
@@ -72,8 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, session.device_count)
         metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
     if "large_ranks" in metafunc.fixturenames:
-        fitting = (ranks for ranks in speed_conditions.LARGE_RANKS if ranks <= session.device_count)
-        count = max(fitting, default=min(speed_conditions.LARGE_RANKS))
+        count = large_job.ranks_of(session.device_count)
         mark = pytest.mark.gpus(count, perf=True)
         metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
@@ -212,10 +205,9 @@ def test_throughput_8b(
     """Llama 3.1 8B reaches the device model's bound in tokens per second and GPU, at the power cap."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "an 8B model needs a GPU")
-    present = device_row["memory_bytes"] / GIB
-    one, two = speed_conditions.LARGE_SAMPLES
-    micro_batch = two if present >= TWO_SAMPLES_FROM_GIB else one
-    needed = large_gib(large_ranks, micro_batch)
+    present = device_row["memory_bytes"] / large_job.GIB
+    micro_batch = large_job.samples_of(present)
+    needed = large_job.large_gib(large_ranks, micro_batch)
     if needed > present:
         skips.without_memory(needed, present)
     flags = {"large": (*LARGE, "--micro-batch", micro_batch)}
@@ -230,17 +222,6 @@ def test_throughput_8b(
         f"{timed} steps were timed, expected at least {LEAST_TIMED}: {record['phases_s']}"
     )
     record_speed(record, record_metric, gate=True)
-
-
-def large_gib(ranks: int, samples: int) -> float:
-    """The memory in GiB that the large job needs on each device; within 0.1 GiB of
-    docs/results/training-h200.md.
-
-    Every rank has weights and gradients of two bytes per parameter each. The rest of the float32 weights and
-    both moments are ten bytes per parameter over all ranks. Activations and memory outside torch come on top.
-    """
-    state = LARGE_PARAMETERS * (2 + 2 + 10 / ranks) / GIB
-    return state + FIXED_GIB + SAMPLE_GIB * samples + OUTSIDE_TORCH_GIB
 
 
 def record_speed(record: Mapping[str, Any], record_metric: RecordMetric, *, gate: bool) -> None:

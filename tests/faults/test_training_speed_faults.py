@@ -91,6 +91,6 @@ def test_large_job_that_cannot_fit_is_a_skip_that_says_so(state, says, plant) ->
 @pytest.mark.healthy
 @pytest.mark.parametrize(("ranks", "allocated_gib"), [(2, 115.9), (4, 97.2)])
 def test_needs_of_the_large_job_are_those_of_its_records(ranks: int, allocated_gib: float) -> None:
-    from test_training import OUTSIDE_TORCH_GIB, large_gib
+    from workloads.large_job import OUTSIDE_TORCH_GIB, large_gib
 
     assert large_gib(ranks, 2) - OUTSIDE_TORCH_GIB == pytest.approx(allocated_gib, abs=0.1)
