@@ -2,12 +2,11 @@
 reference.
 """
 
-import json
 import math
 
 import pytest
 
-from harness import models, thresholds
+from harness import derive, models, thresholds
 from workloads import speed_conditions
 
 GOOD = {
@@ -25,7 +24,7 @@ GOOD = {
 EXPECTED = {"of": "a published figure", "reference": 5000.0, "ratio": 0.9, "expected": 0.98, "share": 0.9}
 DERIVED = {"class": "derived", "basis": EXPECTED, "bound": 3969.0}
 pytestmark = pytest.mark.catches("the lint of thresholds")
-PUBLISHED = thresholds.FOLDER.with_name("published")
+CONDITIONS = {"gemm_tflops": {"dtype": "bf16"}, "copy_gb_per_s": {}}
 FILES = sorted(thresholds.FOLDER.rglob("*.json"))
 
 
@@ -120,16 +119,6 @@ def test_every_metric_of_the_rules_says_what_is_measured() -> None:
         assert all(set(known) <= keys for known in speed_conditions.CONDITIONS[metric])
 
 
-@pytest.mark.healthy
-@pytest.mark.parametrize("path", sorted(PUBLISHED.rglob("*.json")), ids=lambda path: path.stem)
-def test_published_figures_are_those_that_no_check_measures(path) -> None:
-    proven = {"class": "published", "basis": {"method": "as the source says"}}
-    entries = [entry | proven for entry in json.loads(path.read_text(encoding="utf-8"))["published"]]
-    assert entries
-    assert all("unreachable: no check measures" in problem for problem in thresholds.lint(entries))
-    assert len(list(thresholds.lint(entries))) == len(entries)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_committed_bound_refuses_half_of_its_reference(path) -> None:
     for entry in thresholds.load(path):
@@ -137,6 +126,27 @@ def test_committed_bound_refuses_half_of_its_reference(path) -> None:
         assert entry.accepts(entry.bound)
         assert not entry.accepts(half)
         assert not entry.accepts(math.nan)
+
+
+@pytest.mark.parametrize("metric", ["gemm_tflops", "copy_gb_per_s"])
+def test_bound_under_seventy_per_cent_of_the_best_public_figure_is_named(metric, monkeypatch) -> None:
+    public = {"metric": metric, "conditions": CONDITIONS[metric], "suggests": 5000.0, "source": "a page"}
+    monkeypatch.setattr(derive, "published", lambda _model: (public,))
+    loose, tight = (
+        thresholds.threshold(GOOD | {"metric": metric, "bound": bound, "conditions": {}})
+        for bound in (3499.0, 3500.0)
+    )
+    assert "looser than 3500, 70 % of what a page suggests" in next(derive.too_loose("H200", [loose]))
+    assert not list(derive.too_loose("H200", [tight]))
+
+
+def test_latency_over_that_of_the_best_public_figure_is_named(monkeypatch) -> None:
+    public = {"metric": "all_reduce_latency_us", "conditions": {}, "suggests": 7.0, "source": "a page"}
+    monkeypatch.setattr(derive, "published", lambda _model: (public,))
+    entry = GOOD | {"metric": "all_reduce_latency_us", "direction": "max"}
+    slow, fast = (thresholds.threshold(entry | {"bound": bound}) for bound in (10.1, 10.0))
+    assert list(derive.too_loose("H200", [slow]))
+    assert not list(derive.too_loose("H200", [fast]))
 
 
 @pytest.mark.healthy
