@@ -15,6 +15,10 @@ from stackcheck.suite import results
 
 app = new_app()
 
+WRITTEN = (
+    "written; review and commit it, with these results in docs/results; then, in tests/acceptance: "
+    "python -m harness.derive"
+)
 COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPREAD")
 
 
@@ -44,7 +48,7 @@ def propose_thresholds(
     for line in found.left_out:
         print(f"left out: {line}")
     print(file.diff(entries), end="")
-    done = "written; review and commit it" if write else "nothing written; add --write to write them"
+    done = WRITTEN if write else "nothing written; add --write to write them"
     print(f"{file.path}: {len(entries)} entries from {found.runs} runs: {done}")
 
 
