@@ -46,7 +46,7 @@ def test_half_of_the_bound_fails_and_says_all_five_things(tmp_path) -> None:
     reason = only(result)["reason"]
     assert (only(result)["outcome"], only(result)["cause"]) == ("failed", None)
     for part in (
-        "gemm_tflops 400 TFLOP/s < 750.5 TFLOP/s",
+        "gemm_tflops 400 TFLOP/s < 756.4 TFLOP/s",
         "H200 x1",
         "thresholds/nvidia/H200.json",
         "measured 2026",

@@ -63,7 +63,7 @@ FAULTS = (
         nvml={"devices": 3},
         tokens_per_s_per_gpu=HEALTHY_RATE / 2,
     ),
-    job("an 8B job on cards of 80 GB has no bound yet", "add an entry", micro_batch=1, nvml=H100),
+    job("an 8B job on four H100s has no bound yet", "add an entry", micro_batch=1, nvml=H100),
 )
 
 
