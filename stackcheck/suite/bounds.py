@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from stackcheck.errors import ConfigurationError
 
@@ -29,12 +29,13 @@ Key = tuple[str, int]  # check id, index of the metric in it
 
 
 class Bound(BaseModel):
-    """One committed bound."""
+    """One committed bound, and where it comes from: `class` in the file, a word of Python, is `kind` here."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_by_name=True, validate_by_alias=True)
     bound: FiniteFloat
     direction: Literal["min", "max"]
     unit: str
+    kind: Literal["measured", "published", "derived"] = Field(alias="class")
 
     def accepts(self, value: float) -> bool:
         """Whether a value satisfies the bound; NaN never does."""

@@ -19,7 +19,7 @@ from harness import preflight, skips, training_jobs
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
-from workloads import speed_conditions
+from workloads import large_job
 
 MOST_RANKS = 2
 STEPS, RESUME_AT = 60, 23
@@ -58,12 +58,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, session.device_count)
         metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
     if "large_ranks" in metafunc.fixturenames:
-        fitting = (ranks for ranks in speed_conditions.LARGE_RANKS if ranks <= session.device_count)
-        count = max(fitting, default=min(speed_conditions.LARGE_RANKS))
+        count = large_job.ranks_of(session.device_count)
         mark = pytest.mark.gpus(count, perf=True)
         metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
     if "fsdp2_ranks" in metafunc.fixturenames:
-        count = max(n for n in speed_conditions.FSDP2_RANKS if n == 1 or n <= session.device_count)
+        count = large_job.fsdp2_ranks_of(session.device_count)
         mark = pytest.mark.gpus(count, perf=True)
         metafunc.parametrize("fsdp2_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
@@ -131,7 +130,7 @@ def timed_jobs(
             "the launch of the timed jobs failed; look at the check before this one"
         )
         kept["no timed"] = {}
-        flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / training_jobs.GIB)
+        flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / large_job.GIB)
         kept["timed"] = training_jobs.launched(
             launch, flags, ranks_of_timed, training_jobs.TIMED_S, **training_jobs.LARGE_MEMORY
         )
@@ -281,8 +280,8 @@ def test_throughput_8b(
     """Llama 3.1 8B reaches the device model's bound in tokens per second and GPU, at the power cap."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "an 8B model needs a GPU")
-    present = device_row["memory_bytes"] / training_jobs.GIB
-    needed = training_jobs.large_gib(large_ranks, training_jobs.samples_of(present))
+    present = device_row["memory_bytes"] / large_job.GIB
+    needed = large_job.large_gib(large_ranks, large_job.samples_of(present))
     if needed > present:
         skips.without_memory(needed, present)
     judged(request.getfixturevalue("timed_jobs"), "large", "train_tokens_per_s_per_gpu")
@@ -299,8 +298,8 @@ def test_throughput_fsdp2(
     """Eight layers of Llama 3.1 8B, sharded with FSDP2 and compiled, reach the device model's bound."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "layers of an 8B model need a GPU")
-    present = device_row["memory_bytes"] / training_jobs.GIB
-    needed = training_jobs.fsdp2_gib(fsdp2_ranks)
+    present = device_row["memory_bytes"] / large_job.GIB
+    needed = large_job.fsdp2_gib(fsdp2_ranks)
     if needed > present:
         skips.without_memory(needed, present)
     judged(request.getfixturevalue("timed_jobs"), "fsdp2", "train_fsdp2_tokens_per_s_per_gpu")

@@ -18,6 +18,7 @@ from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from test_training import TINY
 from vendors import Device, is_known
+from workloads import large_job
 
 CPU_RANKS = 2
 SECONDS, CPU_SECONDS = 1800.0, 6.0
@@ -44,7 +45,7 @@ def ran(
     """One launch: preflight, the long job, and the tiny job on the hot machine."""
     on_cpu = acceptance.shares_devices
     seconds = CPU_SECONDS if on_cpu else SECONDS
-    present, needed = device_row["memory_bytes"] / training_jobs.GIB, training_jobs.fsdp2_gib(ranks)
+    present, needed = device_row["memory_bytes"] / large_job.GIB, large_job.fsdp2_gib(ranks)
     if needed > present and not on_cpu:
         skips.without_memory(needed, present)
     acceptance.ended.expect(seconds + MARGIN_S)

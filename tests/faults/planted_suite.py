@@ -16,6 +16,11 @@ def test_figure(record_metric):
     conditions = {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192}
     record_metric("gemm_tflops", VALUE, unit="TFLOP/s", conditions=conditions, gate=True)
 
+def test_figure_of_another_shape(record_metric):
+    """No bound is for this shape."""
+    conditions = {"dtype": "bf16", "m": 1, "n": 8192, "k": 8192}
+    record_metric("gemm_tflops", VALUE, unit="TFLOP/s", conditions=conditions, gate=True)
+
 def test_crash(on_device):
     on_device("work:crash")
 

@@ -174,18 +174,24 @@ def test_check_of_the_soak_tier_says_how_long_it_lasts(plant, tmp_path) -> None:
     assert list(tmp_path.glob("out/children/ended-*/lasts-1800-*"))
 
 
+def without_bound(metric: str) -> dict[str, str]:
+    """A checkout in which nobody has committed a bound of the metric."""
+    found = f"None if metric == {metric!r} else original(entries, metric, conditions)"
+    return {"harness.thresholds:find": f"lambda entries, metric, conditions: {found}"}
+
+
 def test_missing_bound_of_the_way_to_a_device_fails(plant) -> None:
-    unbounded = {"pci_device_id": 0x20B010DE, "memory": 40960 << 20, "capability": [8, 0], "cores": 6912}
-    plant(replace(host_copies("nothing is published", "h2d_gb_per_s 51.2 GB/s has no bound"), nvml=unbounded))
+    fault = host_copies("no bound is committed", "h2d_gb_per_s 51.2 GB/s has no bound")
+    plant(replace(fault, patches={**fault.patches, **without_bound("h2d_gb_per_s")}))
 
 
 def test_missing_bound_of_a_way_is_told_and_no_failure(plant) -> None:
-    unbounded = {"pci_device_id": 0x20B210DE, "memory": 81920 << 20, "capability": [8, 0], "cores": 6912}
-    fault = replace(host_copies("nothing", outcome="passed"), nvml=unbounded)
+    fault = host_copies("nothing", outcome="passed")
+    fault = replace(fault, patches={**fault.patches, **without_bound("d2h_gb_per_s")})
     metrics = plant(fault)["checks"][0]["metrics"]
     told = {metric["name"]: metric for metric in metrics}
     assert told["d2h_gb_per_s"]["verdict"] == "no_threshold"
-    assert "add an entry to thresholds/nvidia/A100.json" in told["d2h_gb_per_s"]["source"]
+    assert "add an entry to thresholds/nvidia/H200.json" in told["d2h_gb_per_s"]["source"]
     assert [m["conditions"]["device"] for m in metrics if m["name"] == "d2h_device_gb_per_s"] == [0, 1, 2, 3]
 
 

@@ -120,7 +120,7 @@ FAULTS = (
         nvml={"devices": 3},
         tokens_per_s_per_gpu=HEALTHY_RATE / 2,
     ),
-    job("an 8B job on cards of 80 GB has no bound yet", "add an entry", micro_batch=1, nvml=H100),
+    job("an 8B job on four H100s has no bound yet", "add an entry", micro_batch=1, nvml=H100),
     *(
         fsdp2(
             f"an FSDP2 job of {devices} at 80 % of its rate",
@@ -180,13 +180,13 @@ def test_timed_job_that_cannot_fit_is_a_skip_that_says_so(fault, state, says, pl
 @pytest.mark.healthy
 @pytest.mark.parametrize(("ranks", "allocated_gib"), [(2, 115.9), (4, 97.2)])
 def test_needs_of_the_large_job_are_those_of_its_records(ranks: int, allocated_gib: float) -> None:
-    from harness.training_jobs import OUTSIDE_TORCH_GIB, large_gib
+    from workloads.large_job import OUTSIDE_TORCH_GIB, large_gib
 
     assert large_gib(ranks, 2) - OUTSIDE_TORCH_GIB == pytest.approx(allocated_gib, abs=0.1)
 
 
 @pytest.mark.healthy
 def test_needs_of_the_fsdp2_job_are_those_of_its_record() -> None:
-    from harness.training_jobs import OUTSIDE_TORCH_GIB, fsdp2_gib
+    from workloads.large_job import OUTSIDE_TORCH_GIB, fsdp2_gib
 
     assert fsdp2_gib(1) - OUTSIDE_TORCH_GIB == pytest.approx(57.8, abs=0.1)

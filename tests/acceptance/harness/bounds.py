@@ -5,7 +5,7 @@ stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
-"bounds": [{"bound", "direction", "unit"} of the committed thresholds for each figure, or null],
+"bounds": [{"bound", "direction", "unit", "class"} of the committed thresholds for each figure, or null],
 "unmeasured": [the committed bounds for N devices that no figure measures],
 "lowest_share": the smallest share of its ceiling that a bound may be,
 "problems": [what the lint finds wrong with the entries]}.
@@ -50,7 +50,12 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
     entry = thresholds.find(_committed(row), metric, conditions)
     if entry is None:
         return None
-    return {"bound": entry.bound, "direction": entry.direction, "unit": entry.unit}
+    return {
+        "bound": entry.bound,
+        "direction": entry.direction,
+        "unit": entry.unit,
+        "class": entry.kind,
+    }
 
 
 def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:

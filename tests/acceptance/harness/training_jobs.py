@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.fixtures import Launch, RecordMetric
-from workloads import speed_conditions
+from workloads import large_job
 
-GIB = 2**30
 # The first step takes up to 9 s of the warm-up. The chips are hot already from the FSDP2 job before it.
 LARGE_WARM_S, LARGE_BUDGET_S = 15, 30
 TIMED_S = 400  # for both timed jobs
@@ -25,19 +24,12 @@ LARGE = (
 # FSDP2 as most users run it: float32 master weights, sums of gradients in float32, weights gathered again for
 # backward, each block compiled. On an H200 a step takes half a second.
 FSDP2_JOB = (
-    *("--size", "8b", "--layers", speed_conditions.FSDP2_LAYERS, "--precision", "bf16"),
-    *("--micro-batch", speed_conditions.FSDP2_SAMPLES, "--parallel", "fsdp2", "--implementation", "native"),
+    *("--size", "8b", "--layers", large_job.FSDP2_LAYERS, "--precision", "bf16"),
+    *("--micro-batch", large_job.FSDP2_SAMPLES, "--parallel", "fsdp2", "--implementation", "native"),
     *("--lr", "3e-5", "--warmup", 16, "--no-digest", "--phase-limit-s", 150),
 )
 FSDP2 = (*FSDP2_JOB, "--steps", 40)
-FSDP2_PARAMETERS = 2.80e9  # of eight layers and both ends
-FSDP2_BYTES, FSDP2_WORK_GIB = 16, 16.1  # per parameter: weights, gradients, moments; and what a rank works in
 LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
-LARGE_PARAMETERS = 8.03e9
-# Measured on H200s (docs/results/training-h200.md): activations of 8,192 tokens, and a constant part.
-SAMPLE_GIB, FIXED_GIB = 23.3, 2.0
-OUTSIDE_TORCH_GIB = 3.0  # contexts and NCCL's buffers
-TWO_SAMPLES_FROM_GIB = 120  # device memory from which a rank takes two samples instead of one
 PLANNED = {
     "seq": "seq_len",
     "batch": "global_batch",
@@ -49,34 +41,12 @@ LEAST_TIMED = 5
 def that_fit(ranks: int, present_gib: float) -> dict[str, tuple[object, ...]]:
     """The flags of the timed jobs that these devices can hold, in their order."""
     flags: dict[str, tuple[object, ...]] = {}
-    if fsdp2_gib(ranks) <= present_gib:
+    if large_job.fsdp2_gib(ranks) <= present_gib:
         flags["fsdp2"] = FSDP2
-    samples = samples_of(present_gib)
-    if ranks in speed_conditions.LARGE_RANKS and large_gib(ranks, samples) <= present_gib:
+    samples = large_job.samples_of(present_gib)
+    if ranks in large_job.LARGE_RANKS and large_job.large_gib(ranks, samples) <= present_gib:
         flags["large"] = (*LARGE, "--micro-batch", samples)
     return flags
-
-
-def samples_of(present_gib: float) -> int:
-    """Samples that a rank of the large job takes at once."""
-    one, two = speed_conditions.LARGE_SAMPLES
-    return two if present_gib >= TWO_SAMPLES_FROM_GIB else one
-
-
-def fsdp2_gib(ranks: int) -> float:
-    """The memory in GiB that the FSDP2 job needs on each device, by its record on one H200."""
-    return FSDP2_PARAMETERS * FSDP2_BYTES / ranks / GIB + FSDP2_WORK_GIB + OUTSIDE_TORCH_GIB
-
-
-def large_gib(ranks: int, samples: int) -> float:
-    """The memory in GiB that the large job needs on each device; within 0.1 GiB of
-    docs/results/training-h200.md.
-
-    Every rank has weights and gradients of two bytes per parameter each. The rest of the float32 weights and
-    both moments are ten bytes per parameter over all ranks. Activations and memory outside torch come on top.
-    """
-    state = LARGE_PARAMETERS * (2 + 2 + 10 / ranks) / GIB
-    return state + FIXED_GIB + SAMPLE_GIB * samples + OUTSIDE_TORCH_GIB
 
 
 def launched(

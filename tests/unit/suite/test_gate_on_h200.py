@@ -14,7 +14,7 @@ from stackcheck.suite import bounds, expected, results, skips, verdict
 from stackcheck.suite.requirements import Requirements
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = results.load(ROOT / "docs" / "results" / "suites-h200-x2-gate.json")
+AS_RUN = results.load(ROOT / "docs" / "results" / "suites-h200-x2-gate.json")
 ATTENTION = "test_attention.py::test_attention_of_models"
 CUDNN = Waiver.model_validate(
     {
@@ -28,10 +28,31 @@ CUDNN = Waiver.model_validate(
 )
 
 
+def restated(result: results.RunResult) -> results.RunResult:
+    """The run as the suites of today would report it: what it measured, beside the bounds of today.
+
+    The bounds of matrix products were raised after this run, to 2 % under the lowest committed reading.
+    """
+    found = bounds.look_up(result, ROOT).of
+    checks = []
+    for check in result.checks:
+        metrics = [
+            metric.model_copy(update={"bound": bound.bound})
+            if (bound := found.get((check.id, index)))
+            else metric
+            for index, metric in enumerate(check.metrics)
+        ]
+        checks.append(check.model_copy(update={"metrics": tuple(metrics)}))
+    return result.model_copy(update={"checks": tuple(checks)})
+
+
+RESULT = restated(AS_RUN)
+
+
 RAN = {check.id for check in RESULT.checks}  # checks and bounds that were added since are not judged here
 
 
-def judged(*waivers: Waiver) -> verdict.Verdict:
+def judged(*waivers: Waiver, result: results.RunResult = RESULT) -> verdict.Verdict:
     rows = {row["model"]: row for row in vendors.device_table()}
     needed = Requirements(
         checks=tuple(name for name in needed_now() if name in RAN),
@@ -42,8 +63,8 @@ def judged(*waivers: Waiver) -> verdict.Verdict:
         advisory=matrix.load(ROOT / "matrix.yaml").policy.advisory,
         waivers=waivers,
     )
-    of_then = dataclasses.replace(bounds.look_up(RESULT, ROOT), unmeasured=())
-    return verdict.judge(RESULT, needed, of_then)
+    of_then = dataclasses.replace(bounds.look_up(result, ROOT), unmeasured=())
+    return verdict.judge(result, needed, of_then)
 
 
 def needed_now() -> tuple[str, ...]:
@@ -63,10 +84,18 @@ def test_with_a_waiver_it_passes_and_the_certificate_names_it() -> None:
     assert found.waivers == (CUDNN,)
 
 
-def test_every_bound_of_two_h200s_was_measured_and_is_the_one_that_the_suites_used() -> None:
+def test_every_bound_of_two_h200s_was_measured() -> None:
     found = bounds.look_up(RESULT, ROOT)
     added = [text for text in found.unmeasured if not text.startswith("train_fsdp2_")]
     assert (len(found.of), added) == (51, [])
+    kinds = {bound.kind for bound in found.of.values() if bound}
+    assert kinds == {"measured", "published"}  # the copy from the host's memory has a published one
+
+
+def test_only_bounds_that_were_raised_since_differ_from_those_of_the_run() -> None:
+    differing = {reason.partition(" ")[2] for reason in judged(CUDNN, result=AS_RUN).reasons}
+    assert len(differing) == 16
+    assert all(reason.startswith("gemm_tflops was judged by") for reason in differing)
 
 
 @pytest.mark.parametrize("index", [0, 25, 50])

@@ -168,9 +168,12 @@ KEY = ("test_b.py::test_speed", 0)
 @pytest.mark.parametrize(
     ("found", "status"),
     [
-        (Bound(bound=5.0, direction="min", unit="GB/s"), "PASSED"),
-        (Bound(bound=6.0, direction="min", unit="GB/s"), "FAILED"),  # the image reported a looser bound
-        (Bound(bound=5.0, direction="max", unit="GB/s"), "FAILED"),
+        (Bound(bound=5.0, direction="min", unit="GB/s", kind="measured"), "PASSED"),
+        (
+            Bound(bound=6.0, direction="min", unit="GB/s", kind="measured"),
+            "FAILED",
+        ),  # the image reported a looser bound
+        (Bound(bound=5.0, direction="max", unit="GB/s", kind="measured"), "FAILED"),
         (None, "FAILED"),
     ],
 )
@@ -180,7 +183,7 @@ def test_the_bound_of_this_checkout_decides(found: Bound | None, status: str) ->
 
 def test_a_bound_that_the_image_left_out_is_failed() -> None:
     recorded = metric(bound=None, direction=None, verdict="recorded")
-    found = Bounds({KEY: Bound(bound=5.0, direction="min", unit="GB/s")})
+    found = Bounds({KEY: Bound(bound=5.0, direction="min", unit="GB/s", kind="measured")})
     assert judged(*HEALTHY, check(KEY[0], metrics=[recorded]), bounds=found).status == "FAILED"
 
 
