@@ -31,3 +31,9 @@ def large_gib(ranks: int, samples: int) -> float:
     """
     state = LARGE_PARAMETERS * (2 + 2 + 10 / ranks) / GIB
     return state + FIXED_GIB + SAMPLE_GIB * samples + OUTSIDE_TORCH_GIB
+
+
+def is_run(present_gib: float, devices: int, ranks: int, samples: int) -> bool:
+    """Whether so many devices with this memory run the job with so many ranks and samples."""
+    fits = large_gib(ranks, samples) <= present_gib
+    return ranks <= devices and (ranks, samples) == (ranks_of(devices), samples_of(present_gib)) and fits

@@ -125,6 +125,7 @@ def test_a_new_gated_figure_needs_one_rule_for_all_models(monkeypatch: pytest.Mo
     new, known = "train_other_tokens_per_s_per_gpu", "train_tokens_per_s_per_gpu"
     monkeypatch.setitem(thresholds.METRICS, new, thresholds.METRICS[known])
     monkeypatch.setitem(speed_conditions.CONDITIONS, new, speed_conditions.CONDITIONS[known])
+    monkeypatch.setitem(gated.JOBS, new, gated.JOBS[known])
     with pytest.raises(derive.DeriveError, match=f"no rule of derived.json is for {new}"):
         derive.derived("H200")
     rule = derive.Rule(metrics=[new], where={}, of={"metric": known}, share=0.8, because="a slower path")
