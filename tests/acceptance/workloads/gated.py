@@ -4,7 +4,7 @@ Pure: no device is needed to list them. The checks that record them take their f
 the same tables, and tests hold this list to what real runs recorded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from workloads import large_job, speed_conditions
@@ -13,6 +13,11 @@ Figure = tuple[str, dict[str, Any]]
 
 # Metrics of one device, and the feature without which each is not measured.
 FORMATS, ATTENTION = "gemm_tflops", ("attention_forward_tflops", "attention_backward_tflops")
+# Metrics of a training job, and whether devices run it: memory in GiB, devices, ranks, samples -> yes or no.
+JOBS: dict[str, Callable[[float, int, int, int], bool]] = {
+    "train_tokens_per_s_per_gpu": large_job.is_run,
+    "train_fsdp2_tokens_per_s_per_gpu": large_job.is_fsdp2_run,
+}
 HOST_LINK, PEER_LINK = ("h2d_gb_per_s", "d2h_gb_per_s"), "p2p_gb_per_s"
 
 
@@ -42,8 +47,8 @@ def _on(
     if metric.endswith(("_busbw", "_latency_us")):
         if count > 1:
             yield {"devices": count, **conditions}
-    elif "micro_batch" in conditions:
-        if _is_job_of(row, count, conditions):
+    elif metric in JOBS:
+        if _is_job_of(row, count, metric, conditions):
             yield {key: value for key, value in conditions.items() if key != "batch"}
     elif metric != PEER_LINK or (count > 1 and row["link"]):
         yield dict(conditions)
@@ -58,10 +63,7 @@ def _has(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> 
     return metric not in HOST_LINK or bool(row["pcie"])
 
 
-def _is_job_of(row: Mapping[str, Any], count: int, conditions: Mapping[str, Any]) -> bool:
+def _is_job_of(row: Mapping[str, Any], count: int, metric: str, conditions: Mapping[str, Any]) -> bool:
     """Whether these devices train with so many ranks and samples."""
-    ranks, samples = conditions["devices"], conditions["micro_batch"]
     present = row["memory_bytes"] / large_job.GIB
-    fits = large_job.large_gib(ranks, samples) <= present
-    chosen = (large_job.ranks_of(count), large_job.samples_of(present))
-    return count >= ranks and (ranks, samples) == chosen and fits
+    return JOBS[metric](present, count, conditions["devices"], conditions["micro_batch"])

@@ -45,3 +45,15 @@ def fsdp2_ranks_of(devices: int) -> int:
 def fsdp2_gib(ranks: int) -> float:
     """The memory in GiB that the FSDP2 job needs on each device, by its record on one H200."""
     return FSDP2_PARAMETERS * FSDP2_BYTES / ranks / GIB + FSDP2_WORK_GIB + OUTSIDE_TORCH_GIB
+
+
+def is_run(present_gib: float, devices: int, ranks: int, samples: int) -> bool:
+    """Whether so many devices with this memory run the job with so many ranks and samples."""
+    fits = large_gib(ranks, samples) <= present_gib
+    return ranks <= devices and (ranks, samples) == (ranks_of(devices), samples_of(present_gib)) and fits
+
+
+def is_fsdp2_run(present_gib: float, devices: int, ranks: int, samples: int) -> bool:
+    """Whether so many devices with this memory run the FSDP2 job with so many ranks and samples."""
+    fits = fsdp2_gib(ranks) <= present_gib
+    return (ranks, samples) == (fsdp2_ranks_of(devices), FSDP2_SAMPLES) and fits
