@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness import skips
-from harness.fixtures import Launch
+from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import cases
 
@@ -29,7 +29,11 @@ def kept() -> dict[str, Any]:
 
 @pytest.fixture
 def values(
-    kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int
+    kept: dict[str, Any],
+    acceptance: AcceptanceSession,
+    launch: Launch,
+    ranks: int,
+    record_metric: RecordMetric,
 ) -> Callable[[str], None]:
     """Judge one operation of the shared launch, which uses exact data."""
 
@@ -43,7 +47,9 @@ def values(
             kept["report"] = launch(*arguments, nproc=ranks, timeout_s=120)
         report = kept["report"]
         assert report["ranks"] == ranks, f"{report['ranks']} ranks took part, expected {ranks}"
-        cases.require({"cases": [c for c in report["cases"] if c["name"].startswith(f"{operation}: ")]})
+        cases.require(
+            {"cases": [c for c in report["cases"] if c["name"].startswith(f"{operation}: ")]}, record_metric
+        )
 
     return judge
 

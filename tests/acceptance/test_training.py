@@ -19,7 +19,7 @@ from harness import preflight, skips
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
-from workloads import speed_conditions
+from workloads import margins, speed_conditions
 
 GIB = 2**30
 MOST_RANKS = 2
@@ -144,19 +144,28 @@ def test_loss_lies_in_the_reference_band(jobs: Mapping[str, Any], record_metric:
     """
     verdict = jobs["curves"]["tiny"]
     assert verdict is not None, "trainers/curves has no reference curve for this job"
-    record_metric("train_loss_worst_deviation", verdict["worst_share"] or 0.0, unit="band widths")
+    share = math.nan if verdict["worst_share"] is None else verdict["worst_share"]
+    record_metric("train_loss_worst_deviation", share, unit="band widths")
+    margins.record(record_metric, share, STEPS)
     assert verdict["problems"] == [], "\n".join(verdict["problems"])
 
 
-def test_ranks_agree(tiny: Mapping[str, Any], ranks: int) -> None:
+def test_ranks_agree(tiny: Mapping[str, Any], ranks: int, record_metric: RecordMetric) -> None:
     """After the last step, losses, gradient norms and weights are bitwise equal on all ranks."""
     assert tiny["world_size"] == ranks, f"the job ran on {tiny['world_size']} ranks, expected {ranks}"
     assert len(tiny["digest"]) == 64, f"no digest of the weights: {tiny['digest']!r}"
+    margins.record(record_metric, margins.of(tiny["ranks_agree"] is not True, 0), ranks)
     assert tiny["ranks_agree"] is True, "the ranks ended with different losses, gradient norms or weights"
 
 
 def test_resume_is_bit_equal(
-    jobs: Mapping[str, Any], tiny: Mapping[str, Any], ranks: int, launch: Launch, tmp_path: Path
+    jobs: Mapping[str, Any],
+    tiny: Mapping[str, Any],
+    ranks: int,
+    launch: Launch,
+    tmp_path: Path,
+    *,
+    record_metric: RecordMetric,
 ) -> None:
     """A run that resumes from a checkpoint has bitwise the losses, norms and weights of an uninterrupted
     run.
@@ -167,6 +176,12 @@ def test_resume_is_bit_equal(
     again = ("--checkpoint", tmp_path / "again", "--no-backend-check")
     resumed = launch("train.py", *TINY, *again, nproc=ranks, timeout_s=SMOKE_S)
     assert resumed["first_step"] == RESUME_AT, f"resumed at {resumed['first_step']}, expected {RESUME_AT}"
+    pairs = [
+        *zip(resumed["losses"], tiny["losses"][RESUME_AT:], strict=False),
+        *zip(resumed["gradient_norms"], tiny["gradient_norms"][RESUME_AT:], strict=False),
+        (resumed["digest"], tiny["digest"]),
+    ]
+    margins.record(record_metric, margins.of(sum(a != b for a, b in pairs), 0), len(pairs))
     for name in ("losses", "gradient_norms"):
         whole = tiny[name][RESUME_AT:]
         assert resumed[name] == whole, f"{name} differ after resuming: got {resumed[name]}, expected {whole}"
