@@ -34,6 +34,8 @@ PROXY = (
     *("--model", "llama", "--size", "8b", "--layers", 2, "--seq-len", 2048, "--micro-batch", 2),
     *("--precision", "bf16", "--no-compile", "--steps", 16, "--warmup", 6, "--no-digest"),
 )
+COMPILE_SCOPES = ("block", "model")
+COMPILED_S = 300
 SMOKE_S = 120  # longer means a hang: start, preflight and both jobs take about 15 s on GPUs
 LARGE_WARM_S, LARGE_BUDGET_S, LARGE_S = 25, 40, 200
 LARGE = (
@@ -101,10 +103,26 @@ def jobs(
     return kept["jobs"]
 
 
+@pytest.fixture
+def compiled(jobs: Mapping[str, Any], ranks: int, launch: Launch, kept: Kept) -> Mapping[str, Any]:
+    """One launch of the tiny job for each scope of the compiler, after the preflight of the first launch."""
+    if "compiled" not in kept:
+        assert jobs["records"], "the launch before this one ran no job"
+        again = (*TINY, "--no-backend-check", "--no-digest", "--compile", "--compile-scope")
+        flags = {scope: (*again, scope) for scope in COMPILE_SCOPES}
+        text = _text(flags)
+        kept["compiled"] = launch("training.py", text, "again", nproc=ranks, timeout_s=COMPILED_S)
+    return kept["compiled"]
+
+
+def _text(flags: Mapping[str, tuple[object, ...]]) -> str:
+    return json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
+
+
 def _launched(
     launch: Launch, flags: Mapping[str, tuple[object, ...]], ranks: int, timeout_s: float, **env: str
 ) -> dict[str, Any]:
-    text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
+    text = _text(flags)
     return launch("training.py", text, nproc=ranks, timeout_s=timeout_s, env=env)
 
 
@@ -186,6 +204,24 @@ def test_resume_is_bit_equal(
         whole = tiny[name][RESUME_AT:]
         assert resumed[name] == whole, f"{name} differ after resuming: got {resumed[name]}, expected {whole}"
     assert resumed["digest"] == tiny["digest"], "the weights differ after resuming"
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.parametrize("scope", COMPILE_SCOPES)
+def test_compiled_job_follows_the_reference(
+    scope: str, compiled: Mapping[str, Any], record_metric: RecordMetric
+) -> None:
+    """The tiny job with each block compiled, or the whole model, has the losses of the uncompiled
+    reference.
+    """
+    record, verdict = compiled["records"][scope], compiled["curves"][scope]
+    assert record["options"]["compile_scope"] == scope, f"ran with {record['options']}"
+    assert record["options"]["compile"] is True, "the job ran without the compiler"
+    assert verdict is not None, "trainers/curves has no reference curve for this job"
+    share = math.nan if verdict["worst_share"] is None else verdict["worst_share"]
+    margins.record(record_metric, share, STEPS)
+    problems = record["problems"] + verdict["problems"]
+    assert not problems, "\n".join(problems)
 
 
 def test_attention_that_ran_is_fused(proxy: Mapping[str, Any]) -> None:
