@@ -56,7 +56,7 @@ SHARED_BYTES = {
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
 }
-TILES = ((32, 4), (128, 8))  # beside the tile of 64 by 4 warps
+BLOCK, TILES = 64, ((32, 4), (128, 8))  # the tile of most checks, by 4 warps, and others
 MATRIX_OF_BF16 = re.compile(
     r"bf16|^tcgen05\.mma\S*kind::f16"
 )  # one kind of tcgen05 has both formats of 16 bits
@@ -76,13 +76,19 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
     cache = {"TRITON_CACHE_DIR": str(acceptance.result_dir / "triton")}
 
     def compile_(
-        kernel: str, arch: str, dtype: str, *, may_refuse: bool = False, **tile: int
+        kernel: str, arch: str, dtype: str, *, may_refuse: bool = False, block: int = BLOCK, warps: int = 4
     ) -> Mapping[str, Any]:
         backend = "amd" if arch.startswith("gfx") else "nvidia"
         if backend not in in_child("workloads.machine_code:backend_names", env=cache):
             skips.without_arch(arch, f"this Triton has no {backend} backend")
         found: Mapping[str, Any] = in_child(
-            "workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache, **tile
+            "workloads.machine_code:compiled",
+            kernel=kernel,
+            arch=arch,
+            dtype=dtype,
+            env=cache,
+            block=block,
+            warps=warps,
         )
         if found["error"] and not may_refuse and archs and arch not in archs:
             skips.without_arch(

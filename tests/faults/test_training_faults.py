@@ -38,12 +38,6 @@ FAULTS = (
         patches={"checkpoint:Checkpoints.load": "lambda self, folder, state: None"},
     ),
     Fault(
-        "compiled code that is two per cent off",
-        SUITE + "test_compiled_job_follows_the_reference",
-        patches={"torch:compile": "lambda *a, **k: (lambda f: lambda *x: f(*x) * 1.02)(original(*a, **k))"},
-        says="outside the band",
-    ),
-    Fault(
         "attention in plain operations",
         SUITE + "test_attention_that_ran_is_fused",
         patches={"attention_backend:order": "lambda *a: sdpa_kernel([SDPBackend.MATH])"},

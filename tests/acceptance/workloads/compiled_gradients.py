@@ -96,7 +96,8 @@ def _gradients(step: Step, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     out = step(*leaves)
     g = operands.normal(*out.shape, dtype=torch.float32, seed=5).to(out.dtype)
-    return torch.autograd.grad(out, leaves, g)
+    grads: tuple[torch.Tensor, ...] = torch.autograd.grad(out, leaves, g)
+    return grads
 
 
 class _Total(torch.autograd.Function):  # type: ignore[misc]  # lint runs without torch

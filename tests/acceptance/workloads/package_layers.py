@@ -241,7 +241,7 @@ def _liger_swiglu() -> Iterable[Reading]:
     layer = LigerSwiGLUMLP(_Shape()).to(device=device(), dtype=DTYPE)
     weights = [layer.gate_proj.weight, layer.up_proj.weight, layer.down_proj.weight]
     for seed, weight in enumerate(weights):
-        weight.data = _weight(*weight.shape, seed)
+        weight.data = _weight(weight.shape[0], weight.shape[1], seed)
     yield from _layer(layer, weights, _swiglu, _input()[:, None])
 
 
@@ -290,10 +290,10 @@ def _te_mlp() -> Iterable[Reading]:
     names = ("layer_norm_weight", "layer_norm_bias", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
     weights = [getattr(layer, name) for name in names]
     for seed, weight in enumerate(weights):
-        wide = weight.ndim == 2
-        weight.data = (
-            _weight(*weight.shape, seed) if wide else operands.normal(*weight.shape, dtype=DTYPE, seed=seed)
-        )
+        if weight.ndim > 1:
+            weight.data = _weight(weight.shape[0], weight.shape[1], seed)
+        else:
+            weight.data = operands.normal(weight.shape[0], dtype=DTYPE, seed=seed)
 
     def plain(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         first, first_bias, second, second_bias = rest

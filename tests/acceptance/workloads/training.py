@@ -1,21 +1,17 @@
 """A torchrun program: several training jobs in one process group. In: JSON, job names -> flags. Out: a JSON
 line.
 
-The flags are those of trainers/train.py. One preflight comes first, unless the second
-argument is `again`: then this machine has passed one. The line is `{"preflight": {}, "records":
+The flags are those of trainers/train.py. One preflight comes first. The line is `{"preflight": {}, "records":
 {name: record}, "curves": {name: verdict}}`; starting torch for each job would take most of the smoke tier's
 time. A job with a reference curve in trainers/curves is judged against it here, because trainers/ is on the
 path. If the machine fails its preflight, no job starts and `records` is empty.
 """
 
 import dataclasses
-import functools
 import json
 import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 TRAINERS = Path(__file__).resolve().parents[3] / "trainers"
 sys.path.insert(0, str(TRAINERS))
@@ -35,23 +31,14 @@ def main(arguments: list[str]) -> None:
     first = next(iter(jobs.values()))
     phases = Phases(first.phase_limit_s)
     phases.enter("connect")
-    if not torch.cuda.is_available():
-        # Inductor needs a C++ compiler on a CPU, which an image need not have. The tracing is the same.
-        torch.compile = functools.partial(torch.compile, backend="aot_eager")
     with joined_ranks(first) as world:
         phases.enter("preflight")
-        fitness = None if "again" in arguments else fitness_of(world, first)
-        fit = jobs.items() if not (fitness and fitness["problems"]) else ()
+        fitness = preflight.measure(world, peaks.find(world), fp8=first.precision.startswith("fp8"))
+        fit = jobs.items() if not fitness["problems"] else ()
         records = {name: train.job(options, world, phases, fitness) for name, options in fit}
         verdicts = {name: judged(record) for name, record in records.items()}
     if world.rank == 0:
         print(json.dumps({"preflight": fitness, "records": records, "curves": verdicts}), flush=True)
-
-
-def fitness_of(world: Any, first: cli.Options) -> dict[str, Any]:
-    """The figures of a preflight for this job."""
-    found: dict[str, Any] = preflight.measure(world, peaks.find(world), fp8=first.precision.startswith("fp8"))
-    return found
 
 
 def judged(record: dict[str, Any]) -> dict[str, Any] | None:

@@ -9,21 +9,23 @@ import pytest
 from workloads import margins
 
 ACCEPTANCE = Path(__file__).resolve().parents[2] / "acceptance"
-SUITES = ("test_kernels.py", "test_attention.py", "test_collectives.py", "test_training.py")
-RECORDING = ("cases.require(", "margins.record(", "values(")  # `values` judges one operation of a launch
+SUITES = (
+    *("test_kernels.py", "test_attention.py", "test_collectives.py"),
+    *("test_compiled.py", "test_packages.py", "test_training_variants.py"),
+)
+# `values` judges one operation of a launch, `follows` one job.
+RECORDING = ("cases.require(", "margins.record(", "values(", "follows(")
 # Checks beside the numeric ones: what they compare are names, rates or the course of a job.
 OTHERS = {
     "test_attention_default_is_fused": "names of kernels",
-    "test_attention_that_ran_is_fused": "names of kernels",
     "test_absent_rank_is_named": "which rank an error names",
-    "test_loss_falls": "the losses themselves are metrics",
-    "test_throughput": "a rate",
-    "test_throughput_8b": "a rate",
+    "test_fp8_is_worth_it": "rates and memory",
 }
 ELSEWHERE = {
     "test_devices_links.py": "test_peer_copies_arrive",
     "test_devices_memory.py": "test_memory_holds_patterns",
     "test_kernel_speed.py": "test_convolution_halves",
+    "test_training.py": "test_loss_lies_in_the_reference_band",
 }
 
 
