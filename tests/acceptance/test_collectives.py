@@ -8,7 +8,7 @@ import pytest
 from harness import skips
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
-from workloads import cases
+from workloads import cases, margins
 
 CPU_RANKS = 2
 HANG_S = 3.0
@@ -52,10 +52,11 @@ def shared(kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, 
 
 
 @pytest.fixture
-def values(shared: dict[str, Any]) -> Callable[[str], None]:
+def values(shared: dict[str, Any], record_metric: RecordMetric) -> Callable[[str], None]:
     """Judge one operation of the shared launch, which uses exact data."""
     return lambda operation: cases.require(
-        {"cases": [case for case in shared["cases"] if case["name"].startswith(f"{operation}: ")]}
+        {"cases": [case for case in shared["cases"] if case["name"].startswith(f"{operation}: ")]},
+        record_metric,
     )
 
 
@@ -172,6 +173,9 @@ def test_same_bits_from_call_to_call(shared: dict[str, Any], record_metric: Reco
         for f in figures
         if f["different"]
     ]
+    most = max(figure["different"] for figure in figures)
+    if shared["nvls"] != "on":
+        margins.record(record_metric, margins.of(most, 0), len(figures))
     # The order in which a switch adds is its own; those results are recorded only.
     assert not restless or shared["nvls"] == "on", "\n".join(restless)
 

@@ -19,7 +19,7 @@ from harness import preflight, skips, training_jobs
 from harness.check import invalid
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
-from workloads import large_job
+from workloads import large_job, margins
 
 MOST_RANKS = 2
 STEPS, RESUME_AT = 60, 23
@@ -181,7 +181,9 @@ def test_loss_lies_in_the_reference_band(jobs: Mapping[str, Any], record_metric:
     """
     verdict = jobs["curves"]["tiny"]
     assert verdict is not None, "trainers/curves has no reference curve for this job"
-    record_metric("train_loss_worst_deviation", verdict["worst_share"] or 0.0, unit="band widths")
+    share = math.nan if verdict["worst_share"] is None else verdict["worst_share"]
+    record_metric("train_loss_worst_deviation", share, unit="band widths")
+    margins.record(record_metric, share, STEPS)
     assert verdict["problems"] == [], "\n".join(verdict["problems"])
 
 
