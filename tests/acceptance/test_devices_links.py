@@ -59,7 +59,8 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
     needs_pair(len(host.devices))
     findings, least = Findings(), _least_links(vendor, device_row)
     only_with(_expected(host, device_row), "link", "no bridge joins these cards")
-    findings.wrong += _without_bridge(host, device_row)
+    for words in _without_bridge(host, device_row):
+        findings.machine("link", words)
     for link in _expected(host, device_row):
         active = link.active
         kind_is_known = findings.knows(link.kind, "link type")
@@ -71,7 +72,7 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
         )
         if kind_is_known and (link.kind != vendor.PEER_LINK or not enough):
             expected = f"expected {vendor.PEER_LINK}, at least {least} active"
-            findings.wrong.append(f"devices {link.a}-{link.b}: {link.kind}, {active} active, {expected}")
+            findings.machine("link", f"devices {link.a}-{link.b}: {link.kind}, {active} active, {expected}")
     findings.conclude()
 
 
@@ -123,7 +124,8 @@ def test_switch_fabric_is_up(devices: tuple[Device, ...]) -> None:
     findings = Findings()
     for device in devices:
         if findings.knows(device.fabric, "switch fabric") and device.fabric != "completed":
-            findings.wrong.append(f"device {device.index}: the fabric is {device.fabric}, expected completed")
+            words = f"device {device.index}: the fabric is {device.fabric}, expected completed"
+            findings.machine("fabric", words, device.index)
     findings.conclude()
 
 

@@ -27,15 +27,14 @@ def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) 
     findings = Findings()
     for device in devices:
         if findings.knows(device.ecc.enabled, "ECC mode") and device.ecc.enabled is not True:
-            findings.wrong.append(f"device {device.index}: ECC is off")
+            findings.machine("memory errors", f"device {device.index}: ECC is off", device.index)
         for name in ("uncorrectable", "pending", "failed"):
             count = getattr(device.ecc, name)
             if count in (Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED) and name != "uncorrectable":
                 continue  # not every device repairs rows
             if findings.knows(count, f"{name} memory errors") and int(count) != 0:
-                findings.wrong.append(
-                    f"device {device.index}: {count} {name} memory errors or repairs, expected 0"
-                )
+                words = f"device {device.index}: {count} {name} memory errors or repairs, expected 0"
+                findings.machine("memory errors", words, device.index)
     findings.conclude()
 
 

@@ -37,7 +37,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def ran(
     ranks: int,
+    *,
     acceptance: AcceptanceSession,
+    check: Check,
     device_row: Mapping[str, Any],
     launch: Launch,
     record_metric: RecordMetric,
@@ -54,7 +56,7 @@ def ran(
     limit_s = seconds + MARGIN_S
     found = training_jobs.launched(launch, flags, ranks, limit_s, **training_jobs.LARGE_MEMORY)
     preflight.keep(found["preflight"], record_metric)
-    preflight.require_fit(found["preflight"], ranks, acceptance)
+    preflight.require_usual(found["preflight"], ranks, acceptance, check)
     return found
 
 

@@ -9,7 +9,7 @@ import planting
 SUITE = '''
 import time
 import pytest
-from harness.check import invalid
+from harness.unfit import Unfit, invalid
 
 def test_figure(record_metric):
     """A figure is kept."""
@@ -31,7 +31,7 @@ def test_after(on_device):
     assert on_device("work:add", a=1, b=2) == 3
 
 def test_invalid():
-    invalid("throttled: hardware thermal")
+    invalid((Unfit("throttled", "throttled: hardware thermal", 0),))
 
 @pytest.mark.gpus(2)
 def test_ranks(launch):

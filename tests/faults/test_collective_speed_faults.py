@@ -52,9 +52,8 @@ FAULTS = (
         },
     ),
     planting.Fault(
-        "a hidden file sets the library up",
+        "a file of the image sets the library up",
         "test_collective_speed.py::test_all_reduce_busbw",
-        "invalid",
         says="/etc/nccl.conf sets NCCL_ALGO=Tree",
         patches=said(files={"/etc/nccl.conf": ["NCCL_ALGO=Tree"]}),
     ),

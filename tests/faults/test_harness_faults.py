@@ -70,6 +70,26 @@ def test_figure_without_a_threshold_fails_and_says_where_to_add_it(tmp_path) -> 
     assert only(result)["metrics"][0]["verdict"] == "no_threshold"
     assert only(result)["cause"] == "no_threshold"
     assert "thresholds/nvidia/H200.json" in only(result)["reason"]
+    summary = result["output"].rpartition("stackcheck ===")[2]
+    assert "NO BOUND test_planted.py::test_figure_of_another_shape on H200 x4" in summary
+    assert "H200 x4: 1 no bound; " in summary
+    assert "next: stackcheck baseline" in summary
+    assert "look at:" not in summary  # nothing is known to be slow
+
+
+def test_a_bare_run_ends_with_the_command_that_judges_it(tmp_path) -> None:
+    result = run_suite(tmp_path, "test_invalid")
+    last = result["output"].rstrip().splitlines()[-1]
+    assert last == f"verdict: stackcheck judge {tmp_path / 'out' / 'result.json'}", result["output"]
+
+
+def test_there_is_no_budget_for_skips(tmp_path) -> None:
+    command = [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor=cpu"]
+    ended = subprocess.run(
+        [*command, "--skip-budget=1", f"--result-dir={tmp_path}"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "unrecognized arguments: --skip-budget" in ended.stderr
 
 
 def test_wrong_unit_is_an_error() -> None:

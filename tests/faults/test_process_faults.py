@@ -91,26 +91,28 @@ def test_run_that_is_told_to_end_ends_its_children_and_says_so(tmp_path) -> None
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    told = tmp_path / "told"
     deadline = time.monotonic() + 120
-    while not _running(tmp_path / "program.py") and time.monotonic() < deadline:
+    while not list(told.glob("children/launch-*/rank-*.pid")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert _running(tmp_path / "program.py")
+    assert len(_running(told)) > 1, "expected torchrun and its rank beside the server"
     run.terminate()
     run.wait(120)
-    assert not _running(tmp_path / "program.py")
-    assert json.loads((tmp_path / "told" / "result.json").read_text(encoding="utf-8"))["state"] == "crashed"
+    assert not _running(told)
+    assert json.loads((told / "result.json").read_text(encoding="utf-8"))["state"] == "crashed"
 
 
-def _running(program: Path) -> list[int]:
+def _running(results: Path) -> list[int]:
+    """The children of a run: their environment names its folder."""
     return [
         int(folder.name)
         for folder in Path("/proc").iterdir()
-        if folder.name.isdigit() and str(program).encode() in _cmdline(folder)
+        if folder.name.isdigit() and str(results).encode() in _environ(folder)
     ]
 
 
-def _cmdline(folder: Path) -> bytes:
+def _environ(folder: Path) -> bytes:
     try:
-        return (folder / "cmdline").read_bytes()
+        return (folder / "environ").read_bytes()
     except OSError:
         return b""

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from planting import Fault
+from unfit_runs import assert_unfit
 
 LARGE = "test_training.py::test_throughput_8b"
 FSDP2 = "test_training.py::test_throughput_fsdp2"
@@ -112,7 +113,30 @@ FAULTS = (
         "an 8B job at half its rate", "train_tokens_per_s_per_gpu 5422", tokens_per_s_per_gpu=HEALTHY_RATE / 2
     ),
     job("an 8B job of two steps", "", timed_steps=1),
-    job("an 8B job on a slow machine", "gemm_tflops 400", "invalid", gemm=400.0),
+    job("a slow GEMM of the image before an 8B job", "gemm_tflops 400", gemm=400.0),
+    job("a slow GEMM on a hot device", "hardware thermal", "invalid", gemm=400.0, nvml={"reasons": 0x40}),
+    job(
+        "a slow GEMM at clocks that were set",
+        "application clocks",
+        "invalid",
+        gemm=400.0,
+        nvml={"reasons": 2},
+    ),
+    job("a slow GEMM under a lowered cap", "power cap 400", "invalid", gemm=400.0, nvml={"cap": 400000}),
+    job(
+        "a slow GEMM beside another job",
+        "since before the run",
+        "invalid",
+        gemm=400.0,
+        nvml={"processes": [4321]},
+    ),
+    job(
+        "an 8B job at half its rate under a lowered cap",
+        "power cap 400",
+        "invalid",
+        nvml={"cap": 400000},
+        tokens_per_s_per_gpu=HEALTHY_RATE / 2,
+    ),
     job(
         "an 8B job of two at half its rate",
         "train_tokens_per_s_per_gpu 5422",
@@ -147,7 +171,9 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_of_a_timed_job_is_caught(fault: Fault, plant) -> None:
-    plant(fault)
+    result = plant(fault)
+    if fault.outcome == "invalid":
+        assert_unfit(result)
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,33 @@ In: one JSON line a run on stdin: {"arguments", "env", "cwd", "stdout", "stderr"
 Out: for each run two lines on stdout, its process id and its exit code. pytest and torch take 1 to 7 s of
 processor time to load, and a suite with a fault planted runs some two hundred times.
 
-A run whose fault changes what is loaded here already starts a Python of its own instead.
+A run whose fault changes what is loaded here already starts a Python of its own instead. In a fork, the
+suites' server (tests/acceptance/harness/server.py) is a fork too, so the run's children load nothing again.
 """
 
 import atexit
 import contextlib
+import ctypes
+import faulthandler
 import gc
 import importlib
 import json
 import os
 import random
-import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 PATCHES = "STACKCHECK_PATCHES"
+TOKEN = "STACKCHECK_CHILD"  # as tests/acceptance/harness/processes.py reads it
+TOKEN_LENGTH = 32
 HARMLESS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 
 
@@ -63,7 +69,7 @@ class Python:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN: "-" * TOKEN_LENGTH},
             )
             atexit.register(_end, self._process)
         return self._process
@@ -91,6 +97,68 @@ def _killed_after(timeout_s: float, pid: int) -> Iterator[list[int]]:
         yield expired
     finally:
         timer.cancel()
+
+
+class ForkedServer:
+    """A plugin for pytest: the suites' server is a fork of this process."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address  # of this process's token
+
+    def pytest_configure(self) -> None:
+        from harness import server  # the suites' conftest put it on the import path
+
+        server.spawn = self._spawn
+
+    def _spawn(self, environment: Mapping[str, str], home: Path, control: socket.socket) -> "Fork":
+        if pid := os.fork():
+            return Fork(pid)
+        from harness import forked, server_main
+
+        def serve() -> None:
+            mark = server_main.Mark(self._address, TOKEN_LENGTH)
+            mark.put(environment[TOKEN])
+            os.setsid()
+            _close_all_but(0, 1, 2, control.fileno())
+            _write_to(home / "stdout.txt", home / "stderr.txt")
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not pytest's capture
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.path.insert(0, str(Path.cwd()))  # a rank replaces the first place by its program's folder
+            server_main.main(control, mark)
+
+        return forked.run(serve)
+
+
+class Fork:
+    """A child of this process, with the methods of Popen that the harness needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, code = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(code) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + (timeout or 0)
+        while self.poll() is None:
+            if timeout is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("the suites' server", timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+
+def token_address() -> int:
+    """Where this process's memory has its token; before the environment is changed."""
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_void_p
+    return library.getenv(TOKEN.encode())
 
 
 def serve() -> None:
@@ -154,6 +222,22 @@ def _become(request: Mapping[str, Any], loaded: frozenset[str]) -> None:
         importlib.import_module("sitecustomize")
 
 
+def _write_to(stdout: str | Path, stderr: str | Path) -> None:
+    for number, name in ((1, stdout), (2, stderr)):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _close_all_but(*kept: int) -> None:
+    """As a new process does: an end of a pipe that stays open here would hide that the other end closed."""
+    faulthandler.disable()  # pytest's, which writes to one of them
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in kept:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
 def _changes_what_is_loaded(env: Mapping[str, str], places: list[str], loaded: frozenset[str]) -> bool:
     """Whether a run needs a Python of its own, for the interpreter's settings or a module loaded here."""
     settings = any(name.startswith(("PYTHON", "LD_", "TORCH")) and name not in HARMLESS for name in env)
@@ -162,13 +246,11 @@ def _changes_what_is_loaded(env: Mapping[str, str], places: list[str], loaded: f
     return settings or patched or bool(planted & loaded - {"sitecustomize", "pynvml"})
 
 
-def _pytest() -> int:
+def _pytest(address: int) -> int:
     """The exit code of `python -m pytest`."""
-    try:
-        runpy.run_module("pytest", run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+    import pytest
+
+    return int(pytest.main(sys.argv[1:], plugins=[ForkedServer(address)]))
 
 
 def _end_at_once(code: int) -> None:
@@ -181,5 +263,6 @@ def _end_at_once(code: int) -> None:
 
 
 if __name__ == "__main__":
+    its_token = token_address()
     serve()
-    _end_at_once(_pytest())
+    _end_at_once(_pytest(its_token))

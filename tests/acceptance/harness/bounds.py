@@ -22,6 +22,7 @@ from workloads import speed_conditions
 # One way, by generation; PCI Express base specification.
 PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
 
+UNCLASSED = "unclassed"
 BETWEEN_DEVICES = ("_busbw", "_latency_us", "p2p_gb_per_s")  # what one device has nothing to measure of
 
 
@@ -54,8 +55,13 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
         "bound": entry.bound,
         "direction": entry.direction,
         "unit": entry.unit,
-        "class": entry.kind,
+        "class": class_of(entry),
     }
+
+
+def class_of(entry: thresholds.Threshold) -> str:
+    """What a bound rests on: measured, published or derived; `unclassed` if its entry does not say."""
+    return str(getattr(entry, "kind", None) or UNCLASSED)
 
 
 def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:

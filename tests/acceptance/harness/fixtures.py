@@ -11,20 +11,24 @@ import pytest
 import vendors
 from harness import launch as launcher
 from harness import leases, models, order, skips
-from harness.check import Check, InvalidRun
+from harness.check import Check
 from harness.evidence import (
     device_names,
+    doubts,
     evidence,
-    link_counts,
+    held_down,
+    link_states,
     newly_shared,
     newly_unfit,
     newly_used,
     unanswered,
 )
 from harness.monitor import Sampler
+from harness.processes import WorkloadError
 from harness.readings import machine
 from harness.session import CHECK, AcceptanceSession, session_of
-from harness.worker import Worker, WorkloadError
+from harness.unfit import InvalidRun, Unfit
+from harness.worker import Worker
 from vendors import Device, Host, Sample
 
 CLEAN_WAIT_S = 30.0
@@ -77,7 +81,7 @@ class InChild(Protocol):
 
 
 class Launch(Protocol):
-    """Run a program under torchrun and return the JSON line of rank 0."""
+    """Run a program under torchrun and return the JSON line of rank 0; with `fresh=True` in new processes."""
 
     def __call__(
         self,
@@ -86,6 +90,7 @@ class Launch(Protocol):
         nproc: int,
         timeout_s: float,
         env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> dict[str, Any]: ...
 
 
@@ -176,7 +181,7 @@ def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
     late = machine(acceptance.monitor.read, attempts=1 if cleared else 2)
     check.devices = device_names(acceptance.devices)
     for kept, seen in ((check.before, early), (check.after, late)):
-        kept.update(evidence(seen, acceptance.devices) | {"links": link_counts(seen)})
+        kept.update(evidence(seen, acceptance.devices) | {"links": link_states(seen)})
     return late
 
 
@@ -248,6 +253,7 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
         nproc: int,
         timeout_s: float,
         env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> dict[str, Any]:
         with _failing(acceptance, lease):
             return launcher.launch(
@@ -257,6 +263,7 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
                 environment={**vendor.child_environment(lease.devices), **(env or {})},
                 timeout_s=timeout_s,
                 folder=acceptance.result_dir / "children",
+                server=None if fresh else acceptance.server,
             )
 
     return run
@@ -282,6 +289,7 @@ def _state(acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, p
         others = newly_shared(early, seen, held.devices)
         if not others or time.monotonic() > deadline:
             check.unfit += others
+            check.doubts += doubts(early, seen, held.devices)
             return seen
         time.sleep(0.2)
 
@@ -299,21 +307,26 @@ def _sampled(
     finally:
         check.samples = list(sampler.finish())
         check.unfit += _without_reading(check.samples, held.devices, sampler.problem)
-        check.unfit += sorted(
-            {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.throttle.unfit}
-        )
+        for device in held.devices:
+            reasons = {why for s in check.samples if s.index == device.index for why in s.throttle.normal}
+            check.doubts += held_down(device.index, reasons)
+        slowed = sorted({(s.index, reason) for s in check.samples for reason in s.throttle.unfit})
+        check.unfit += [
+            Unfit("throttled", f"device {index} throttled: {reason}", index) for index, reason in slowed
+        ]
 
 
 def _without_reading(
     samples: Sequence[Sample], devices: Sequence[Device], problem: str | None
-) -> Iterator[str]:
-    """Each device for which no sample shows whether it was throttled, in words."""
+) -> Iterator[Unfit]:
+    """Each device for which no sample shows whether it was throttled."""
     for device in devices:
         readings = [sample.throttle.reading for sample in samples if sample.index == device.index]
         failed = [words for reading in readings for words in unanswered({"throttle reasons": reading})]
         if len(failed) == len(readings):
             last = failed[-1] if failed else problem
-            yield f"device {device.index} gave no reading while the check ran: {last}"
+            words = f"device {device.index} gave no reading while the check ran: {last}"
+            yield Unfit("no answer", words, device.index)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import processes
-from harness.worker import WorkloadError
+from harness.processes import WorkloadError
+from harness.server import Server
 
 WORKLOADS = processes.ACCEPTANCE / "workloads"
 TRAINERS = processes.ACCEPTANCE.parent.parent / "trainers"
@@ -27,16 +28,27 @@ def launch(
     environment: Mapping[str, str],
     timeout_s: float,
     folder: Path,
+    server: Server | None = None,
 ) -> dict[str, Any]:
-    """Run a program under torchrun. Raises `WorkloadError` on a hang, a failed rank, or no JSON line."""
+    """Run a program under torchrun. Raises `WorkloadError` on a hang, a failed rank, or no JSON line.
+
+    With a `server` torchrun and its ranks are forks of it; without one, each of them loads torch anew.
+    """
     token = uuid.uuid4().hex
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
-    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc))
     logs = ("--log-dir", str(home))  # otherwise torchrun leaves a folder in /tmp
-    process = processes.start(
-        processes.python(*run, *logs, str(RANK), str(find(program)), *arguments),
-        env=processes.environment({**_recorder(home), **environment}, token, home),
+    run = ("--nproc-per-node", str(nproc), *logs)
+    rank = (str(find(program)), *arguments)
+    start, module, words = (
+        (server.start, "harness.torchrun", (*run, *rank))
+        if server
+        else (processes.start_module, "torch.distributed.run", ("--standalone", *run, str(RANK), *rank))
+    )
+    process = start(
+        module,
+        words,
+        environment=processes.environment({**_recorder(home), **environment}, token, home),
         stdout=home / "stdout.txt",
         stderr=home / "stderr.txt",
     )

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from harness import bytecode
 
@@ -19,6 +20,23 @@ ACCEPTANCE = Path(__file__).resolve().parent.parent
 TOKEN = "STACKCHECK_CHILD"
 STACKS = "STACKCHECK_STACKS"
 STACK_SIGNAL = signal.SIGUSR1
+STACK_LINES = 25  # of each process, in a message
+
+
+class WorkloadError(Exception):
+    """The workload raised, crashed or hung; the message says which, with its output or stacks."""
+
+
+class Child(Protocol):
+    """A child process, whether it was started anew or forked by `harness.server`."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """The return code; None while the child runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The return code. Raises `subprocess.TimeoutExpired`."""
 
 
 def environment(extra: Mapping[str, str], token: str, stacks: Path) -> dict[str, str]:
@@ -56,6 +74,22 @@ def start(
         )
 
 
+def start_module(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module FD… ARGUMENT…` in a new Python."""
+    words = (*map(str, pass_fds), *arguments)
+    return start(
+        python("-m", module, *words), env=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds
+    )
+
+
 def carrying(token: str) -> list[int]:
     """The pids of living processes that carry this token."""
     wanted = f"{TOKEN}={token}".encode()
@@ -70,10 +104,10 @@ def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
     while time.monotonic() < deadline and not all(_stack_file(path).stat().st_size for path in asked):
         time.sleep(0.05)
     time.sleep(0.3)  # stacks are written frame by frame
-    return "\n".join(f"--- {path.stem}\n{_stack_file(path).read_text()}" for path in asked)
+    return "\n".join(f"--- {path.stem}\n{_innermost(_stack_file(path))}" for path in asked)
 
 
-def kill(token: str, child: subprocess.Popen[bytes] | None = None, *, wait_s: float = 10.0) -> list[int]:
+def kill(token: str, child: Child | None = None, *, wait_s: float = 10.0) -> list[int]:
     """Kill every process with the token. Returns the pids that survived, stuck in the driver."""
     deadline = time.monotonic() + wait_s
     while (alive := carrying(token)) and time.monotonic() < deadline:
@@ -100,6 +134,13 @@ def end_of(code: int) -> str:
 def python(*arguments: str) -> list[str]:
     """The command that runs this interpreter with these arguments."""
     return [sys.executable, *arguments]
+
+
+def _innermost(stack: Path) -> str:
+    """The start of a stack: faulthandler writes the innermost call first. The file has all of it."""
+    lines = stack.read_text().splitlines()
+    more = [f"  … {len(lines) - STACK_LINES} more lines in {stack}"] if len(lines) > STACK_LINES else []
+    return "\n".join([*lines[:STACK_LINES], *more])
 
 
 def _stack_file(pid_file: Path) -> Path:

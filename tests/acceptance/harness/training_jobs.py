@@ -55,11 +55,12 @@ def launched(
     ranks: int,
     timeout_s: float,
     *more: str,
+    fresh: bool = False,
     **env: str,
 ) -> dict[str, Any]:
     """Run jobs by name in one start of torchrun."""
     text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
-    return launch("training.py", text, *more, nproc=ranks, timeout_s=timeout_s, env=env)
+    return launch("training.py", text, *more, nproc=ranks, timeout_s=timeout_s, env=env, fresh=fresh)
 
 
 def record_speed(

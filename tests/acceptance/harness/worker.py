@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import processes
-
-
-class WorkloadError(Exception):
-    """The workload raised, crashed or hung; the message says which, with its output or stacks."""
+from harness.processes import WorkloadError
+from harness.server import Server
 
 
 @dataclass
 class _Child:
-    process: subprocess.Popen[bytes]
+    process: processes.Child
     requests: int
     answers: int
     token: str
@@ -36,8 +34,14 @@ class _Child:
 class Worker:
     """One child at a time; `call` starts it if there is none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: Server | None = None) -> None:
+        """
+        Args:
+            folder: For the output of each child.
+            server: Forks the child where that changes nothing; without it each child is a new Python.
+        """
         self.folder = folder
+        self.server = server
         self._child: _Child | None = None
         self._environment: Mapping[str, str] = {}
 
@@ -80,7 +84,7 @@ class Worker:
             self.stop()
         if self._child is None:
             self._environment = dict(environment)
-            self._child = _start(self.folder, environment)
+            self._child = _start(self.folder, environment, self.server)
         return self._child
 
     def _hang(self, child: _Child, function: str, timeout_s: float) -> str:
@@ -91,7 +95,7 @@ class Worker:
 
     def _crash(self, child: _Child, function: str) -> str:
         self._discard(child)
-        end = processes.end_of(child.process.returncode)
+        end = processes.end_of(child.process.wait(0))
         last = processes.tail(child.folder / "stderr.txt")
         stack = processes.tail(child.folder / "worker.stack.txt", 40)
         return f"the worker {end} in {function}; output in {child.folder}\n{last}\n{stack}"
@@ -105,21 +109,24 @@ class Worker:
         return processes.kill(child.token, child.process)
 
 
-def _start(folder: Path, environment: Mapping[str, str]) -> _Child:
+def _start(folder: Path, environment: Mapping[str, str], server: Server | None) -> _Child:
     token = uuid.uuid4().hex
     home = folder / f"worker-{token[:8]}"
     home.mkdir(parents=True)
     child_reads, requests = os.pipe()
     answers, child_writes = os.pipe()
-    process = processes.start(
-        processes.python("-m", "harness.worker_main", str(child_reads), str(child_writes)),
-        env=processes.environment(environment, token, home),
-        stdout=home / "stdout.txt",
-        stderr=home / "stderr.txt",
-        pass_fds=(child_reads, child_writes),
-    )
-    os.close(child_reads)
-    os.close(child_writes)
+    try:
+        process = (server.start if server else processes.start_module)(
+            "harness.worker_main",
+            (),
+            environment=processes.environment(environment, token, home),
+            stdout=home / "stdout.txt",
+            stderr=home / "stderr.txt",
+            pass_fds=(child_reads, child_writes),
+        )
+    finally:
+        os.close(child_reads)
+        os.close(child_writes)
     return _Child(process=process, requests=requests, answers=answers, token=token, folder=home)
 
 

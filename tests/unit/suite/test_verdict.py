@@ -265,6 +265,32 @@ def test_a_recorded_metric_needs_no_bound() -> None:
     assert judged(*HEALTHY, check("test_b.py::test_speed", metrics=[recorded])).status == "PASSED"
 
 
+NO_BOUND = metric(verdict="no_threshold", bound=None, direction=None)
+
+
+def test_a_missing_bound_is_an_outcome_of_its_own_with_the_next_command() -> None:
+    bare = check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=[NO_BOUND])
+    verdict = judged(*HEALTHY, bare)
+    assert (verdict.status, verdict.unbounded, verdict.lacks_only_bounds) == ("FAILED", (bare["id"],), True)
+    assert verdict.reasons == (
+        "no bound: test_b.py::test_speed: busbw on this device model; next: stackcheck baseline",
+    )
+
+
+@pytest.mark.parametrize("metrics", [[], [metric()], [NO_BOUND, metric(value=4.0, verdict="fail")]])
+def test_a_check_that_only_claims_to_lack_a_bound_is_failed(metrics: list[dict[str, Any]]) -> None:
+    verdict = judged(
+        *HEALTHY, check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=metrics)
+    )
+    assert (verdict.unbounded, verdict.lacks_only_bounds) == ((), False)
+    assert verdict.reasons == ("test_b.py::test_speed failed: because",)
+
+
+def test_a_missing_bound_beside_a_failure_is_not_all() -> None:
+    bare = check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=[NO_BOUND])
+    assert not judged(*HEALTHY, bare, check("test_c.py::test_x", "failed")).lacks_only_bounds
+
+
 def test_an_unfit_machine_is_neither_passed_nor_failed() -> None:
     verdict = judged(*HEALTHY, check("test_c.py::test_x", "invalid"))
     assert (verdict.status, verdict.invalid) == ("UNFIT", ("test_c.py::test_x",))

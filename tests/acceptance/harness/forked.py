@@ -1,0 +1,44 @@
+"""The end of a forked process. In: what it does. Out: nothing, because the process ends here.
+
+A fork must not return into the code of the process that it was forked from.
+"""
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn
+
+
+def run(function: Callable[[], object]) -> NoReturn:
+    """Run a function, then end this process as an interpreter ends: exit code, traceback, exit functions."""
+    code = 1
+    try:
+        code = _exit_code(function)
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; there is no public way
+        atexit._run_exitfuncs()
+    # The end of a process: any error is written, and the code says that there was one.
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*_current())
+        code = code or 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _exit_code(function: Callable[[], object]) -> int:
+    try:
+        function()
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _current() -> tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]:
+    return sys.exc_info()

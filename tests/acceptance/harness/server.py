@@ -1,0 +1,193 @@
+"""A process that has loaded torch once and forks for each child. In: a module to run as a program. Out: a
+child.
+
+Loading torch takes a processor 2 to 8 s, and a run starts tens of processes that need it. The server forks
+before any device was opened, so each child initialises its device itself, as a new process does. What a
+library reads only while it is loaded cannot change after a fork: a child with other variables than those
+named in `READ_WHEN_USED` is started anew, and so is every child if loading torch has opened a device.
+"""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from harness import processes
+from harness.processes import Child, WorkloadError
+
+LOAD_S = 180.0  # a cold disk and no byte code: seen 40 s
+# Libraries read these when a device or a process group is made, or `server_main` passes them on.
+READ_WHEN_USED = ("OMP_NUM_THREADS", processes.TOKEN, processes.STACKS)
+READ_WHEN_USED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_")
+READY = "ready"
+
+
+class Forked:
+    """A child of the server, with the methods of `subprocess.Popen` that the harness needs."""
+
+    def __init__(self, pid: int, status: int, what: str) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._what = what
+
+    def __del__(self) -> None:
+        os.close(self._status)
+
+    def poll(self) -> int | None:
+        """The return code; None while the child runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The return code. Raises `subprocess.TimeoutExpired`, and `WorkloadError` if the server is gone."""
+        if self.returncode is not None:
+            return self.returncode
+        ready, _, _ = select.select([self._status], [], [], timeout)
+        if not ready:
+            raise subprocess.TimeoutExpired(self._what, timeout or 0.0)
+        if not (said := os.read(self._status, 64)):
+            raise WorkloadError(f"the process that forked {self._what} ended, so its end is not known")
+        self.returncode = int(said)
+        return self.returncode
+
+
+class Server:
+    """One server at a time; `start` starts it when it is first needed."""
+
+    def __init__(self, folder: Path, free: Iterable[str] = ()) -> None:
+        """
+        Args:
+            folder: For the server's output.
+            free: More variables that a child may change after the fork: those that select devices.
+        """
+        self.folder = folder
+        self.remark: str | None = None  # why children are started anew, if they are
+        self._free = {*READ_WHEN_USED, *free}
+        self._process: Child | None = None
+        self._socket: socket.socket | None = None
+        self._ready = False
+        self._token = ""
+        self._environment: dict[str, str] = {}
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start `python -m module FD… ARGUMENT…` in its own session, by a fork where that changes nothing.
+
+        Raises:
+            WorkloadError: The server ended or did not load torch in time.
+        """
+        self.prepare()
+        start = self._fork if self._can_fork(environment) else processes.start_module
+        return start(
+            module, arguments, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds
+        )
+
+    def prepare(self) -> None:
+        """Let the server load torch, without waiting for it."""
+        if self._socket is not None and self._process is not None and self._process.poll() is not None:
+            self.stop()
+        if self._socket is not None:
+            return
+        self._token = uuid.uuid4().hex
+        home = self.folder / f"server-{self._token[:8]}"
+        home.mkdir(parents=True)
+        self._environment = processes.environment({}, self._token, home)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = spawn(self._environment, home, theirs)
+        theirs.close()
+        self._socket, self._ready = ours, False
+
+    def stop(self) -> None:
+        """End the server, which ends its children."""
+        if self._socket is None:
+            return
+        self._socket.close()
+        self._socket = None
+        try:
+            assert self._process is not None
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            processes.kill(self._token, self._process)
+
+    def _can_fork(self, environment: Mapping[str, str]) -> bool:
+        names = self._environment.keys() | environment.keys()
+        changed = {name for name in names if self._environment.get(name) != environment.get(name)}
+        fixed = [name for name in changed - self._free if not name.startswith(READ_WHEN_USED_PREFIXES)]
+        return not fixed and self._is_ready()
+
+    def _is_ready(self) -> bool:
+        """Wait until torch is loaded; False if that opened a device."""
+        if not self._ready:
+            said = self._receive(LOAD_S)
+            self._ready = True
+            self.remark = None if said == READY else said
+        return self.remark is None
+
+    def _fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        pass_fds: Sequence[int] = (),
+    ) -> Forked:
+        assert self._socket is not None
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "stdout": str(stdout),
+            "stderr": str(stderr),
+        }
+        file = stdout.with_name("request.json")  # a message between processes holds no more than 200 kB
+        file.write_text(json.dumps(request), encoding="utf-8")
+        status, child_status = os.pipe()
+        try:
+            socket.send_fds(self._socket, [str(file).encode()], [child_status, *pass_fds])
+            return Forked(int(self._receive(LOAD_S)), status, module)
+        except (OSError, WorkloadError):
+            os.close(status)
+            raise
+        finally:
+            os.close(child_status)
+
+    def _receive(self, timeout_s: float) -> str:
+        assert self._socket is not None
+        deadline = time.monotonic() + timeout_s
+        ready, _, _ = select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))
+        said = self._socket.recv(4096).decode() if ready else ""
+        if said:
+            return said
+        end = "ended" if ready else f"did not answer in {timeout_s:g} s"
+        last = processes.tail(self.folder / f"server-{self._token[:8]}" / "stderr.txt")
+        self.stop()
+        raise WorkloadError(f"the process that loads torch for others {end}:\n{last}")
+
+
+def spawn(environment: Mapping[str, str], home: Path, control: socket.socket) -> Child:
+    """Start the server in a new Python."""
+    return processes.start(
+        processes.python("-m", "harness.server_main", str(control.fileno())),
+        env=environment,
+        stdout=home / "stdout.txt",
+        stderr=home / "stderr.txt",
+        pass_fds=(control.fileno(),),
+    )

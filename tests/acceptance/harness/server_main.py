@@ -1,0 +1,189 @@
+"""The process that `harness.server` starts. In: requests on a socket. Out: a fork for each, and its return
+code.
+
+A request is the path of a JSON file, with a pipe for the return code and the child's own file descriptors.
+The answer is the child's process id. The first message is "ready", or why no fork may be used: a device
+that is open before the fork is broken after it. The server ends, and ends its children, when the other end
+of the socket closes.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import forked
+from harness.processes import TOKEN
+from harness.server import READY
+
+# What most children load. Not Inductor: while it is loaded it may start the processes that compile for it.
+MODULES = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.run",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.attention.flex_attention",
+    "torch.profiler",
+    "torch.utils.checkpoint",
+)
+MOST_FDS = 8
+MEMORY, TERMINALS = 1, (4, 5, *range(136, 144))  # major numbers: /dev/null and its like; terminals
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where this process has its token in the memory that it began with, which /proc/PID/environ shows."""
+
+    address: int
+    length: int
+
+    @classmethod
+    def find(cls) -> "Mark":
+        """The place in a process that has not changed its environment yet."""
+        library = ctypes.CDLL(None)
+        library.getenv.restype = ctypes.c_void_p
+        return cls(library.getenv(TOKEN.encode()), len(os.environ[TOKEN]))
+
+    def put(self, token: str) -> None:
+        """Replace the token, so that whoever looks for a child's processes finds this fork and its forks."""
+        assert len(token) == self.length
+        ctypes.memmove(self.address, token.encode(), self.length)
+        if f"{TOKEN}={token}".encode() not in Path("/proc/self/environ").read_bytes().split(b"\0"):
+            raise RuntimeError("this process cannot be marked as a child of this run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """A program to run in a fork."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    stdout: str
+    stderr: str
+    fds: tuple[int, ...]
+
+
+@dataclass
+class _Server:
+    control: socket.socket
+    mark: Mark
+    children: dict[int, int] = field(default_factory=dict)  # process id -> pipe for its return code
+
+    def serve(self) -> "_Request | None":
+        """Fork for each request. Returns the request in a fork, and None in the server when it has to end."""
+        awake, wake = socket.socketpair()
+        wake.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, or the wake-up is not written
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        while True:
+            ready, _, _ = select.select([self.control, awake], [], [])
+            if awake in ready:
+                awake.recv(4096)
+                self._tell_ends()
+            if self.control in ready:
+                path, fds, _, _ = socket.recv_fds(self.control, 4096, MOST_FDS)
+                if not path:
+                    return None
+                request = self._forked(path.decode(), fds)
+                if request is not None:
+                    awake.close()
+                    wake.close()
+                    return request
+
+    def _forked(self, path: str, fds: list[int]) -> "_Request | None":
+        status, *given = fds
+        if pid := os.fork():
+            for fd in given:
+                os.close(fd)
+            self.children[pid] = status
+            self.control.send(str(pid).encode())
+            return None
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.control.close()
+        for other in (status, *self.children.values()):
+            os.close(other)
+        return _Request(**json.loads(Path(path).read_text(encoding="utf-8")), fds=tuple(given))
+
+    def _tell_ends(self) -> None:
+        for pid in list(self.children):
+            ended, code = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                pipe = self.children.pop(pid)
+                with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+                    os.write(pipe, str(os.waitstatus_to_exitcode(code)).encode())
+                os.close(pipe)
+
+    def end_children(self) -> None:
+        """Kill every child with what it started in its own session."""
+        for pid in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def main(control: socket.socket, mark: Mark) -> None:
+    """Load, then serve. A fork becomes the program of its request."""
+    for name in MODULES:
+        with contextlib.suppress(ImportError):  # an older torch has fewer
+            importlib.import_module(name)
+    opened = _opened_device()
+    control.send(
+        (f"loading torch opened {opened}, so children cannot be forked" if opened else READY).encode()
+    )
+    gc.collect()
+    gc.freeze()
+    server = _Server(control, mark)
+    request = server.serve()
+    if request is not None:
+        _become(request, mark)
+    server.end_children()
+
+
+def _opened_device() -> str | None:
+    """A device that this process has open, as a path: neither a terminal nor /dev/null and its like."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed again
+            state = os.fstat(int(descriptor.name))
+            if stat.S_ISCHR(state.st_mode) and os.major(state.st_rdev) not in (MEMORY, *TERMINALS):
+                return str(descriptor.readlink())
+    return None
+
+
+def _become(request: _Request, mark: Mark) -> None:
+    """Take on a request's session, output and environment, run its module, and end."""
+    os.setsid()
+    for number, name in ((1, request.stdout), (2, request.stderr)):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, number)
+        os.close(file)
+    mark.put(request.environment[TOKEN])
+    _take_on(request.environment)
+    sys.argv = [request.module, *map(str, request.fds), *request.arguments]
+    forked.run(lambda: runpy.run_module(request.module, run_name="__main__", alter_sys=True))
+
+
+def _take_on(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    random.seed()
+    if threads := environment.get("OMP_NUM_THREADS"):  # OpenMP read it when it was loaded
+        sys.modules["torch"].set_num_threads(int(threads))
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), Mark.find())
