@@ -27,7 +27,7 @@ from workloads.ranks import Ranks
 
 CYCLES, WARM, LEAST = 200, 4, 8
 BUDGET_S = {"standard": 4.0, "soak": 600.0}  # for each way; a cycle on GPUs takes tenths of a second
-LIMIT_S = 30.0  # for one cycle
+LIMIT_S, LEAVE_S = 30.0, 2.0  # for one cycle, and for the other ranks to leave after one that hung
 STATUS, DESCRIPTORS = Path("/proc/self/status"), Path("/proc/self/fd")
 
 
@@ -55,6 +55,7 @@ def _watched(ranks: Ranks, report: dict[str, Any]) -> Iterator[dict[str, float]]
             if time.monotonic() > alive["end"]:
                 if ranks.rank == 0:
                     print(json.dumps(report), flush=True)
+                    time.sleep(LEAVE_S)  # the store may be in this process, and the others still need it
                 os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
