@@ -137,7 +137,7 @@ def timed_jobs(
         kept["no timed"] = {}
         flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / large_job.GIB)
         kept["timed"] = training_jobs.launched(
-            launch, flags, ranks_of_timed, training_jobs.TIMED_S, **training_jobs.LARGE_MEMORY
+            launch, flags, ranks_of_timed, training_jobs.TIMED_S, env=training_jobs.LARGE_MEMORY
         )
     return kept["timed"]
 

@@ -54,7 +54,7 @@ def ran(
     job = (*TINY, "--no-digest", "--no-backend-check") if on_cpu else training_jobs.FSDP2_JOB
     flags = {"long": (*job, *STEADY, seconds), "tiny": (*TINY, "--no-backend-check")}
     limit_s = seconds + MARGIN_S
-    found = training_jobs.launched(launch, flags, ranks, limit_s, **training_jobs.LARGE_MEMORY)
+    found = training_jobs.launched(launch, flags, ranks, limit_s, env=training_jobs.LARGE_MEMORY)
     preflight.keep(found["preflight"], record_metric)
     preflight.require_usual(found["preflight"], ranks, acceptance, check)
     return found

@@ -56,7 +56,7 @@ def launched(
     timeout_s: float,
     *more: str,
     fresh: bool = False,
-    **env: str,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run jobs by name in one start of torchrun."""
     text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
