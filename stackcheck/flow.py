@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from stackcheck import vendors
 from stackcheck.build import build
 from stackcheck.certificate import keys, publish, signing, verify
+from stackcheck.certificate.statement import facts, newest
 from stackcheck.errors import (
     CertificateError,
     ChecksFailedError,
@@ -29,6 +30,7 @@ from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
 from stackcheck.suite import bounds, requirements, run, sbom, verdict
 from stackcheck.suite import subject as subjects
+from stackcheck.suite.last_run import CANNOT_CERTIFY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -224,7 +226,7 @@ def test(
     text = json.dumps(judged.as_json(), indent=2).encode()
     write_atomically(folder / "verdict.json", (text,))
     if not is_enough(tier, subject.policy.certifies[subject.vendor]):
-        report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; its state is `tested`")
+        report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; {CANNOT_CERTIFY}")
     report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
     return JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
 
@@ -239,7 +241,7 @@ def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[E
     needed = subject.policy.certifies[subject.vendor]
     if not is_enough(judged.result.tier, needed):
         raise ConfigurationError(
-            "a run of this tier cannot be certified: its state is `tested`",
+            f"a run of this tier cannot be certified: {CANNOT_CERTIFY}",
             where=subject.name,
             got=judged.result.tier,
             expected=f"{needed}, which certifies {subject.vendor} (policy in matrix.yaml)",
@@ -260,6 +262,7 @@ def publish_signed(
     Raises:
         PublishError: The certificate is not valid for the image, or the target refused or is damaged.
     """
+    _require_tier(envelopes, _policy(settings), tag)
     key = keys.load_or_create(settings.key)
     try:
         return publish.publish(
@@ -274,6 +277,26 @@ def publish_signed(
         )
     except RegistryError as error:
         raise _with_next_step(error, settings.target) from error
+
+
+def _require_tier(envelopes: Iterable[Envelope], policy: Policy, name: str) -> None:
+    """The certificate is of the tier that the policy asks for now; it may have been lower when it was signed.
+
+    Raises:
+        PublishError: It is of a lower tier.
+    """
+    certified = newest(envelope.statement for envelope in envelopes)
+    if certified is None or "run" not in facts(certified):
+        return  # `publish` refuses it with a better reason
+    tier, vendor = facts(certified)["run"]["tier"], facts(certified)["host"]["vendor"]
+    if not is_enough(tier, policy.certifies[vendor]):
+        raise PublishError(
+            f"the signed run is of a lower tier: {CANNOT_CERTIFY}",
+            where=name,
+            got=tier,
+            expected=f"{policy.certifies[vendor]}, which certifies {vendor} (policy in matrix.yaml)",
+            next_step=f"stackcheck certify {name} --force",
+        )
 
 
 def _with_next_step(error: RegistryError, target: str) -> PublishError:
@@ -314,6 +337,9 @@ def _refusal(judged: Verdict, folder: Path) -> StackcheckError:
     hidden = len(judged.reasons) - SHOWN_REASONS
     shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
     expected, next_step = "every required check passed", f"read {folder / 'container.log'}"
+    if judged.lacks_only_bounds:  # nothing is known to be slow
+        expected = "a bound for every gated figure on this device model"
+        next_step = f"stackcheck baseline {folder / 'run' / 'result.json'} and the results of two more runs"
     if judged.status == "UNFIT" and not judged.invalid:  # the stack does not name this machine
         expected += ", on a machine that the stack names"
         next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"

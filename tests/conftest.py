@@ -45,13 +45,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="folder of the device locks; share it between containers",
     )
-    group.addoption(
-        "--skip-budget",
-        type=float,
-        default=0.6,
-        metavar="SHARE",
-        help="largest share of checks that may be skipped",
-    )
 
 
 @pytest.hookimpl(tryfirst=True)

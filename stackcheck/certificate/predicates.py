@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections import Counter
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,6 +36,7 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.errors import MachineUnfitError
 from stackcheck.oci.documents import compact_json, sha256
+from stackcheck.suite.bounds import CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,13 +77,27 @@ def certify(
     key: ec.EllipticCurvePrivateKey,
     now: dt.datetime,
     experimental: bool = False,
+    archs: Sequence[str] = (),
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
+
+    Args:
+        image: What the certificate is about.
+        result: The run.
+        verdict: The verdict on it.
+        provenance: How the image was made.
+        sbom: Its packages.
+        key: The signing key.
+        now: The time of the verdict.
+        experimental: Whether the matrix marks the stack so.
+        archs: The architectures that the stack declares; those that never ran are named.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
     """
-    made = statements(image, result, verdict, provenance, sbom, now=now, experimental=experimental)
+    made = statements(
+        image, result, verdict, provenance, sbom, now=now, experimental=experimental, archs=archs
+    )
     return tuple(sign(statement, key) for statement in made)
 
 
@@ -94,6 +110,7 @@ def statements(
     *,
     now: dt.datetime,
     experimental: bool = False,
+    archs: Sequence[str] = (),
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
@@ -114,7 +131,7 @@ def statements(
     )
     scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
     summary = _summary(
-        scope | _certificate_field(result, verdict),
+        scope | _certificate_field(result, verdict, archs),
         status=verdict.status,
         resource=f"pkg:oci/{image.stack_id or 'image'}@{image.manifest_digest}",
         evidence=evidence,
@@ -234,11 +251,13 @@ def _summary(
     }
 
 
-def _certificate_field(result: RunResult, verdict: Verdict) -> dict[str, Any]:
+def _certificate_field(result: RunResult, verdict: Verdict, archs: Sequence[str]) -> dict[str, Any]:
     """What a consumer may want to decide on, beyond the fields of SLSA."""
     return {
         "host": _host(result),
         "run": {"id": result.run_id, "tier": result.tier, "started": _timestamp(result.started)},
+        "archs": _archs(result, archs),
+        "bounds": dict(verdict.bounds),
         "inputs": result.inputs.model_dump(),
         "required": list(verdict.required),
         "passed": list(verdict.passed),
@@ -250,11 +269,23 @@ def _certificate_field(result: RunResult, verdict: Verdict) -> dict[str, Any]:
 
 
 def _levels(certificate: Mapping[str, Any]) -> list[str]:
-    """The SLSA levels of a PASSED summary: one for each architecture and device model (STACKCHECK_GFX942)."""
+    """The SLSA levels of a PASSED summary: tier, weakest class of bounds, and each architecture and device
+    model, also with how many were tested together (STACKCHECK_H200 and STACKCHECK_H200_X8).
+    """
     devices = certificate["host"]["devices"]
-    names = {name.upper() for device in devices for name in (device["arch"], device["model"]) if name}
-    levels = ("STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name).strip("_") for name in names)
+    names = {name for device in devices for name in (device["arch"], device["model"]) if name}
+    counts = Counter(device["model"] for device in devices)
+    names |= {f"{model}_X{count}" for model, count in counts.items()}
+    weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
+    names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
+    levels = ("STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") for name in names)
     return [CERTIFIED_LEVEL, *sorted(levels)]
+
+
+def _archs(result: RunResult, declared: Sequence[str]) -> dict[str, list[str]]:
+    """The architectures that the image declares: on which it ran, and for which its code was only read."""
+    ran = {device.arch for device in result.host.devices if device.arch}
+    return {"ran": sorted(ran), "staticOnly": [arch for arch in declared if arch not in ran]}
 
 
 def _host(result: RunResult) -> dict[str, Any]:

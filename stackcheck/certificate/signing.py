@@ -12,7 +12,7 @@ from stackcheck.certificate import keys, predicates
 from stackcheck.certificate.statement import Envelope, open_envelope
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.suite import sbom
+from stackcheck.suite import last_run, sbom
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,7 @@ def sign_to_files(
         key=keys.load_or_create(key),
         now=dt.datetime.now(dt.UTC),
         experimental=subject.experimental,
+        archs=subject.stack.archs if subject.stack else (),
     )
     for old in (folder / "statements").glob("*.json"):
         old.unlink()
@@ -67,11 +68,13 @@ def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
         CertificateError: One is damaged, or a different key signed it.
     """
     paths = sorted((folder / "statements").glob("*.dsse.json"))
+    ran = last_run.last_run(folder)
     if not paths:
+        tested = f"; the newest run ({ran.tier}) is not certified: its state is `tested`" if ran else ""
         raise ConfigurationError(
             "there is no certificate to publish",
             where=str(folder / "statements"),
-            got="no *.dsse.json file",
+            got=f"no *.dsse.json file{tested}",
             expected="the signed statements that `stackcheck certify` writes",
             next_step=f"stackcheck certify {folder.name}",
         )

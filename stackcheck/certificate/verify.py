@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,23 @@ CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia":
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What a certificate has to satisfy."""
+
+    device_model: str
+    driver: str | None
+    devices: int
+    tier: Tier | None
+    waivers: bool
+    today: dt.date
+
+    def fits(self, host: dict[str, Any]) -> bool:
+        """Whether a run was on this device model and driver."""
+        models = {device["model"] for device in host["devices"]}
+        return self.device_model in models and host["driver"] == self.driver
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verified:
     """An image whose certificate is valid for a host.
 
@@ -77,6 +95,7 @@ def verify(
     driver: str | None,
     devices: int = 1,
     tier: Tier | None = None,
+    waivers: bool = True,
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> Verified:
@@ -90,7 +109,8 @@ def verify(
         driver: The host's driver; None for a host without one.
         devices: How many devices the host has: more than were tested together are refused.
         tier: The lowest tier that is accepted; None: `CERTIFYING_TIER` of the vendor.
-        now: The time at which the age is judged; None: this host's clock.
+        waivers: Whether checks that a waiver accepts are accepted here too.
+        now: The time at which ages and waivers are judged; None: this host's clock.
         plain_http: Use http for a registry that is not on a loopback address.
 
     Raises:
@@ -105,10 +125,18 @@ def verify(
         raise as_certificate_error(error, reference) from error
     statements = [item.statement for item in envelopes]
     # 4. Look at the newest VSA. 5. Keep the valid verdicts.
-    verdicts = valid_verdicts(reference, statements, now or dt.datetime.now(dt.UTC), max_age)
+    moment = now or dt.datetime.now(dt.UTC)
+    verdicts = valid_verdicts(reference, statements, moment, max_age)
     # 6. Choose the newest of these for this host.
-    chosen = _verdict_for(reference, verdicts, device_model, driver)
-    _check_extent(reference, chosen, devices, tier)
+    wanted = _Wanted(
+        device_model=device_model,
+        driver=driver,
+        devices=devices,
+        tier=tier,
+        waivers=waivers,
+        today=moment.astimezone(dt.UTC).date(),
+    )
+    chosen = _verdict_for(reference, verdicts, wanted)
     # 7. Compare the tag.
     _check_tag(reference, parsed, chosen)
     # 8. Compare the image.
@@ -173,49 +201,74 @@ def _check_layout(store: OciLayout, manifest: Manifest) -> None:
             checking.result()
 
 
-def _verdict_for(
-    reference: str, verdicts: Sequence[Statement], device_model: str, driver: str | None
-) -> Statement:
-    """The newest verdict that was given on this device model and driver."""
-    hosts = [facts(item)["host"] for item in verdicts]
-    fit = [
-        item
-        for item, host in zip(verdicts, hosts, strict=True)
-        if device_model in {device["model"] for device in host["devices"]} and host["driver"] == driver
-    ]
-    chosen = newest(fit)
-    if chosen is None:
+def _verdict_for(reference: str, verdicts: Sequence[Statement], wanted: _Wanted) -> Statement:
+    """The newest verdict that satisfies this host and its reader.
+
+    A newer certificate of fewer devices or of a lower tier does not hide an older one that is enough.
+    """
+    fit = [item for item in verdicts if wanted.fits(facts(item)["host"])]
+    newest_fit = newest(fit)
+    if newest_fit is None:
+        hosts = [facts(item)["host"] for item in verdicts]
         raise CertificateError(
             "the image is not certified for this host",
             where=reference,
-            got=_machine(device_model, driver),
+            got=_machine(wanted.device_model, wanted.driver),
             expected=" or ".join(sorted({_certified_for(host) for host in hosts})),
             next_step="certify it here: stackcheck certify; or ask for that host: --device-model, --driver",
         )
+    chosen = newest(item for item in fit if not _refusal(reference, item, wanted))
+    if chosen is None:
+        raise _refusal(reference, newest_fit, wanted) or AssertionError
     return chosen
 
 
-def _check_extent(reference: str, chosen: Statement, devices: int, tier: Tier | None) -> None:
-    """The run was thorough enough, and tested as many devices together as this host has."""
-    certified, run = facts(chosen)["host"], facts(chosen)["run"]
-    needed = tier or CERTIFYING_TIER[certified["vendor"]]
-    if not is_enough(run["tier"], needed):
-        raise CertificateError(
-            "the certificate is of a lower tier",
+def _refusal(reference: str, chosen: Statement, wanted: _Wanted) -> CertificateError | None:
+    """Why a certificate for this device model is not enough: its tier, device count or waivers."""
+    certified, tier = facts(chosen)["host"], facts(chosen)["run"]["tier"]
+    needed = wanted.tier or CERTIFYING_TIER[certified["vendor"]]
+    if not is_enough(tier, needed):
+        return CertificateError(
+            "the certificate is of a lower tier: the image's state is `tested`",
             where=reference,
-            got=run["tier"],
+            got=tier,
             expected=f"{needed}, or a more thorough tier",
-            next_step=f"certify the image with it; or accept a lower tier: --tier {run['tier']}",
+            next_step=f"certify the image with it; or accept a lower tier: --tier {tier}",
         )
     tested = len(certified["devices"])
-    if devices > tested:
-        raise CertificateError(
+    if wanted.devices > tested:
+        return CertificateError(
             "this host has more devices than were tested together",
             where=reference,
-            got=f"{devices} devices on this host, {tested} in the certificate",
+            got=f"{wanted.devices} devices on this host, {tested} in the certificate",
             expected=f"at most {tested} devices",
             next_step=f"certify it on such a host; or use fewer devices here: --devices {tested}",
         )
+    return _waiver_refusal(reference, chosen, wanted)
+
+
+def _waiver_refusal(reference: str, chosen: Statement, wanted: _Wanted) -> CertificateError | None:
+    """Why the waived checks of a certificate are not accepted: by its reader, or because a waiver ended."""
+    warned, waivers = facts(chosen).get("warned", []), facts(chosen).get("waivers", [])
+    if warned and not wanted.waivers:
+        return CertificateError(
+            "the certificate accepts failed checks by waivers",
+            where=reference,
+            got=", ".join(warned),
+            expected="no waived check (--no-waivers)",
+            next_step="use a different image of this stack; or accept the waivers: drop --no-waivers",
+        )
+    for name in warned:
+        dates = [item["until"] for item in waivers if item["check"] in {name, name.partition("[")[0]}]
+        if max(dates, default="") < wanted.today.isoformat():
+            return CertificateError(
+                "a waiver in the certificate has ended",
+                where=reference,
+                got=f"{name} was waived until {max(dates, default='no date')}",
+                expected=f"a waiver that holds on {wanted.today}, or a run in which the check passes",
+                next_step="certify the image again: stackcheck certify STACK --force",
+            )
+    return None
 
 
 def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
@@ -258,7 +311,9 @@ def _check_complete(reference: str, chosen: Statement, known: Sequence[Statement
 
 
 def _certified_for(host: dict[str, Any]) -> str:
-    return _machine("/".join(sorted({device["model"] for device in host["devices"]})), host["driver"])
+    counts = Counter(device["model"] for device in host["devices"])
+    models = " and ".join(f"{model} x{count}" for model, count in sorted(counts.items()))
+    return _machine(models, host["driver"])
 
 
 def _machine(device_model: str, driver: str | None) -> str:

@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
     "build": ("build", "Build the images of stacks."),
     "test": ("images", "Run the acceptance suites inside an image."),
+    "judge": ("judge", "Give the verdict on a result.json, also of pytest alone."),
     "certify": ("images", "Run the suites, judge the result and sign the verdict."),
     "publish": ("images", "Publish a certified image with its certificate."),
     "images": ("images", "Build, test, certify and publish what this host can run."),

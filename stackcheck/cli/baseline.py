@@ -15,6 +15,10 @@ from stackcheck.suite import results
 
 app = new_app()
 
+WRITTEN = (
+    "written; review and commit it, with these results in docs/results; then, in tests/acceptance: "
+    "python -m harness.derive"
+)
 COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPREAD")
 
 
@@ -44,7 +48,7 @@ def propose_thresholds(
     for line in found.left_out:
         print(f"left out: {line}")
     print(file.diff(entries), end="")
-    done = "written; review and commit it" if write else "nothing written; add --write to write them"
+    done = WRITTEN if write else "nothing written; add --write to write them"
     print(f"{file.path}: {len(entries)} entries from {found.runs} runs: {done}")
 
 
@@ -76,8 +80,8 @@ def _document(
         "left_out": list(found.left_out),
         "proposals": [
             {
-                "entry": proposal.entry.model_dump(),
-                "now": proposal.now.model_dump() if proposal.now else None,
+                "entry": proposal.entry.as_json(),
+                "now": proposal.now.as_json() if proposal.now else None,
                 "change": proposal.change,
                 "median": proposal.median,
                 "spread": proposal.spread,

@@ -53,6 +53,9 @@ Devices = Annotated[
         show_default="this host's, or 1 with --device-model",
     ),
 ]
+NoWaivers = Annotated[
+    bool, typer.Option("--no-waivers", help="Refuse a certificate in which a waiver accepts a failed check.")
+]
 LowestTier = Annotated[
     TierName | None,
     typer.Option(
@@ -66,6 +69,7 @@ def verify_image(
     reference: Ref,
     *,
     devices: Devices = None,
+    no_waivers: NoWaivers = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
@@ -76,7 +80,11 @@ def verify_image(
 ) -> None:
     """Check the certificate of a published image for this host; exit 7 if it is not valid."""
     verified = _verified(
-        reference, key, max_age, device_model, driver, devices=devices, tier=tier, plain_http=plain_http
+        *(reference, key, max_age, device_model, driver),
+        devices=devices,
+        tier=tier,
+        waivers=not no_waivers,
+        plain_http=plain_http,
     )
     facts = _facts(verified)
     if as_json:
@@ -92,6 +100,7 @@ def pull_image(
     reference: Ref,
     *,
     devices: Devices = None,
+    no_waivers: NoWaivers = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
@@ -106,7 +115,11 @@ def pull_image(
     from stackcheck.engine.client import Engine
 
     verified = _verified(
-        reference, key, max_age, device_model, driver, devices=devices, tier=tier, plain_http=plain_http
+        *(reference, key, max_age, device_model, driver),
+        devices=devices,
+        tier=tier,
+        waivers=not no_waivers,
+        plain_http=plain_http,
     )
     facts = {"image": pull.local_name(verified), "digest": verified.digest}
     if not dry_run:
@@ -122,6 +135,7 @@ def run_image(
     ],
     *,
     devices: Devices = None,
+    no_waivers: NoWaivers = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
@@ -136,7 +150,11 @@ def run_image(
     from stackcheck.engine.client import Engine
 
     verified = _verified(
-        reference, key, max_age, device_model, driver, devices=devices, tier=tier, plain_http=plain_http
+        *(reference, key, max_age, device_model, driver),
+        devices=devices,
+        tier=tier,
+        waivers=not no_waivers,
+        plain_http=plain_http,
     )
     vendor = verified.facts["host"]["vendor"]
     if dry_run:
@@ -177,6 +195,7 @@ def _verified(
     *,
     devices: int | None,
     tier: TierName | None,
+    waivers: bool,
     plain_http: bool,
 ) -> Verified:
     from stackcheck.certificate.verify import verify
@@ -191,6 +210,7 @@ def _verified(
         driver=version,
         devices=count,
         tier=tier,
+        waivers=waivers,
         plain_http=plain_http,
     )
 
@@ -248,8 +268,16 @@ def _facts(verified: Verified) -> dict[str, object]:
         "tier": verified.facts["run"]["tier"],
         "devices": len(verified.facts["host"]["devices"]),
         "checks": f"{len(verified.facts['passed'])} passed, {len(verified.facts['warned'])} waived",
+        "bounds": _bounds(verified),
+        "static_only": ", ".join(verified.facts.get("archs", {}).get("staticOnly", [])) or None,
         "next": f"stackcheck run {verified.reference} -- python3",
     }
+
+
+def _bounds(verified: Verified) -> str | None:
+    """How many figures a bound judged, by the class of the bounds; None for a certificate that has none."""
+    classes = verified.facts.get("bounds", {})
+    return ", ".join(f"{count} {name}" for name, count in classes.items()) or None
 
 
 def _notes(verified: Verified) -> list[str]:
@@ -258,7 +286,9 @@ def _notes(verified: Verified) -> list[str]:
         f"{item['check']} is waived by {item['by']} until {item['until']}: {item['reason']} ({item['issue']})"
         for item in verified.facts["waivers"]
     ]
-    return (["this stack is experimental"] if verified.facts["experimental"] else []) + waivers
+    static = verified.facts.get("archs", {}).get("staticOnly", [])
+    never_ran = [f"static only: {arch}: the image has code for it, which never ran" for arch in static]
+    return (["this stack is experimental"] if verified.facts["experimental"] else []) + never_ran + waivers
 
 
 def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -13,6 +13,7 @@ from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from stackcheck.matrix.stack import Package, Stack
 
@@ -37,10 +38,17 @@ def list_stacks(
         print(stack_table.markdown(stacks))
         return
     if as_json:
-        print_json({"stacks": [summary(stack) for stack in stacks]})
+        print_json({"stacks": [summary(stack) | _ran(stack, root) for stack in stacks]})
         return
     rows = [
-        (stack.id, stack.vendor, state(stack), " ".join(stack.archs) or "-", stack.wheels) for stack in stacks
+        (
+            stack.id,
+            stack.vendor,
+            str((summary(stack) | _ran(stack, root))["state"]),
+            " ".join(stack.archs) or "-",
+            stack.wheels,
+        )
+        for stack in stacks
     ]
     print_table(("stack", "vendor", "state", "archs", "torch from"), rows)
 
@@ -50,13 +58,27 @@ def state(stack: Stack) -> str:
     return "unlocked" if stack.missing else "locked"
 
 
+def _ran(stack: Stack, root: Path) -> dict[str, object]:
+    """The newest run of a stack and, after one of a lower tier than the policy's, the state `tested`."""
+    from stackcheck.matrix import matrix
+    from stackcheck.suite import last_run
+
+    found = last_run.last_run(root / "build" / stack.id)
+    if found is None:
+        return {}
+    needed = matrix.load(root / "matrix.yaml").policy.certifies[stack.vendor]
+    now = state(stack) if found.certifies(needed) else last_run.TESTED
+    return {"state": now, "run": {"tier": found.tier, "verdict": found.verdict}}
+
+
 def summary(stack: Stack) -> dict[str, object]:
-    """A stack in `list --json`."""
+    """A stack in `list --json`; `run` is its newest run in this checkout."""
     return {
         "id": stack.id,
         "vendor": stack.vendor,
         "state": state(stack),
         "missing": list(stack.missing),
+        "run": None,
         "runtime": stack.runtime,
         "runtime_version": stack.runtime_version,
         "torch": stack.torch,

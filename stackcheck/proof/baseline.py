@@ -204,6 +204,8 @@ def _proposal(
         ceiling=ceiling,
         source=_source(figure, runs, measured),
         tolerance=_tolerance(rule, share),
+        kind="measured",
+        basis={"runs": [run.run_id for run in runs]},
     )
     return Proposal(entry=entry, values=values, median=median, spread=spread, now=now)
 

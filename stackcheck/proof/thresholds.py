@@ -12,7 +12,7 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
@@ -32,8 +32,9 @@ class _Part(BaseModel):
 
 
 class Entry(_Part):
-    """One bound, as the suites read it."""
+    """One bound, as the suites read it: `class` in the file, a word of Python, is `kind` here."""
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     metric: str
     conditions: Conditions
     bound: Number
@@ -42,6 +43,12 @@ class Entry(_Part):
     ceiling: Number
     source: str
     tolerance: str
+    kind: Literal["measured", "published", "derived"] = Field(alias="class")
+    basis: dict[str, JsonValue]
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry with the names of the file."""
+        return self.model_dump(by_alias=True)
 
     def key(self) -> Key:
         """What must be different in any two entries of a file: metric and conditions."""
@@ -152,7 +159,7 @@ def ask_suites(
     """
     asked: dict[str, Any] = {
         "model": model,
-        "entries": [entry.model_dump() for entry in entries],
+        "entries": [entry.as_json() for entry in entries],
         "figures": [{"metric": metric, "conditions": conditions} for metric, conditions in figures],
     }
     return Rules.model_validate_json(bounds.ask_suites(root, asked))
@@ -186,7 +193,7 @@ def write(file: ThresholdsFile, proposed: Sequence[Entry]) -> None:
 
 def as_text(entries: Sequence[Entry]) -> str:
     """The text of a thresholds file, with one line for each entry, so that a change is one line of a diff."""
-    lines = (" " + json.dumps(entry.model_dump(), ensure_ascii=False) for entry in entries)
+    lines = (" " + json.dumps(entry.as_json(), ensure_ascii=False) for entry in entries)
     return '{"thresholds": [\n' + ",\n".join(lines) + "\n]}\n"
 
 

@@ -25,7 +25,7 @@ _COLLECTIVES = {"nccl": "NCCL", "rccl": "RCCL"}
 
 def markdown(stacks: Sequence[Stack]) -> str:
     """One row for each stack."""
-    head = "| stack | versions | architectures | must pass on | lock |"
+    head = "| stack | versions | architectures | certified on one of | lock |"
     rows = [f"| {' | '.join(_row(stack))} |" for stack in stacks]
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 

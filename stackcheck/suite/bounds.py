@@ -11,10 +11,11 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from stackcheck.errors import ConfigurationError
 
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
     from stackcheck.suite.results import RunResult
 
 TIMEOUT_S = 60
+# What a bound rests on, from the strongest to the weakest.
+BoundClass = Literal["measured", "published", "derived", "unclassed"]
+CLASSES: tuple[BoundClass, ...] = ("measured", "published", "derived", "unclassed")
 Key = tuple[str, int]  # check id, index of the metric in it
 
 
 class Bound(BaseModel):
-    """One committed bound."""
+    """One committed bound, and where it comes from: `class` in the file, a word of Python, is `kind` here."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_by_name=True, validate_by_alias=True)
     bound: FiniteFloat
     direction: Literal["min", "max"]
     unit: str
+    kind: BoundClass = Field(default="unclassed", alias="class")
 
     def accepts(self, value: float) -> bool:
         """Whether a value satisfies the bound; NaN never does."""
@@ -59,6 +64,11 @@ class Bounds:
 
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
     unmeasured: tuple[str, ...] = ()
+
+    def classes(self) -> dict[str, int]:
+        """How many of the bounds are measured, published, derived or of no stated class."""
+        counts = Counter(bound.kind for bound in self.of.values() if bound)
+        return {name: counts[name] for name in CLASSES if counts[name]}
 
 
 NOTHING_GATED = Bounds()

@@ -41,6 +41,20 @@ Name = Annotated[str, Field(min_length=1)]
 CheckOutcome = Literal["passed", "failed", "skipped", "error", "invalid"]
 FailureCause = Literal["no_threshold"]
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
+# What can make a machine unfit; suite/machine.py says which readings show it.
+UnfitKind = Literal[
+    "throttled",
+    "shared",
+    "memory errors",
+    "power cap",
+    "clocks",
+    "partition",
+    "firmware",
+    "link",
+    "fabric",
+    "recovery",
+    "no answer",
+]
 
 
 class ResultError(ChecksFailedError):
@@ -127,6 +141,14 @@ class Evidence(_Part):
     after: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+class MachineFinding(_Part):
+    """A state of the machine that an invalid check names; the readings in its evidence have to show it."""
+
+    kind: UnfitKind
+    words: str
+    device: NonNegativeInt | None = None
+
+
 class CheckResult(_Part):
     """One test item: how it ended and what it measured.
 
@@ -140,6 +162,7 @@ class CheckResult(_Part):
     cause: FailureCause | None = None
     doc: str | None = None
     skip: dict[str, JsonValue] | None = None
+    machine: tuple[MachineFinding, ...] = ()
     seconds: NonNegative
     devices: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()

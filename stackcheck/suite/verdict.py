@@ -5,22 +5,23 @@ verdict into PASSED (https://github.com/in-toto/attestation/blob/main/docs/valid
 
 UNFIT means: this run says nothing about the image, run it on a different machine. FAILED comes before UNFIT:
 a check that really failed says something about the image, and UNFIT would hide it. So a check that can fail
-because the machine was throttled has to report `invalid` itself. A machine that the stack does not name is
-unfit too: what passed on 4 devices says nothing about 8.
+because the machine was throttled has to report `invalid` itself, and its telemetry has to show the state of
+the machine that it names: `invalid` without such evidence is FAILED. A machine that the stack does not name
+is unfit too: what passed on 4 devices says nothing about 8.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.matrix.policy import Tier, is_advisory, is_enough
-from stackcheck.suite import skips
+from stackcheck.suite import machine, skips
 from stackcheck.suite.bounds import NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.policy import Waiver
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed
+UNBOUNDED = "no bound:"  # begins the reason of a check whose figures have no bound
 NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
@@ -46,6 +48,9 @@ class Verdict:
         warned: Ids of the checks that a waiver accepts.
         required: The ids of the checks that had to pass.
         waivers: The waivers that applied.
+        unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
+        bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
+        lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
     """
 
     status: Status
@@ -57,6 +62,9 @@ class Verdict:
     warned: tuple[str, ...]
     required: tuple[str, ...]
     waivers: tuple[Waiver, ...] = ()
+    unbounded: tuple[str, ...] = ()
+    lacks_only_bounds: bool = False
+    bounds: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as `verdict.json` has it."""
@@ -86,8 +94,9 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
     )
     unfit = (
         *machine_mismatch((device.model for device in result.host.devices), required.machines),
-        *(_line(check) for check in result.checks if check.outcome == "invalid"),
+        *(_line(check) for check in result.checks if _is_unfit(check, required)),
     )
+    unbounded = tuple(check.id for check in result.checks if lacks_bound(check))
     return Verdict(
         status="FAILED" if failures else "UNFIT" if unfit else "PASSED",
         reasons=(*failures, *unfit),
@@ -98,6 +107,9 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         warned=warned,
         required=tuple(name for name in required.checks if not is_advisory(name, required.advisory)),
         waivers=required.waivers,
+        unbounded=unbounded,
+        bounds=bounds.classes(),
+        lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),
     )
 
 
@@ -173,6 +185,8 @@ def _about_check(check: CheckResult, required: Requirements) -> Iterator[str]:
         yield _line(check)
     if check.outcome == "skipped" and (problem := skips.problem(check.skip, required.facts)):
         yield f"{_line(check)}; the skip is not accepted: {problem}"
+    if check.outcome == "invalid" and (problem := machine.problem(check, required.facts.rows)):
+        yield f"{_line(check)}; {problem}"
     if check.outcome in {"failed", "error", "skipped"}:
         expired = [waiver for waiver in required.expired if waiver.covers(check.id)]
         yield from (f"{check.id}: its waiver ended on {waiver.until}" for waiver in expired)
@@ -224,6 +238,10 @@ def _violated(metric: Metric) -> bool:
     return metric.value < metric.bound if metric.direction == "min" else metric.value > metric.bound
 
 
+def _is_unfit(check: CheckResult, required: Requirements) -> bool:
+    return check.outcome == "invalid" and machine.problem(check, required.facts.rows) is None
+
+
 def _waived(check: CheckResult, waivers: Sequence[Waiver]) -> bool:
     return any(waiver.covers(check.id) for waiver in waivers)
 
@@ -237,7 +255,20 @@ def _needs_waiver(check: CheckResult, facts: skips.Facts) -> bool:
     return check.outcome != "invalid"
 
 
+def lacks_bound(check: CheckResult) -> bool:
+    """Whether a check failed because its figures have no bound, and for nothing else.
+
+    The image wrote the cause, so its metrics have to agree: one without a bound, none that violates one.
+    """
+    verdicts = {metric.verdict for metric in check.metrics}
+    unbounded = check.cause == "no_threshold" and "no_threshold" in verdicts
+    return check.outcome == "failed" and unbounded and not any(map(_violated, check.metrics))
+
+
 def _line(check: CheckResult) -> str:
+    if lacks_bound(check):
+        missing = ", ".join(metric.name for metric in check.metrics if metric.verdict == "no_threshold")
+        return f"{UNBOUNDED} {check.id}: {missing} on this device model; next: stackcheck baseline"
     return f"{check.id} {check.outcome}: {check.reason or 'no reason given'}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness import causes, skips
-from harness.check import Check, invalid
+from harness.check import Check
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import speed_conditions, speed_outliers
@@ -16,6 +16,9 @@ CPU_RANKS = 2
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NVLS"}
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TIMEOUT_S = 300
+# A sum of float32 moves the same bytes over the same links with half of the additions. Both are timed in one
+# launch, so the share needs no bound of the device model; it holds on every one.
+LEAST_FP32_SHARE = 0.9
 SHARED_FAILED = "the launch that these checks share failed; look at the first check that failed in this file"
 
 
@@ -52,13 +55,15 @@ def links(
 
 
 def keep_host_facts(run: dict[str, Any], check: Check) -> None:
-    """Keep the library's warnings as evidence; a configuration file that changes its settings makes the
-    check invalid.
+    """Keep the library's warnings as evidence. A configuration file that changes its settings fails the
+    check: it lies in the image, so it would reach every user.
     """
     check.more_evidence["collectives"] = {name: run[name] for name in ("warnings", "files", "kernel")}
     check.hints = causes.of_host(run["warnings"], run["kernel"])
     if set_up := [f"{path} sets {', '.join(lines)}" for path, lines in run["files"].items() if lines]:
-        invalid(f"a configuration file decides the speed, not the image: {'; '.join(set_up)}; remove it")
+        pytest.fail(
+            f"a configuration file sets the library up: {'; '.join(set_up)}; remove it", pytrace=False
+        )
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric:
     graphed = {figure["bytes"] for figure in figures if figure["mode"] == "graph"}
     curve = {}
     for figure in figures:
-        if figure["mode"] == "values":
+        if figure["mode"] in {"values", "fp32"}:
             continue
         name, repeats, unit = reading(figure, operation, ranks)
         value, eager = statistics.median(repeats), figure["mode"] == "eager"
@@ -164,6 +169,35 @@ def test_all_to_all_busbw(curves_of: Callable[[str], None]) -> None:
     size.
     """
     curves_of("all_to_all")
+
+
+@pytest.mark.tier("standard")
+def test_fp32_beside_bf16_speed(
+    timed: dict[str, Any], ranks: int, acceptance: AcceptanceSession, record_metric: RecordMetric
+) -> None:
+    """Sums of float32, in which gradients are reduced, are as fast as sums of as many bytes of bfloat16."""
+    by_mode = {(f["op"], f["bytes"], f["mode"]): f for f in timed["figures"]}
+    wide = [key for key in by_mode if key[2] == "fp32"]
+    assert wide, "no sum of float32 was timed"
+    slow = []
+    for op, size, _ in wide:
+        other = "eager" if acceptance.shares_devices else "torch"
+        pair = {"fp32": by_mode[op, size, "fp32"], "bf16": by_mode[op, size, other]}
+        rate = {}
+        for dtype, figure in pair.items():
+            repeats = [
+                speed_outliers.busbw_gb_per_s(op, figure["moved"], s, ranks) for s in figure["seconds"]
+            ]
+            rate[dtype] = value = statistics.median(repeats)
+            conditions = {"bytes": size, "dtype": dtype, "nvls": timed["nvls"]}
+            record_metric(f"{op}_torch_busbw", value, unit="GB/s", repeats=repeats, conditions=conditions)
+        if not rate["fp32"] >= LEAST_FP32_SHARE * rate["bf16"]:
+            slow.append(
+                f"{op} of {size} B: {rate['fp32']:.1f} GB/s in fp32, {rate['bf16']:.1f} in bf16; "
+                f"expected at least {LEAST_FP32_SHARE:.0%} of it"
+            )
+    # Without links and with a busy processor the share says nothing.
+    assert not slow or acceptance.shares_devices, "\n".join(slow)
 
 
 @pytest.mark.tier("standard")

@@ -14,10 +14,10 @@ import pytest
 
 import vendors
 from harness import models, skips
-from harness.check import invalid
 from harness.evidence import occupants
 from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
+from harness.unfit import Unfit, invalid
 from harness.worker import Worker
 from vendors import Absence, Device, Host
 from vendors.kernel_files import numbers
@@ -116,7 +116,8 @@ def test_firmware_is_equal(devices: tuple[Device, ...]) -> None:
         skips.unreadable("firmware", "no firmware version can be read")
     for name in names:
         versions = {device.index: device.firmware.get(name, Absence.NOT_AVAILABLE) for device in devices}
-        assert len(set(versions.values())) == 1, f"devices have different {name} firmware: {versions}"
+        if len(set(versions.values())) > 1:
+            invalid((Unfit("firmware", f"devices have different {name} firmware: {versions}"),))
 
 
 def test_nothing_throttles(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
@@ -125,7 +126,8 @@ def test_nothing_throttles(vendor: vendors.Vendor, devices: tuple[Device, ...]) 
     findings = Findings()
     for device in devices:
         if findings.knows(device.throttle.reading, "throttle reasons") and device.throttle.unfit:
-            findings.wrong.append(f"device {device.index} throttles: {', '.join(device.throttle.unfit)}")
+            words = f"device {device.index} throttles: {', '.join(device.throttle.unfit)}"
+            findings.machine("throttled", words, device.index)
     findings.conclude()
 
 
@@ -141,9 +143,8 @@ def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device,
         cap, default = device.power.cap_w, device.power.default_cap_w
         known_caps = findings.knows(cap, "power cap") and findings.knows(default, "power cap")
         if known_caps and not float(cap) >= float(default):
-            findings.wrong.append(
-                f"device {device.index}: power cap {cap} W, expected the default {default} W"
-            )
+            words = f"device {device.index}: power cap {cap} W, expected the default {default} W"
+            findings.machine("power cap", words, device.index)
     findings.conclude()
 
 
@@ -155,7 +156,8 @@ def test_partition_is_the_reference(vendor: vendors.Vendor, devices: tuple[Devic
         for name, expected in vendor.REFERENCE_PARTITION.items():
             got = device.partition.get(name, Absence.NOT_AVAILABLE)
             if findings.knows(got, f"{name} partition") and got != expected:
-                findings.wrong.append(f"device {device.index}: {name} {got}, expected {expected}")
+                words = f"device {device.index}: {name} {got}, expected {expected}"
+                findings.machine("partition", words, device.index)
     findings.conclude()
 
 
@@ -166,10 +168,12 @@ def test_devices_are_ours_alone(vendor: vendors.Vendor, devices: tuple[Device, .
         if isinstance(device.processes, Absence) and device.processes.is_failure:
             known(device.processes, "processes")
         if others := occupants(device):
-            invalid(f"device {device.index} is shared with {', '.join(others.values())}")
+            words = f"device {device.index} is shared with {', '.join(others.values())}"
+            invalid((Unfit("shared", words, device.index),))
         used = known(device.memory_used_bytes, "memory in use")
         if int(used) > TOUCHED_BYTES:
-            invalid(f"device {device.index} has {int(used) / 2**30:.1f} GiB in use before the first check")
+            words = f"device {device.index} has {int(used) / 2**30:.1f} GiB in use before the first check"
+            invalid((Unfit("shared", words, device.index),))
 
 
 def test_no_device_asks_for_recovery(devices: tuple[Device, ...]) -> None:
@@ -178,7 +182,8 @@ def test_no_device_asks_for_recovery(devices: tuple[Device, ...]) -> None:
     for device in devices:
         action = device.recovery_action
         if findings.knows(action, "recovery action") and action != "none":
-            findings.wrong.append(f"device {device.index}: the driver asks for: {action}")
+            words = f"device {device.index}: the driver asks for: {action}"
+            findings.machine("recovery", words, device.index)
     findings.conclude()
 
 

@@ -21,7 +21,7 @@ def test_no_link_error_since_the_start(host: Host, whole_run: Host) -> None:
         before = 0 if late.errors_cleared else early[late.a, late.b].errors
         counted = findings.knows(before, "link errors") and findings.knows(late.errors, "link errors")
         if counted and int(late.errors) > int(before):
-            findings.wrong.append(f"{late.a}-{late.b}: link errors grew from {before} to {late.errors}")
+            findings.machine("link", f"{late.a}-{late.b}: link errors grew from {before} to {late.errors}")
     findings.conclude()
 
 
@@ -39,7 +39,8 @@ def test_no_memory_error_since_the_start(
             if name == "uncorrectable" or not is_unread(after):  # not every device repairs rows
                 findings.knows(after, f"{name} memory errors")
             if isinstance(before, int) and isinstance(after, int) and after > before:
-                findings.wrong.append(f"device {device.index}: {name} grew from {before} to {after}")
+                words = f"device {device.index}: {name} grew from {before} to {after}"
+                findings.machine("memory errors", words, device.index)
     findings.conclude()
 
 

@@ -14,7 +14,7 @@ from harness.fixtures import OnDevice, RecordMetric
 from harness.readings import Findings, known, needs_pair, of, only_with, while_busy
 from harness.session import AcceptanceSession, every_device
 from vendors import Device, Host, Link, Reading, is_known
-from workloads import speed_outliers
+from workloads import margins, speed_outliers
 
 LOAD_S = 2.0
 PEER_TIMEOUT_S = 300
@@ -59,7 +59,8 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
     needs_pair(len(host.devices))
     findings, least = Findings(), _least_links(vendor, device_row)
     only_with(_expected(host, device_row), "link", "no bridge joins these cards")
-    findings.wrong += _without_bridge(host, device_row)
+    for words in _without_bridge(host, device_row):
+        findings.machine("link", words)
     for link in _expected(host, device_row):
         active = link.active
         kind_is_known = findings.knows(link.kind, "link type")
@@ -71,7 +72,7 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
         )
         if kind_is_known and (link.kind != vendor.PEER_LINK or not enough):
             expected = f"expected {vendor.PEER_LINK}, at least {least} active"
-            findings.wrong.append(f"devices {link.a}-{link.b}: {link.kind}, {active} active, {expected}")
+            findings.machine("link", f"devices {link.a}-{link.b}: {link.kind}, {active} active, {expected}")
     findings.conclude()
 
 
@@ -95,10 +96,14 @@ def test_peer_copies_arrive(
     host: Host,
     device_row: Mapping[str, Any],
     on_device: OnDevice,
+    *,
+    record_metric: RecordMetric,
 ) -> None:
     """A pattern copied between every ordered pair arrives bit for bit; linked pairs copy without the host."""
     needs_pair(len(devices))
     copies = on_device("workloads.devices:peer_copies", timeout_s=300, env=vendor.child_environment(devices))
+    wrong_elements = sum(copy["wrong_elements"] for copy in copies)
+    margins.record(record_metric, margins.of(wrong_elements, 0), len(copies))
     assert len(copies) == len(devices) * (len(devices) - 1)
     linked = {
         frozenset((link.a, link.b))
@@ -119,7 +124,8 @@ def test_switch_fabric_is_up(devices: tuple[Device, ...]) -> None:
     findings = Findings()
     for device in devices:
         if findings.knows(device.fabric, "switch fabric") and device.fabric != "completed":
-            findings.wrong.append(f"device {device.index}: the fabric is {device.fabric}, expected completed")
+            words = f"device {device.index}: the fabric is {device.fabric}, expected completed"
+            findings.machine("fabric", words, device.index)
     findings.conclude()
 
 

@@ -9,11 +9,16 @@ import planting
 SUITE = '''
 import time
 import pytest
-from harness.check import invalid
+from harness.unfit import Unfit, invalid
 
 def test_figure(record_metric):
     """A figure is kept."""
     conditions = {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192}
+    record_metric("gemm_tflops", VALUE, unit="TFLOP/s", conditions=conditions, gate=True)
+
+def test_figure_of_another_shape(record_metric):
+    """No bound is for this shape."""
+    conditions = {"dtype": "bf16", "m": 1, "n": 8192, "k": 8192}
     record_metric("gemm_tflops", VALUE, unit="TFLOP/s", conditions=conditions, gate=True)
 
 def test_crash(on_device):
@@ -26,7 +31,7 @@ def test_after(on_device):
     assert on_device("work:add", a=1, b=2) == 3
 
 def test_invalid():
-    invalid("throttled: hardware thermal")
+    invalid((Unfit("throttled", "throttled: hardware thermal", 0),))
 
 @pytest.mark.gpus(2)
 def test_ranks(launch):

@@ -10,8 +10,11 @@ import pytest
 
 from device_hosts import READ, SAMPLE, SEEN, STUMBLES, by_uuid, host_copies, nvidia, speeds
 from planting import STUBS, TESTS, Fault, device_check
+from unfit_runs import assert_unfit
 
 ACCEPTANCE = TESTS / "acceptance"
+# An error of the library in the image is no evidence about the machine: FAILED.
+UNANSWERED = ("the library answered", "the library does not report", "gave no reading")
 
 
 FAULTS = (
@@ -19,9 +22,9 @@ FAULTS = (
     nvidia("unknown product", "test_device_identity", "add a row", pci_device_id=0x999910DE, capability=[9, 9]),
     nvidia("an H800 is no H100", "test_device_identity", "10de:2324", pci_device_id=0x232410DE, memory=81559 << 20),
     nvidia("a GH200 is no H200", "test_device_identity", "10de:2348", pci_device_id=0x234810DE, memory=147456 << 20),
-    nvidia("one card without its bridge", "test_every_pair_is_linked", "device 0: joined with 0, others with 2",
+    nvidia("one card without its bridge", "test_every_pair_is_linked", "device 0: joined with 0, others with 2", "invalid",
            pci_device_id=0x233B10DE, one={"p2p_nvlink": 1}),
-    nvidia("a bridge with lanes down", "test_every_pair_is_linked", "12 active", pci_device_id=0x233B10DE, links=12),
+    nvidia("a bridge with lanes down", "test_every_pair_is_linked", "12 active", "invalid", pci_device_id=0x233B10DE, links=12),
     nvidia("nobody knows what a bridge joins", "test_every_pair_is_linked", "link type: the library answered",
            pci_device_id=0x233B10DE, p2p_nvlink="unknown"),
     nvidia("access refused where a bridge may be", "test_peer_access_is_granted", "link type: the library answered",
@@ -36,21 +39,21 @@ FAULTS = (
           says="fits 0 of the library's", patches=by_uuid(1)),
     nvidia("torch sees another arch", "test_torch_and_the_library_mean_the_same_devices", capability=[8, 0]),
     nvidia("driver too old", "test_driver_serves_the_runtime", "older than 580", driver="570.26"),
-    nvidia("mixed firmware", "test_firmware_is_equal", "vbios", one={"vbios": "95.00"}),
+    nvidia("mixed firmware", "test_firmware_is_equal", "vbios", "invalid", one={"vbios": "95.00"}),
     nvidia("link x8", "test_pcie_link_is_full", "'width': 8", one={"pcie_width": 8}),
     nvidia("PCIe generation 3", "test_pcie_link_is_full", "'generation': 3", pcie_generation=3),
     nvidia("PCIe answers all ones", "test_pcie_link_is_full", "all ones", pcie_width=0xFFFFFFFF),
-    nvidia("a pair on PCIe", "test_every_pair_is_linked", "0-1: pcie", one={"p2p_nvlink": 1}),
-    nvidia("six lanes down", "test_every_pair_is_linked", "12 active", one={"links": 12}),
+    nvidia("a pair on PCIe", "test_every_pair_is_linked", "0-1: pcie", "invalid", one={"p2p_nvlink": 1}),
+    nvidia("six lanes down", "test_every_pair_is_linked", "12 active", "invalid", one={"links": 12}),
     nvidia("peer access refused", "test_peer_access_is_granted", "0-1", one={"p2p_read": 3}),
-    nvidia("ECC off", "test_memory_is_healthy", "ECC is off", one={"ecc": 0}),
-    nvidia("uncorrectable errors", "test_memory_is_healthy", "uncorrectable", one={"uncorrected": 2}),
-    nvidia("rows wait for a reset", "test_memory_is_healthy", "pending", one={"remapped": [0, 1, 1, 0]}),
-    nvidia("remapping failed", "test_memory_is_healthy", "failed", one={"remapped": [0, 1, 0, 1]}),
-    nvidia("thermal slowdown", "test_nothing_throttles", "hardware thermal", one={"reasons": 0x40}),
-    nvidia("power cap lowered", "test_power_cap_is_the_default", "400", one={"cap": 400000}),
+    nvidia("ECC off", "test_memory_is_healthy", "ECC is off", "invalid", one={"ecc": 0}),
+    nvidia("uncorrectable errors", "test_memory_is_healthy", "uncorrectable", "invalid", one={"uncorrected": 2}),
+    nvidia("rows wait for a reset", "test_memory_is_healthy", "pending", "invalid", one={"remapped": [0, 1, 1, 0]}),
+    nvidia("remapping failed", "test_memory_is_healthy", "failed", "invalid", one={"remapped": [0, 1, 0, 1]}),
+    nvidia("thermal slowdown", "test_nothing_throttles", "hardware thermal", "invalid", one={"reasons": 0x40}),
+    nvidia("power cap lowered", "test_power_cap_is_the_default", "400", "invalid", one={"cap": 400000}),
     nvidia("one figure is an error", "test_power_cap_is_the_default", "answered NVML_ERROR_UNKNOWN", one={"cap": "unknown"}),
-    nvidia("MIG on", "test_partition_is_the_reference", "enabled", one={"mig": 1}),
+    nvidia("MIG on", "test_partition_is_the_reference", "enabled", "invalid", one={"mig": 1}),
     nvidia("another job", "test_devices_are_ours_alone", "shared with", "invalid", one={"processes": [4321]}),
     nvidia("another job that is just ending", "test_devices_are_ours_alone", "4321 N/A", "invalid",
            one={"processes": [4321], "process_name": "no_data"}),
@@ -66,16 +69,16 @@ FAULTS = (
            one={"processes_late": [4321]}),
     nvidia("another job's memory during the run", "test_peer_bandwidth", "device 0 has 7.4 GiB more in use", "invalid",
            one={"used_late": 8 << 30}),
-    nvidia("the driver asks for a reset", "test_no_device_asks_for_recovery", "reset", one={"recovery": 1}),
-    nvidia("fabric manager not up", "test_switch_fabric_is_up", "in progress", fabric_state=2),
-    nvidia("a fabric of less bandwidth", "test_switch_fabric_is_up", "device 0: the fabric is completed, degraded bandwidth", one={"fabric_health": 0x1A9}),
-    nvidia("a route of the fabric is broken", "test_switch_fabric_is_up", "route unhealthy", one={"fabric_health": 0x19A}),
-    nvidia("a fabric in a wrong configuration", "test_switch_fabric_is_up", "incorrect configuration 5", one={"fabric_health": 0x5AA}),
-    nvidia("a skip of device 0 hides no fabric", "test_switch_fabric_is_up", "device 1: the fabric is in progress", fabric_state=2, one={"fabric_state": 0}),
-    nvidia("a skip of device 0 hides no heat", "test_nothing_throttles", "device 3 throttles: hardware thermal", reasons=0x40, one={"reasons": "no_permission"}),
-    nvidia("a skip of device 0 hides no MIG", "test_partition_is_the_reference", "device 1: mig enabled", mig=1, one={"mig": "not_supported"}),
-    nvidia("a skip of device 0 hides no reset", "test_no_device_asks_for_recovery", "device 1: the driver asks for: reset", recovery=1, one={"recovery": "not_supported"}),
-    nvidia("a skip of ECC hides no error", "test_memory_is_healthy", "device 1: 2 uncorrectable", ecc="no_permission", uncorrected=2),
+    nvidia("the driver asks for a reset", "test_no_device_asks_for_recovery", "reset", "invalid", one={"recovery": 1}),
+    nvidia("fabric manager not up", "test_switch_fabric_is_up", "in progress", "invalid", fabric_state=2),
+    nvidia("a fabric of less bandwidth", "test_switch_fabric_is_up", "device 0: the fabric is completed, degraded bandwidth", "invalid", one={"fabric_health": 0x1A9}),
+    nvidia("a route of the fabric is broken", "test_switch_fabric_is_up", "route unhealthy", "invalid", one={"fabric_health": 0x19A}),
+    nvidia("a fabric in a wrong configuration", "test_switch_fabric_is_up", "incorrect configuration 5", "invalid", one={"fabric_health": 0x5AA}),
+    nvidia("a skip of device 0 hides no fabric", "test_switch_fabric_is_up", "device 1: the fabric is in progress", "invalid", fabric_state=2, one={"fabric_state": 0}),
+    nvidia("a skip of device 0 hides no heat", "test_nothing_throttles", "device 3 throttles: hardware thermal", "invalid", reasons=0x40, one={"reasons": "no_permission"}),
+    nvidia("a skip of device 0 hides no MIG", "test_partition_is_the_reference", "device 1: mig enabled", "invalid", mig=1, one={"mig": "not_supported"}),
+    nvidia("a skip of device 0 hides no reset", "test_no_device_asks_for_recovery", "device 1: the driver asks for: reset", "invalid", recovery=1, one={"recovery": "not_supported"}),
+    nvidia("a skip of ECC hides no error", "test_memory_is_healthy", "device 1: 2 uncorrectable", "invalid", ecc="no_permission", uncorrected=2),
     Fault("a GPU that the library does not list", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={},
           env={"NVIDIA_VISIBLE_DEVICES": "all"}, says="0000:1f:00.0: held by the driver",
           patches=SEEN | {"vendors.nvidia_bus:gpus": "lambda: {'0000:1b:00.0': 'nvidia', '0000:1f:00.0': 'nvidia'}"}),
@@ -86,11 +89,11 @@ FAULTS = (
     nvidia("no permission is a skip", "test_memory_is_healthy", "no permission", "skipped", ecc="no_permission"),
     nvidia("N/A is a skip", "test_no_device_asks_for_recovery", "not supported", "skipped", recovery="not_supported"),
     nvidia("a GPU was lost", "test_device_count", "no NVIDIA device is visible", one={"temperature": "lost"}),
-    nvidia("links are trained again", "test_no_link_error_since_the_start", "link errors grew", one={"recovering": 1}),
+    nvidia("links are trained again", "test_no_link_error_since_the_start", "link errors grew", "invalid", one={"recovering": 1}),
     nvidia("an Xid during the run", "test_no_fault_was_reported", "device 2 at 20", xid=79),
     nvidia("the listener loses its GPU", "test_no_fault_was_reported", "fault reports were not read to the end", xid="lost"),
     nvidia("events are not supported", "test_no_fault_was_reported", "not supported", "skipped", event_types=0),
-    nvidia("an uncorrectable error during the run", "test_no_memory_error_since_the_start", "uncorrectable grew from 0 to 2",
+    nvidia("an uncorrectable error during the run", "test_no_memory_error_since_the_start", "uncorrectable grew from 0 to 2", "invalid",
            one={"uncorrected_late": 2}),
     nvidia("repairs are not told at the end", "test_no_memory_error_since_the_start", "pending memory errors: the library answered",
            remapped_late="unknown"),
@@ -147,7 +150,9 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
-    plant(fault)
+    result = plant(fault)
+    if fault.outcome == "invalid":  # the tool on the host says UNFIT only if the readings show the same
+        assert_unfit(result, unfit=not any(words in fault.says for words in UNANSWERED))
 
 
 def test_a_process_without_memory_on_a_device_does_not_share_it(plant) -> None:
@@ -174,18 +179,24 @@ def test_check_of_the_soak_tier_says_how_long_it_lasts(plant, tmp_path) -> None:
     assert list(tmp_path.glob("out/children/ended-*/lasts-1800-*"))
 
 
+def without_bound(metric: str) -> dict[str, str]:
+    """A checkout in which nobody has committed a bound of the metric."""
+    found = f"None if metric == {metric!r} else original(entries, metric, conditions)"
+    return {"harness.thresholds:find": f"lambda entries, metric, conditions: {found}"}
+
+
 def test_missing_bound_of_the_way_to_a_device_fails(plant) -> None:
-    unbounded = {"pci_device_id": 0x20B010DE, "memory": 40960 << 20, "capability": [8, 0], "cores": 6912}
-    plant(replace(host_copies("nothing is published", "h2d_gb_per_s 51.2 GB/s has no bound"), nvml=unbounded))
+    fault = host_copies("no bound is committed", "h2d_gb_per_s 51.2 GB/s has no bound")
+    plant(replace(fault, patches={**fault.patches, **without_bound("h2d_gb_per_s")}))
 
 
 def test_missing_bound_of_a_way_is_told_and_no_failure(plant) -> None:
-    unbounded = {"pci_device_id": 0x20B210DE, "memory": 81920 << 20, "capability": [8, 0], "cores": 6912}
-    fault = replace(host_copies("nothing", outcome="passed"), nvml=unbounded)
+    fault = host_copies("nothing", outcome="passed")
+    fault = replace(fault, patches={**fault.patches, **without_bound("d2h_gb_per_s")})
     metrics = plant(fault)["checks"][0]["metrics"]
     told = {metric["name"]: metric for metric in metrics}
     assert told["d2h_gb_per_s"]["verdict"] == "no_threshold"
-    assert "add an entry to thresholds/nvidia/A100.json" in told["d2h_gb_per_s"]["source"]
+    assert "add an entry to thresholds/nvidia/H200.json" in told["d2h_gb_per_s"]["source"]
     assert [m["conditions"]["device"] for m in metrics if m["name"] == "d2h_device_gb_per_s"] == [0, 1, 2, 3]
 
 

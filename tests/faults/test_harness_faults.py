@@ -46,7 +46,7 @@ def test_half_of_the_bound_fails_and_says_all_five_things(tmp_path) -> None:
     reason = only(result)["reason"]
     assert (only(result)["outcome"], only(result)["cause"]) == ("failed", None)
     for part in (
-        "gemm_tflops 400 TFLOP/s < 750.5 TFLOP/s",
+        "gemm_tflops 400 TFLOP/s < 756.4 TFLOP/s",
         "H200 x1",
         "thresholds/nvidia/H200.json",
         "measured 2026",
@@ -65,13 +65,31 @@ def test_reference_figure_passes_its_bound(tmp_path) -> None:
 
 
 def test_figure_without_a_threshold_fails_and_says_where_to_add_it(tmp_path) -> None:
-    b200 = json.dumps(
-        {"pci_device_id": 0x290110DE, "memory": 183359 << 20, "capability": [10, 0], "cores": 18944}
-    )
-    result = run_suite(tmp_path, "test_figure", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": b200})
+    h200 = {"STACKCHECK_FAKE_NVML": "{}"}
+    result = run_suite(tmp_path, "test_figure_of_another_shape", vendor="nvidia", env=h200)
     assert only(result)["metrics"][0]["verdict"] == "no_threshold"
     assert only(result)["cause"] == "no_threshold"
-    assert "thresholds/nvidia/B200.json" in only(result)["reason"]
+    assert "thresholds/nvidia/H200.json" in only(result)["reason"]
+    summary = result["output"].rpartition("stackcheck ===")[2]
+    assert "NO BOUND test_planted.py::test_figure_of_another_shape on H200 x4" in summary
+    assert "H200 x4: 1 no bound; " in summary
+    assert "next: stackcheck baseline" in summary
+    assert "look at:" not in summary  # nothing is known to be slow
+
+
+def test_a_bare_run_ends_with_the_command_that_judges_it(tmp_path) -> None:
+    result = run_suite(tmp_path, "test_invalid")
+    last = result["output"].rstrip().splitlines()[-1]
+    assert last == f"verdict: stackcheck judge {tmp_path / 'out' / 'result.json'}", result["output"]
+
+
+def test_there_is_no_budget_for_skips(tmp_path) -> None:
+    command = [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor=cpu"]
+    ended = subprocess.run(
+        [*command, "--skip-budget=1", f"--result-dir={tmp_path}"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "unrecognized arguments: --skip-budget" in ended.stderr
 
 
 def test_wrong_unit_is_an_error() -> None:
@@ -152,9 +170,10 @@ def test_an_optimised_python_is_refused_as_it_strips_asserts(tmp_path) -> None:
 
 @pytest.mark.parametrize("failures", [["out frobenius 1 > 0.1"], None])
 def test_a_failed_gate_fails_the_check_in_an_optimised_python_too(failures) -> None:
-    report = {"cases": [{"name": "zeroed", "failures": failures}] if failures else []}
+    report = {"cases": [{"name": "zeroed", "failures": failures, "margin": 10.0}] if failures else []}
+    judge = f"from workloads import cases; cases.require({report!r}, lambda *a, **k: None)"
     ended = subprocess.run(
-        [planting.SUITE_PYTHON, "-O", "-c", f"from workloads import cases; cases.require({report!r})"],
+        [planting.SUITE_PYTHON, "-O", "-c", judge],
         env={**os.environ, "PYTHONPATH": str(planting.TESTS / "acceptance")},
         capture_output=True,
         text=True,

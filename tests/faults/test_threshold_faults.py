@@ -2,12 +2,11 @@
 reference.
 """
 
-import json
 import math
 
 import pytest
 
-from harness import models, thresholds
+from harness import bounds, derive, models, thresholds
 from workloads import speed_conditions
 
 GOOD = {
@@ -19,15 +18,21 @@ GOOD = {
     "ceiling": 4800.0,
     "source": "measured on one host, 2026",
     "tolerance": "median minus 5 %",
+    "class": "measured",
+    "basis": {"file": "docs/results/suites-h200.md"},
 }
+EXPECTED = {"of": "a published figure", "reference": 5000.0, "ratio": 0.9, "expected": 0.98, "share": 0.9}
+DERIVED = {"class": "derived", "basis": EXPECTED, "bound": 3969.0}
 pytestmark = pytest.mark.catches("the lint of thresholds")
-PUBLISHED = thresholds.FOLDER.with_name("published")
+CONDITIONS = {"gemm_tflops": {"dtype": "bf16"}, "copy_gb_per_s": {}}
 FILES = sorted(thresholds.FOLDER.rglob("*.json"))
 
 
 @pytest.mark.healthy
 def test_good_entry_has_no_problem() -> None:
     assert not list(thresholds.lint([GOOD]))
+    assert not list(thresholds.lint([GOOD | DERIVED]))
+    assert not list(thresholds.lint([GOOD | {"class": "measured", "basis": {"runs": ["a run id"]}}]))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,17 @@ def test_good_entry_has_no_problem() -> None:
         ({"source": "TODO: measure it"}, "placeholder"),
         ({"tolerance": "tbd by somebody"}, "placeholder"),
         ({"slack": 0.1}, "unknown ['slack']"),
+        ({"class": None}, "missing ['class']"),
+        ({"class": "guessed"}, "class 'guessed', expected one of measured, published, derived"),
+        ({"class": "published"}, "the basis of a published bound has ['file'], expected method"),
+        ({"class": "published", "basis": {"method": "by them"}}, "method is a placeholder"),
+        ({"basis": {"method": "nvbandwidth on one node"}}, "expected file or runs"),
+        (DERIVED | {"basis": {"share": 0.9}}, "the basis of a derived bound has ['share']"),
+        (DERIVED | {"bound": 3968.0}, "bound 3968, its basis gives 3969"),
+        (DERIVED | {"basis": EXPECTED | {"share": 0.69}}, "share 69% of what is expected"),
+        (DERIVED | {"basis": EXPECTED | {"share": 1.2}}, "share 120% of what is expected"),
+        (DERIVED | {"basis": EXPECTED | {"ratio": "most"}}, "expected positive numbers"),
+        (DERIVED | {"basis": EXPECTED | {"reference": math.nan}}, "expected positive numbers"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -103,15 +119,6 @@ def test_every_metric_of_the_rules_says_what_is_measured() -> None:
         assert all(set(known) <= keys for known in speed_conditions.CONDITIONS[metric])
 
 
-@pytest.mark.healthy
-@pytest.mark.parametrize("path", sorted(PUBLISHED.rglob("*.json")), ids=lambda path: path.stem)
-def test_published_figures_are_those_that_no_check_measures(path) -> None:
-    entries = json.loads(path.read_text(encoding="utf-8"))["published"]
-    assert entries
-    assert all("unreachable: no check measures" in problem for problem in thresholds.lint(entries))
-    assert len(list(thresholds.lint(entries))) == len(entries)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_committed_bound_refuses_half_of_its_reference(path) -> None:
     for entry in thresholds.load(path):
@@ -121,10 +128,39 @@ def test_committed_bound_refuses_half_of_its_reference(path) -> None:
         assert not entry.accepts(math.nan)
 
 
+@pytest.mark.parametrize("metric", ["gemm_tflops", "copy_gb_per_s"])
+def test_bound_under_seventy_per_cent_of_the_best_public_figure_is_named(metric, monkeypatch) -> None:
+    public = {"metric": metric, "conditions": CONDITIONS[metric], "suggests": 5000.0, "source": "a page"}
+    monkeypatch.setattr(derive, "published", lambda _model: (public,))
+    loose, tight = (
+        thresholds.threshold(GOOD | {"metric": metric, "bound": bound, "conditions": {}})
+        for bound in (3499.0, 3500.0)
+    )
+    assert "looser than 3500, 70 % of what a page suggests" in next(derive.too_loose("H200", [loose]))
+    assert not list(derive.too_loose("H200", [tight]))
+
+
+def test_latency_over_that_of_the_best_public_figure_is_named(monkeypatch) -> None:
+    public = {"metric": "all_reduce_latency_us", "conditions": {}, "suggests": 7.0, "source": "a page"}
+    monkeypatch.setattr(derive, "published", lambda _model: (public,))
+    entry = GOOD | {"metric": "all_reduce_latency_us", "direction": "max"}
+    slow, fast = (thresholds.threshold(entry | {"bound": bound}) for bound in (10.1, 10.0))
+    assert list(derive.too_loose("H200", [slow]))
+    assert not list(derive.too_loose("H200", [fast]))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_bound_of_a_job_over_all_devices_must_be_measured_with_all_of_them(devices) -> None:
+    job = "train_fsdp2_tokens_per_s_per_gpu"
+    row, asked = models.row("H200"), {"devices": devices, "nvls": "off", "tier": "standard", "figures": []}
+    missing = [text for text in bounds.unmeasured(row, asked) if text.startswith(job)]
+    assert [f'"devices": {devices},' in text for text in missing] == [True]
+
+
 @pytest.mark.healthy
 def test_most_specific_entry_wins() -> None:
-    wide = thresholds.Threshold(**GOOD)
-    narrow = thresholds.Threshold(**(GOOD | {"conditions": {"bytes": 8}, "bound": 4400.0}))
+    wide = thresholds.threshold(GOOD)
+    narrow = thresholds.threshold(GOOD | {"conditions": {"bytes": 8}, "bound": 4400.0})
     assert thresholds.find([wide, narrow], "copy_gb_per_s", {"bytes": 8}) is narrow
     assert thresholds.find([wide, narrow], "copy_gb_per_s", {"bytes": 9}) is wide
     assert thresholds.find([narrow], "copy_gb_per_s", {}) is None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attached_sbom, attachments, keys, predicates, publish, pull, revoke, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
@@ -215,6 +216,15 @@ def test_cosign_accepts_what_was_published(cosign_verify: Verify, target: str, i
     for kind in (TEST_RESULT, PROVENANCE, SBOM):
         done = cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true", kind=kind)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("tier", "accepted"), [("smoke", False), ("standard", True), ("soak", True)])
+def test_cosign_accepts_on_gpus_only_the_tiers_that_certify(
+    cosign_verify: Verify, target: str, image: SmallImage, tier: str, accepted: bool
+) -> None:
+    release(image, target, host=result_files.host("nvidia", "H200", "H200", driver="580.1"), tier=tier)
+    done = cosign_verify(f"{target}@{image.manifest_digest}")
+    assert (done.returncode == 0) == accepted, done.stderr
 
 
 def test_cosign_gives_the_list_of_packages_by_its_own_name_for_it(

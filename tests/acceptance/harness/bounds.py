@@ -5,7 +5,7 @@ stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
-"bounds": [{"bound", "direction", "unit"} of the committed thresholds for each figure, or null],
+"bounds": [{"bound", "direction", "unit", "class"} of the committed thresholds for each figure, or null],
 "unmeasured": [the committed bounds for N devices that no figure measures],
 "lowest_share": the smallest share of its ceiling that a bound may be,
 "problems": [what the lint finds wrong with the entries]}.
@@ -22,6 +22,7 @@ from workloads import speed_conditions
 # One way, by generation; PCI Express base specification.
 PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
 
+UNCLASSED = "unclassed"
 BETWEEN_DEVICES = ("_busbw", "_latency_us", "p2p_gb_per_s")  # what one device has nothing to measure of
 
 
@@ -50,7 +51,17 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
     entry = thresholds.find(_committed(row), metric, conditions)
     if entry is None:
         return None
-    return {"bound": entry.bound, "direction": entry.direction, "unit": entry.unit}
+    return {
+        "bound": entry.bound,
+        "direction": entry.direction,
+        "unit": entry.unit,
+        "class": class_of(entry),
+    }
+
+
+def class_of(entry: thresholds.Threshold) -> str:
+    """What a bound rests on: measured, published or derived; `unclassed` if its entry does not say."""
+    return str(getattr(entry, "kind", None) or UNCLASSED)
 
 
 def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
@@ -60,7 +71,7 @@ def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     return [
         f"{entry.metric} with {json.dumps(entry.conditions, sort_keys=True)}"
         for entry in _committed(row)
-        if entry.conditions.get("devices", 1) in {1, devices}
+        if entry.conditions.get("devices", devices) == devices
         and not (devices == 1 and entry.metric.endswith(BETWEEN_DEVICES))
         and entry.conditions.get("nvls", nvls) == nvls
         and (soak or not speed_conditions.needs_soak(entry.metric, entry.conditions))

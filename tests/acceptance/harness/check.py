@@ -11,20 +11,11 @@ from typing import Any, Literal
 import pytest
 
 from harness import thresholds
+from harness.unfit import Unfit, invalid
 from vendors import Sample, VendorName, is_known
 
 NO_BOUND_ON_CPU = "none: a cpu run proves the flow and the numerics, never the speed of a GPU"
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
-
-
-# pytest documents this exception as an attribute of a function, which is no class to a type checker.
-class InvalidRun(pytest.fail.Exception):  # type: ignore[name-defined,misc]
-    """The machine was throttled, shared or unfit, so the check says nothing about the image."""
-
-
-def invalid(reason: str) -> None:
-    """End the check as `invalid`: neither passed nor failed."""
-    raise InvalidRun(reason, pytrace=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +44,10 @@ class Check:
     count: int = 1
     metrics: list[Metric] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
-    unfit: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)  # the violations that are figures below their bounds
+    unfit: list[Unfit] = field(default_factory=list)
+    doubts: list[Unfit] = field(default_factory=list)  # states that explain a slow figure, and nothing else
+    machine: tuple[Unfit, ...] = ()  # what ended the check as invalid
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
@@ -90,6 +84,8 @@ class Check:
             source = problem
         elif problem is not None:
             self.violations.append(problem)
+            if verdict == "fail" and math.isfinite(value):
+                self.slow.append(problem)
         self.metrics.append(
             Metric(
                 name=name,
@@ -106,9 +102,15 @@ class Check:
         )
 
     def conclude(self) -> None:
-        """Raise what the check's own assertions did not see: first an unfit machine, then violated bounds."""
+        """Raise what the check's own assertions did not see: first an unfit machine, then violated bounds.
+
+        A slow figure on a machine that explains it (another process, a lowered power cap) is invalid; with
+        clean telemetry it is a failure.
+        """
         if self.unfit:
-            invalid("; ".join(dict.fromkeys(self.unfit)))
+            invalid(self.unfit)
+        if self.doubts and self.violations and self.violations == self.slow:
+            invalid(self.doubts, "\n".join(self.slow))
         if self.violations:
             self.cause = "no_threshold" if self.lacks_only_bounds() else None
             pytest.fail("\n".join(self.violations), pytrace=False)
@@ -122,6 +124,7 @@ class Check:
         """Statistics of the samples that were taken while a performance check ran."""
         clocks = [float(sample.clock_mhz) for sample in self.samples if is_known(sample.clock_mhz)]
         watts = [float(sample.power_w) for sample in self.samples if is_known(sample.power_w)]
+        degrees = [float(s.temperature_c) for s in self.samples if is_known(s.temperature_c)]
         held = [sample.throttle for sample in self.samples]
         reasons = sorted({reason for throttle in held for reason in (*throttle.unfit, *throttle.normal)})
         return {
@@ -130,7 +133,15 @@ class Check:
             "clock_mhz_min": min(clocks, default=None),
             "power_w_median": statistics.median(watts) if watts else None,
             "power_w_max": max(watts, default=None),
+            "temperature_c_median": statistics.median(degrees) if degrees else None,
+            "temperature_c_max": max(degrees, default=None),
             "throttle": reasons,
+            "unfit": {
+                str(index): sorted(
+                    {why for s in self.samples if s.index == index for why in s.throttle.unfit}
+                )
+                for index in sorted({sample.index for sample in self.samples})
+            },
         }
 
     def _threshold(self, name: str, unit: str, conditions: Mapping[str, Any]) -> thresholds.Threshold | None:

@@ -2,13 +2,15 @@
 words.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from harness import resultfile
+from harness.unfit import Unfit
 from vendors import Absence, Device, Host, is_known
 
+CLOCKS_SET = "application clocks"  # as NVML calls it; among the reasons that are normal under load
 SLACK_BYTES = 2 << 30  # as in Primus
 
 
@@ -23,29 +25,71 @@ def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
     return {str(device.index): _state(device) for device in host.devices if device.index in leased}
 
 
-def link_counts(host: Host) -> dict[str, Any]:
-    """Error and replay counts of the links, by pair. No check judges replays: they cost time, but no data."""
-    return {f"{link.a}-{link.b}": {"errors": link.errors, "replays": link.replays} for link in host.links}
-
-
-def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What got worse between two readings of the same devices, or can no longer be read, in words."""
-    found = []
-    for index, late in after.items():
-        early = before.get(index, late)
-        readings = {
-            "throttle reasons": late["throttle_reading"],
-            "uncorrectable memory errors": late["uncorrectable"],
+def link_states(host: Host) -> dict[str, Any]:
+    """State, error and replay counts of the links, by pair. No check judges replays: they cost time, but no
+    data.
+    """
+    return {
+        f"{link.a}-{link.b}": {
+            "kind": link.kind,
+            "active": link.active,
+            "errors": link.errors,
+            "errors_cleared": link.errors_cleared,
+            "replays": link.replays,
         }
-        found += [f"device {index}: {words}" for words in unanswered(readings | dict(late["accumulators"]))]
-        found += [f"device {index} throttled: {reason}" for reason in late["unfit"]]
-        found += [
-            f"device {index} throttled during the check: {name} grew to {value}"
-            for name, value in late["accumulators"].items()
-            if _grew(early["accumulators"].get(name), value)
-        ]
-        if _grew(early["uncorrectable"], late["uncorrectable"]):
-            found.append(f"device {index} counted uncorrectable memory errors during the check")
+        for link in host.links
+    }
+
+
+def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Unfit]:
+    """What got worse between two readings of the same devices, or can no longer be read."""
+    found: list[Unfit] = []
+    for index, late in after.items():
+        found += _newly_unfit(int(index), before.get(index, late), late)
+    return found
+
+
+def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Unfit]:
+    readings = {
+        "throttle reasons": late["throttle_reading"],
+        "uncorrectable memory errors": late["uncorrectable"],
+    }
+    for words in unanswered(readings | dict(late["accumulators"])):
+        yield Unfit("no answer", f"device {index}: {words}", index)
+    for reason in late["unfit"]:
+        yield Unfit("throttled", f"device {index} throttled: {reason}", index)
+    for name, value in late["accumulators"].items():
+        if _grew(early["accumulators"].get(name), value):
+            words = f"device {index} throttled during the check: {name} grew to {value}"
+            yield Unfit("throttled", words, index)
+    if _grew(early["uncorrectable"], late["uncorrectable"]):
+        words = f"device {index} counted uncorrectable memory errors during the check"
+        yield Unfit("memory errors", words, index)
+
+
+def held_down(index: int, reasons: Iterable[str]) -> Iterator[Unfit]:
+    """Whether somebody set the clocks of a device lower than it could run."""
+    if CLOCKS_SET in reasons:
+        yield Unfit("clocks", f"device {index}: a setting holds its clocks down ({CLOCKS_SET})", index)
+
+
+def doubts(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfit]:
+    """States of the machine that make figures slow and nothing wrong: a lowered power cap, clocks that were
+    set, a process that was on a device before the run and still is.
+    """
+    early = {device.index: occupants(device) for device in start.devices}
+    leased = {device.index for device in devices}
+    found = []
+    for device in (device for device in now.devices if device.index in leased):
+        stayed = [words for pid, words in occupants(device).items() if pid in early.get(device.index, {})]
+        if stayed:
+            words = f"device {device.index} is shared with {', '.join(stayed)} since before the run"
+            found.append(Unfit("shared", words, device.index))
+        cap, default = device.power.cap_w, device.power.default_cap_w
+        if is_known(cap) and is_known(default) and float(cap) < float(default):
+            words = f"device {device.index}: power cap {cap} W, the default is {default} W"
+            found.append(Unfit("power cap", words, device.index))
+        found += held_down(device.index, device.throttle.normal)
     return found
 
 
@@ -72,10 +116,8 @@ def occupants(device: Device) -> dict[int, str]:
     }
 
 
-def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]:
-    """New users of some devices since the run began, in words. Call it while none of our processes is on
-    them.
-    """
+def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfit]:
+    """New users of some devices since the run began. Call it while none of our processes is on them."""
     before = {device.index: device for device in start.devices}
     leased = {device.index for device in devices}
     found = []
@@ -83,11 +125,19 @@ def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[str]
         early = before[device.index]
         new = [words for pid, words in occupants(device).items() if pid not in occupants(early)]
         if new:
-            found.append(f"device {device.index} is shared with {', '.join(new)}")
+            words = f"device {device.index} is shared with {', '.join(new)}"
+            found.append(Unfit("shared", words, device.index))
         readings = {"processes": device.processes, "memory in use": device.memory_used_bytes}
-        found += [f"device {device.index}: {words}" for words in unanswered(readings)]
+        found += [
+            Unfit("no answer", f"device {device.index}: {words}", device.index)
+            for words in unanswered(readings)
+        ]
     return found + [
-        f"device {index} has {more / 2**30:.1f} GiB more in use than at the start of the run"
+        Unfit(
+            "shared",
+            f"device {index} has {more / 2**30:.1f} GiB more in use than at the start of the run",
+            index,
+        )
         for index, more in newly_used(start, now, devices).items()
     ]
 
@@ -117,10 +167,14 @@ def _state(device: Device) -> dict[str, Any]:
         "temperature_c": device.temperature_c,
         "clock_mhz": device.clock_mhz,
         "power_w": device.power.draw_w,
+        "power_cap_w": device.power.cap_w,
+        "power_cap_default_w": device.power.default_cap_w,
+        "partition": dict(device.partition),
+        "firmware": dict(device.firmware),
+        "fabric": device.fabric,
+        "recovery_action": device.recovery_action,
         "memory_used_bytes": device.memory_used_bytes,
-        "processes": str(processes)
-        if isinstance(processes, Absence)
-        else [process.pid for process in processes],
+        "processes": str(processes) if isinstance(processes, Absence) else list(occupants(device)),
     }
 
 

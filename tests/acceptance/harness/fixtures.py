@@ -11,11 +11,13 @@ import pytest
 import vendors
 from harness import launch as launcher
 from harness import leases, models, order, skips
-from harness.check import Check, InvalidRun
+from harness.check import Check
 from harness.evidence import (
     device_names,
+    doubts,
     evidence,
-    link_counts,
+    held_down,
+    link_states,
     newly_shared,
     newly_unfit,
     newly_used,
@@ -25,6 +27,7 @@ from harness.monitor import Sampler
 from harness.processes import WorkloadError
 from harness.readings import machine
 from harness.session import CHECK, AcceptanceSession, session_of
+from harness.unfit import InvalidRun, Unfit
 from harness.worker import Worker
 from vendors import Device, Host, Sample
 
@@ -178,7 +181,7 @@ def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
     late = machine(acceptance.monitor.read, attempts=1 if cleared else 2)
     check.devices = device_names(acceptance.devices)
     for kept, seen in ((check.before, early), (check.after, late)):
-        kept.update(evidence(seen, acceptance.devices) | {"links": link_counts(seen)})
+        kept.update(evidence(seen, acceptance.devices) | {"links": link_states(seen)})
     return late
 
 
@@ -286,6 +289,7 @@ def _state(acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, p
         others = newly_shared(early, seen, held.devices)
         if not others or time.monotonic() > deadline:
             check.unfit += others
+            check.doubts += doubts(early, seen, held.devices)
             return seen
         time.sleep(0.2)
 
@@ -303,21 +307,26 @@ def _sampled(
     finally:
         check.samples = list(sampler.finish())
         check.unfit += _without_reading(check.samples, held.devices, sampler.problem)
-        check.unfit += sorted(
-            {f"device {s.index} throttled: {reason}" for s in check.samples for reason in s.throttle.unfit}
-        )
+        for device in held.devices:
+            reasons = {why for s in check.samples if s.index == device.index for why in s.throttle.normal}
+            check.doubts += held_down(device.index, reasons)
+        slowed = sorted({(s.index, reason) for s in check.samples for reason in s.throttle.unfit})
+        check.unfit += [
+            Unfit("throttled", f"device {index} throttled: {reason}", index) for index, reason in slowed
+        ]
 
 
 def _without_reading(
     samples: Sequence[Sample], devices: Sequence[Device], problem: str | None
-) -> Iterator[str]:
-    """Each device for which no sample shows whether it was throttled, in words."""
+) -> Iterator[Unfit]:
+    """Each device for which no sample shows whether it was throttled."""
     for device in devices:
         readings = [sample.throttle.reading for sample in samples if sample.index == device.index]
         failed = [words for reading in readings for words in unanswered({"throttle reasons": reading})]
         if len(failed) == len(readings):
             last = failed[-1] if failed else problem
-            yield f"device {device.index} gave no reading while the check ran: {last}"
+            words = f"device {device.index} gave no reading while the check ran: {last}"
+            yield Unfit("no answer", words, device.index)
 
 
 @contextlib.contextmanager

@@ -1,34 +1,48 @@
-"""Was the machine fit just before a training job? In: the preflight of its record. Out: metrics, or an
-invalid check.
+"""Did the image reach this machine's usual speeds just before a job? In: the preflight of its record. Out:
+metrics, or a check that failed.
+
+The job's own product and collectives come from the image. So a slow one is a failure, unless the machine's
+state explains it: then the check is invalid.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness import thresholds
-from harness.check import invalid
+from harness.check import Check
+from harness.evidence import doubts
 from harness.fixtures import RecordMetric
 from harness.session import AcceptanceSession
 
-UNFIT_SHARE = 0.9  # of the bound that the checks of kernels and collectives hold the image to
+SLOW_SHARE = 0.9  # of the bound that the checks of kernels and collectives hold the image to
 
 
 def keep(found: Mapping[str, Any], record_metric: RecordMetric) -> None:
-    """Record the speeds that the machine reached just before the job."""
+    """Record the speeds that were reached just before the job."""
     for name, value, unit, conditions in ceilings(found):
         record_metric(f"preflight_{name}", value, unit=unit, conditions=conditions)
 
 
-def require_fit(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSession) -> None:
-    """End the check as invalid if the machine is so slow that its figures say nothing about the image."""
+def require_usual(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSession, check: Check) -> None:
+    """Fail if a product, copy or collective is so slow that the job's figures mean nothing."""
     problems = list(found["problems"])
     entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
     for name, value, unit, conditions in ceilings(found):
         entry = thresholds.find(entries, name, {"devices": ranks, **conditions})
-        if entry is not None and not value >= UNFIT_SHARE * entry.bound:
+        if entry is not None and not value >= SLOW_SHARE * entry.bound:
             problems.append(f"{name} {value:.4g} {unit} is under 90 % of {entry.bound:g} ({entry.source})")
+    require(problems, acceptance, check)
+
+
+def require(problems: Sequence[str], acceptance: AcceptanceSession, check: Check) -> None:
+    """Fail with the problems of a preflight, or end as invalid if the machine's state explains them."""
     if problems:
-        invalid(f"preflight: {'; '.join(problems)}")
+        start = acceptance.machine_at_start()
+        check.doubts += doubts(start, start, acceptance.devices)
+        slow = f"preflight: {'; '.join(problems)}"
+        check.violations.append(slow)
+        check.slow.append(slow)
+        check.conclude()
 
 
 def ceilings(found: Mapping[str, Any]) -> list[tuple[str, float, str, dict[str, Any]]]:

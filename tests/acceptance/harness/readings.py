@@ -8,8 +8,8 @@ from typing import TypeGuard
 import pytest
 
 from harness import skips
-from harness.check import InvalidRun
 from harness.monitor import Monitor, MonitorError
+from harness.unfit import InvalidRun, Kind, Unfit, invalid
 from vendors import Absence, Device, Host, Reading, VendorAbsentError, is_known
 
 PAIR = 2
@@ -41,6 +41,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
+        self.unfit: list[Unfit] = []
         self.unread: list[tuple[str, str]] = []  # reading, reason
 
     def knows(self, reading: Reading, what: str) -> TypeGuard[int | float | str | bool]:
@@ -52,10 +53,18 @@ class Findings:
                 self.unread.append((what, f"{what}: {reading}"))
         return is_known(reading)
 
+    def machine(self, kind: Kind, words: str, device: int | None = None) -> None:
+        """Keep a fault of the machine, which says nothing about the image."""
+        self.unfit.append(Unfit(kind, words, device))
+
     def conclude(self) -> None:
-        """Fail if anything is wrong, else skip if anything is unread, else return."""
+        """Fail if anything is wrong, else end as invalid if the machine is unfit, else skip if anything is
+        unread, else return.
+        """
         if self.wrong:
-            pytest.fail("\n".join(self.wrong), pytrace=False)
+            pytest.fail("\n".join((*self.wrong, *(found.words for found in self.unfit))), pytrace=False)
+        if self.unfit:
+            invalid(self.unfit)
         if self.unread:
             skips.unreadable(*self.unread[0])
 
@@ -84,7 +93,7 @@ def _unanswered(absence: Absence, what: str) -> str:
 def machine(reading: Callable[[], Host], *, attempts: int = 2) -> Host:
     """Read the machine during the run. If the library fails, it is asked once more.
 
-    If it fails again the check is invalid: the machine is unfit, and nothing is known about the image.
+    If it fails again the check is invalid: nothing is known about the machine, nor about the image.
     """
     for _ in range(attempts - 1):
         with contextlib.suppress(MonitorError, VendorAbsentError):
@@ -92,7 +101,8 @@ def machine(reading: Callable[[], Host], *, attempts: int = 2) -> Host:
     try:
         return reading()
     except (MonitorError, VendorAbsentError) as error:
-        raise InvalidRun(f"the library does not report the machine's state: {error}", pytrace=False) from None
+        words = f"the library does not report the machine's state: {error}"
+        raise InvalidRun((Unfit("no answer", words),)) from None
 
 
 def while_busy(monitor: Monitor, work: Callable[[], object]) -> list[Host]:

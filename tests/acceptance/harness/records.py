@@ -15,7 +15,8 @@ from typing import Any, Literal
 import pytest
 
 from harness import causes
-from harness.check import Check, InvalidRun
+from harness.check import Check
+from harness.unfit import InvalidRun
 
 RECORD = "stackcheck_record"
 KIND = "stackcheck_kind"
@@ -88,6 +89,7 @@ def measured(item: pytest.Item, check: Check) -> dict[str, Any]:
     return {
         "doc": _doc(item),
         "skip": check.skip,
+        "machine": [asdict(found) for found in check.machine],
         "cause": check.cause,
         "devices": list(check.devices),
         "metrics": [asdict(metric) for metric in check.metrics],
@@ -106,6 +108,7 @@ def new_record(name: str) -> dict[str, Any]:
         "cause": None,
         "doc": None,
         "skip": None,
+        "machine": [],
         "seconds": 0.0,
         "devices": [],
         "metrics": [],
@@ -162,19 +165,29 @@ def summarize(
     skipped = Counter(check["reason"] for check in checks if check["outcome"] == "skipped")
     for reason, count in skipped.items():
         terminal.write_line(f"skipped {count}: {reason}")
-    counts = sorted(Counter(check["outcome"] for check in checks).items())
+    counts = sorted(Counter(_outcome(check) for check in checks).items())
     total = ", ".join(f"{count} {outcome}" for outcome, count in counts) or "no check ran"
     terminal.write_line(f"{model} x{devices}: {total}; {path}")
+    if any(check["cause"] == "no_threshold" for check in checks):
+        terminal.write_line(f"bounds: stackcheck baseline {path} and the results of two more healthy runs")
+
+
+def _outcome(check: Mapping[str, Any]) -> str:
+    """How a check ended, for a reader: a missing bound says nothing about the machine or the image."""
+    return "no bound" if check["cause"] == "no_threshold" else str(check["outcome"])
 
 
 def _lines(check: Mapping[str, Any], model: str, devices: int, vendor: str) -> Iterator[str]:
-    yield f"{check['outcome'].upper()} {check['id']} on {model} x{len(check['devices']) or devices}"
+    yield f"{_outcome(check).upper()} {check['id']} on {model} x{len(check['devices']) or devices}"
     if check["doc"]:
         yield f"  proves: {check['doc']}"
     for line in (check["reason"] or "").splitlines()[:8]:
         yield f"  {line}"
     for metric in check["metrics"]:
-        if metric["verdict"] in ("fail", "no_threshold"):
+        if metric["verdict"] == "fail":
             yield f"  got {metric['value']} {metric['unit']}, bound {metric['bound']} ({metric['source']})"
             yield from (f"  look at: {cause}" for cause in causes.likely(metric["name"]))
-    yield f"  next: {causes.next_command(check['id'], vendor)}"
+    if check["cause"] == "no_threshold":  # nothing is known to be slow: there is no cause to look for
+        yield "  next: stackcheck baseline, with the results of three healthy runs on this device model"
+    else:
+        yield f"  next: {causes.next_command(check['id'], vendor)}"

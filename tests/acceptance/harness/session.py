@@ -19,9 +19,11 @@ import pytest
 import vendors
 from harness import leases, order, records, resultfile, skips
 from harness.check import Check
+from harness.evidence import evidence, link_states
 from harness.listener import Listener
 from harness.monitor import Monitor, MonitorError
 from harness.server import Server
+from harness.unfit import InvalidRun
 from harness.worker import Worker
 from vendors import Device, Host, VendorAbsentError, VendorName
 
@@ -197,10 +199,19 @@ class AcceptanceSession:
         report: pytest.TestReport = outcome.get_result()
         setattr(report, records.KIND, records.kind(report, call))
         if CHECK in item.stash and call.excinfo:
-            item.stash[CHECK].skip = skips.facts(call.excinfo.value) or item.stash[CHECK].skip
+            self._note(item.stash[CHECK], call.excinfo.value)
         if report.when == "teardown" and CHECK in item.stash:
             measured = records.measured(item, item.stash[CHECK])
             setattr(report, records.RECORD, json.dumps(measured, allow_nan=False))
+
+    def _note(self, check: Check, raised: BaseException) -> None:
+        """Keep the facts that the host confirms: of a skip, or of an unfit machine as it was at the start."""
+        check.skip = skips.facts(raised) or check.skip
+        if isinstance(raised, InvalidRun):
+            check.machine += raised.found
+            if self.host is not None and "start" not in check.more_evidence:
+                start = evidence(self.host, self.devices)
+                check.more_evidence["start"] = start | {"links": link_states(self.host)}
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         if nodeid in self.numbers:  # empty in the controller of pytest-xdist, which collects no tests
@@ -223,7 +234,7 @@ class AcceptanceSession:
     # -- the end
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.worker.stop()
         self.server.stop()
         self.keeper.give_back()
@@ -237,7 +248,6 @@ class AcceptanceSession:
             return
         for record in self.unfinished.values():
             self.results.add({**record, "outcome": "error", "reason": "the run ended inside this check"})
-        self._judge_skips(session)
         crashed = int(exitstatus) not in (
             pytest.ExitCode.OK,
             pytest.ExitCode.TESTS_FAILED,
@@ -245,26 +255,13 @@ class AcceptanceSession:
         )
         self.results.finish(crashed=crashed, selection=self.selection)
 
-    def _judge_skips(self, session: pytest.Session) -> None:
-        assert self.results is not None
-        ran: dict[str, bool] = {}  # by function, so that thirty skipped instances of one check count once
-        for check in self.results.content["checks"]:
-            name = check["id"].partition("[")[0]
-            ran[name] = ran.get(name, False) or check["outcome"] != "skipped"
-        skipped, budget = list(ran.values()).count(False), self.config.getoption("skip_budget")
-        if not self._is_whole_suite() or skipped <= budget * len(ran):
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """The last line of a run by pytest alone; with an image the tool gives the verdict itself."""
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if self.results is None or reporter is None or config.option.collectonly:
             return
-        reason = f"{skipped} of {len(ran)} checks were skipped; the budget is {budget:.0%} (--skip-budget)"
-        self.results.add(
-            {**records.new_record("session::skip_budget"), "outcome": "failed", "reason": reason}
-        )
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def _is_whole_suite(self) -> bool:
-        """Whether the run holds all checks: only then does the skip budget mean something."""
-        option = self.config.getoption
-        chosen = option("keyword") or option("markexpr") or option("collectonly") or option("deselect")
-        return not chosen and all(Path(name).is_dir() for name in self.config.args)
+        if self.results.content["image"] is None:
+            reporter.write_line(f"verdict: stackcheck judge {self.results.path}")
 
     def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         if self.results is not None:

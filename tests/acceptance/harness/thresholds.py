@@ -1,17 +1,21 @@
 """The bounds of metrics. In: thresholds/<vendor>/<device-model>.json. Out: the bound of one metric, or
 problems.
 
-An entry has metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source and tolerance. It
-applies if each of its conditions equals the metric's; of several entries the one with the most conditions
-wins. There is no default, no slack and no expression. Figures that others published and no check measures are
-in published/, which nothing reads.
+An entry has metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source, tolerance, class
+and basis. It applies if each of its conditions equals the metric's; of several entries the one with the most
+conditions wins. There is no default, no slack and no expression. The class says where the bound comes from,
+and the basis proves it:
+
+measured   by this project: {"file": of docs/results} or {"runs": [run ids of results in docs/results]}
+published  by others: {"method": how they measured, and why this suite must read the same}
+derived    from a bound, a published figure or a datasheet: the numbers of `Derived`, written by a program
 """
 
 import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +23,17 @@ from vendors import VendorName
 from workloads import speed_conditions
 
 FOLDER = Path(__file__).resolve().parent.parent / "thresholds"
-KEYS = {"metric", "conditions", "bound", "unit", "direction", "ceiling", "source", "tolerance"}
+KEYS = {
+    *("metric", "conditions", "bound", "unit", "direction", "ceiling", "source", "tolerance"),
+    *("class", "basis"),
+}
+BoundClass = Literal["measured", "published", "derived"]
+LEAST_TEXT = 12
 PLACEHOLDERS = ("todo", "tbd", "fixme", "xxx", "placeholder", "coming soon", "?")
 LOWEST_SHARE, HIGHEST_SHARE = 0.30, 1.00
+# A derived bound is at least this share of what its reference, or the best public figure, lets expect.
+LEAST_EXPECTED = 0.70
+DIGITS = 4
 
 # What this project measures: unit, direction, and the conditions that may select a bound. An entry for
 # anything else can never apply. "devices" is how many the check leases, "size" a model's name in
@@ -55,11 +67,48 @@ METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
         "min",
         frozenset({"model", "size", "precision", "seq", "devices", "batch", "micro_batch"}),
     ),
+    "train_fsdp2_tokens_per_s_per_gpu": (
+        "tokens/s",
+        "min",
+        frozenset({"model", "size", "layers", "precision", "seq", "devices", "batch", "micro_batch"}),
+    ),
 }
 
 
 class ThresholdError(Exception):
     """A thresholds file is invalid; the message has one line per problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """The basis of a derived bound: reference x ratio x expected is what a healthy device should read.
+
+    Attributes:
+        of: What the reference is, in words.
+        reference: A bound of this project, a published figure or a datasheet's figure, in the metric's unit.
+        ratio: This device's datasheet figure over that of the reference's device.
+        expected: The share of it that these conditions should reach, such as a smaller size.
+        share: The margin for a healthy device.
+    """
+
+    of: str
+    reference: float
+    ratio: float
+    expected: float
+    share: float
+
+    def bound(self, direction: Literal["min", "max"]) -> float:
+        """The bound: the expected value times the share, or divided by it where less is better."""
+        value = self.reference * self.ratio * self.expected
+        return rounded(value * self.share if direction == "min" else value / self.share, direction)
+
+
+def rounded(bound: float, direction: str) -> float:
+    """The bound with four digits, rounded to the less strict side."""
+    step = 10.0 ** (math.floor(math.log10(bound)) - DIGITS + 1)
+    near = round(bound / step, 6)  # so that 0.7 x 100 is 70, and not 69.99
+    steps = math.floor(near) if direction == "min" else math.ceil(near)
+    return float(f"{steps * step:.{DIGITS}g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +122,8 @@ class Threshold:
     ceiling: float
     source: str
     tolerance: str
+    kind: BoundClass
+    basis: Mapping[str, Any]
     conditions: Mapping[str, Any] = field(default_factory=dict)
     file: str = ""
 
@@ -85,6 +136,9 @@ class Threshold:
     def accepts(self, value: float) -> bool:
         """Whether the value satisfies the bound; NaN never does."""
         return value >= self.bound if self.direction == "min" else value <= self.bound
+
+
+DERIVED = frozenset(item.name for item in fields(Derived))
 
 
 def path_of(vendor: VendorName, model: str) -> Path:
@@ -101,7 +155,13 @@ def load(path: Path) -> tuple[Threshold, ...]:
     problems = list(lint(entries))
     if problems:
         raise ThresholdError(f"{path}:\n" + "\n".join(problems))
-    return tuple(Threshold(**entry, file=str(path.relative_to(FOLDER.parent))) for entry in entries)
+    return tuple(threshold(entry, file=str(path.relative_to(FOLDER.parent))) for entry in entries)
+
+
+def threshold(entry: Mapping[str, Any], file: str = "") -> Threshold:
+    """One entry of a file as a value; "class" is a word of Python, so its field is `kind`."""
+    given = {key: value for key, value in entry.items() if key != "class"}
+    return Threshold(**given, kind=entry["class"], file=file)
 
 
 def find(entries: Iterable[Threshold], metric: str, conditions: Mapping[str, Any]) -> Threshold | None:
@@ -131,8 +191,35 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
     yield from _number_problems(entry)
     for key in ("source", "tolerance"):
         text = str(entry[key]).strip()
-        if len(text) < 12 or any(word in text.lower() for word in PLACEHOLDERS):
+        if len(text) < LEAST_TEXT or any(word in text.lower() for word in PLACEHOLDERS):
             yield f"{key} is a placeholder: {text!r}"
+    yield from _basis_problems(entry)
+
+
+def _basis_problems(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Why the basis does not prove what the class claims."""
+    basis: Mapping[str, Any] = entry["basis"]
+    forms = {"measured": [{"file"}, {"runs"}], "published": [{"method"}], "derived": [set(DERIVED)]}
+    if entry["class"] not in forms:
+        yield f"class {entry['class']!r}, expected one of {', '.join(forms)}"
+    elif set(basis) not in forms[entry["class"]]:
+        expected = " or ".join(", ".join(sorted(form)) for form in forms[entry["class"]])
+        yield f"the basis of a {entry['class']} bound has {sorted(basis)}, expected {expected}"
+    elif entry["class"] == "published" and len(str(basis["method"]).strip()) < LEAST_TEXT:
+        yield f"method is a placeholder: {basis['method']!r}"
+    elif entry["class"] == "derived":
+        yield from _derived_problems(entry, Derived(**basis))
+
+
+def _derived_problems(entry: Mapping[str, Any], derived: Derived) -> Iterator[str]:
+    numbers = (derived.reference, derived.ratio, derived.expected, derived.share)
+    if not all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers):
+        yield f"the basis has {numbers}, expected positive numbers"
+        return
+    if not LEAST_EXPECTED <= derived.share <= 1:
+        yield f"share {derived.share:.0%} of what is expected, expected 70 % to 100 %"
+    if (bound := derived.bound(entry["direction"])) != entry["bound"]:
+        yield f"bound {entry['bound']:g}, its basis gives {bound:g}"
 
 
 def _key_problems(entry: Mapping[str, Any]) -> Iterator[str]:

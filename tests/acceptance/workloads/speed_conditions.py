@@ -7,6 +7,8 @@ Pure: the lint of thresholds uses it too.
 from collections.abc import Mapping
 from typing import Any
 
+from workloads import large_job
+
 GEMM_DTYPES = ("bf16", "fp16", "tf32", "fp8")
 # m, n, k: a cube for comparison with published figures, and the projections of an 8B Llama at 8192 tokens.
 GEMM = ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 28672, 4096), (4096, 4096, 4096))
@@ -17,7 +19,6 @@ COLLECTIVE_BYTES = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 PLATEAU_BYTES = 4 << 30  # soak tier
 GRAPHED_BYTES = 1 << 20  # up to this size launches take much of the time; a graph measures without them
 LINK_BYTES = 256 << 20  # between two devices, and between a device and its host
-LARGE_RANKS, LARGE_SAMPLES = (2, 4, 8), (1, 2)  # ranks of the 8B job, and samples per rank
 
 _ATTENTION = [
     {"dtype": "bf16", "backend": backend, "causal": True, "sequence": ATTENTION_SEQUENCE}
@@ -58,8 +59,21 @@ CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
             "batch": ranks * samples,
             "micro_batch": samples,
         }
-        for ranks in LARGE_RANKS
-        for samples in LARGE_SAMPLES
+        for ranks in large_job.LARGE_RANKS
+        for samples in large_job.LARGE_SAMPLES
+    ],
+    "train_fsdp2_tokens_per_s_per_gpu": [
+        {
+            "model": "llama",
+            "size": "8b",
+            "layers": large_job.FSDP2_LAYERS,
+            "precision": "bf16",
+            "seq": 8192,
+            "devices": ranks,
+            "batch": ranks * large_job.FSDP2_SAMPLES,
+            "micro_batch": large_job.FSDP2_SAMPLES,
+        }
+        for ranks in large_job.FSDP2_RANKS
     ],
 }
 

@@ -73,7 +73,7 @@ def test_the_summary_names_device_driver_inputs_checks_and_figures(
         device["arch"] = "gfx942"
     summary = predicates_of(certify(image, key, host=host))[VSA]
     assert summary["verificationResult"] == "PASSED"
-    assert summary["verifiedLevels"] == ["STACKCHECK_CERTIFIED", "STACKCHECK_GFX942", "STACKCHECK_MI300X"]
+    assert {"STACKCHECK_CERTIFIED", "STACKCHECK_GFX942", "STACKCHECK_MI300X"} < set(summary["verifiedLevels"])
     assert summary["timeVerified"] == "2026-03-04T05:06:07.000Z"
     said = summary["urn:stackcheck:certificate:v1"]
     assert (said["stackId"], said["configDigest"]) == (STACK_ID, image.config_digest)

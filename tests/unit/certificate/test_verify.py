@@ -135,7 +135,7 @@ def test_a_certificate_from_the_future_is_refused(dist: Path) -> None:
 def test_another_device_model_or_driver_is_refused(dist: Path, model: str, driver: str | None) -> None:
     with pytest.raises(CertificateError, match="not certified for this host") as error:
         verified(dist, device_model=model, driver=driver)
-    assert error.value.expected == "CPU with no driver"
+    assert error.value.expected == "CPU x1 with no driver"
 
 
 def test_each_host_finds_the_verdict_that_was_given_on_its_like(tmp_path: Path, image: SmallImage) -> None:
@@ -147,7 +147,7 @@ def test_each_host_finds_the_verdict_that_was_given_on_its_like(tmp_path: Path, 
     assert verified(dist, device_model="MI300X", driver="6.12", now=at).verified_at == NOW + DAY
     with pytest.raises(CertificateError) as error:
         verified(dist, device_model="H200", driver="6.12", now=at)
-    assert error.value.expected == "H200 with driver 580.1 or MI300X with driver 6.12"
+    assert error.value.expected == "H200 x1 with driver 580.1 or MI300X x1 with driver 6.12"
 
 
 def test_a_verdict_that_is_too_old_does_not_stand_beside_a_fresh_one(

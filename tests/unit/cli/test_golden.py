@@ -42,6 +42,7 @@ GOLDEN = Path(__file__).parent / "golden"
 WRITE = "STACKCHECK_WRITE_GOLDEN"
 REFERENCE = f"oci:dist:{CPU_STACK}"
 CPU = ("--device-model", "CPU", "--driver", "none")
+RESULT = f"build/{CPU_STACK}/run/result.json"
 GEMM = "test_kernels.py::test_gemm"
 CHECK = "test_devices.py::test_device_count"
 Capsys = pytest.CaptureFixture[str]
@@ -92,6 +93,35 @@ def failing(world: World) -> None:
 
 def unfit(world: World) -> None:
     world.engine.answer = answer((GEMM, "invalid"))
+
+
+def ran(world: World) -> None:
+    world.engine.answer = answer()
+    assert world.run("test", CPU_STACK).code == 0
+
+
+def bare(world: World) -> None:
+    """A run by pytest alone, which knows no image and no stack."""
+    ran(world)
+    path = world.root / RESULT
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image": None, "stack_id": None}))
+
+
+def failing_run(world: World) -> None:
+    failing(world)
+    assert world.run("test", CPU_STACK).code == 6
+
+
+def of_a_lower_tier(world: World) -> None:
+    """A smoke run, which certified a processor until the policy asked for more."""
+    ran(world)
+    world.edit("cpu: smoke", "cpu: standard")
+
+
+def policy_asks_for_more(world: World) -> None:
+    world.engine.answer = answer()
+    certified(world)
+    world.edit("cpu: smoke", "cpu: standard")
 
 
 def no_result(world: World) -> None:
@@ -196,6 +226,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     # It only reads the matrix and compares ids.
     "list": (
         Case(("cpu-*", AMD_STACK)),
+        Case(("cpu-*",), of_a_lower_tier),
         Case(("nope",)),
         Case(("--root", "nowhere")),
         Case((), broken_matrix),
@@ -267,6 +298,17 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case((CPU_STACK,), unfit),
         Case((CPU_STACK,), no_result),
     ),
+    "judge": (
+        Case((RESULT, "--stack", CPU_STACK), ran),
+        Case((RESULT,), bare),
+        Case((RESULT, "--stack", CPU_STACK), failing_run),
+        Case((RESULT,), lambda world: (unfit(world), world.run("test", CPU_STACK))),
+        Case((RESULT, "--json"), ran),
+        Case(("nowhere.json",)),
+        Case((RESULT,), lambda world: (world.root / RESULT).write_text("{")),
+        Case((RESULT, "--stack", "nope"), ran),
+        Case((RESULT, "--stack", AMD_STACK)),
+    ),
     "certify": (
         Case((CPU_STACK,)),
         Case(("nope",)),
@@ -281,6 +323,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case((CPU_STACK, "--to", "oci:dist:tag")),
         Case((CPU_STACK,), lambda world: (failing(world), world.run("certify", CPU_STACK, "--force"))),
         Case((CPU_STACK,), lambda world: shutil.rmtree(world.root / "build" / CPU_STACK / "statements")),
+        Case((CPU_STACK,), policy_asks_for_more),
         Case((CPU_STACK,), lambda world: shutil.rmtree(world.root / "build")),
     ),
     "images": (

@@ -8,7 +8,12 @@ CONFIG_DIGEST = "sha256:" + "c" * 64
 DIGEST = "sha256:" + "0" * 64
 
 
+THROTTLED = {"kind": "throttled", "words": "device 0 throttled: hardware thermal", "device": 0}
+
+
 def check(name: str, outcome: str = "passed", **changes: Any) -> dict[str, Any]:
+    """A check; an invalid one names throttling, which its readings show."""
+    unfit = outcome == "invalid"
     return {
         "id": name,
         "outcome": outcome,
@@ -18,7 +23,8 @@ def check(name: str, outcome: str = "passed", **changes: Any) -> dict[str, Any]:
         "seconds": 0.5,
         "devices": ["d0"],
         "metrics": [],
-        "evidence": {"before": {}, "after": {}},
+        "machine": [THROTTLED] if unfit else [],
+        "evidence": {"before": {}, "after": {"0": {"unfit": ["hardware thermal"]}} if unfit else {}},
     } | changes
 
 

@@ -15,6 +15,7 @@ from stackcheck.certificate import predicates
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import results, verdict
+from stackcheck.suite.bounds import Bound, Bounds
 from stackcheck.suite.requirements import Requirements
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from stackcheck.certificate.statement import Envelope
     from stackcheck.matrix.policy import Waiver
+    from stackcheck.suite.bounds import BoundClass
 
 STACK_ID = "cpu-torch2.13.0-py3.11-debian12"
 NOW = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)
@@ -105,6 +107,9 @@ def certify(
     host: dict[str, Any] | None = None,
     waivers: tuple[Waiver, ...] = (),
     config_digest: str | None = None,
+    tier: str | None = None,
+    archs: tuple[str, ...] = (),
+    bound_class: BoundClass | None = None,
 ) -> tuple[Envelope, ...]:
     """The signed statements of a run that ended just before `now`."""
     checks = [result_files.check("test_a.py::test_one[1]")]
@@ -114,7 +119,7 @@ def certify(
         started=(now - dt.timedelta(seconds=60)).isoformat(),
         finished=now.isoformat(),
         host=host or result_files.host(),
-        tier="standard" if host and host["vendor"] != "cpu" else "smoke",
+        tier=tier or ("standard" if host and host["vendor"] != "cpu" else "smoke"),
         image={
             "reference": "stackcheck/x:1",
             "config_digest": config_digest or image.config_digest,
@@ -124,8 +129,9 @@ def certify(
     run = results.parse(json.dumps(document).encode())
     ids = tuple(str(item["id"]) for item in checks)
     needed = Requirements(checks=ids, image_config_digest=image.config_digest, waivers=waivers)
-    judged = verdict.judge(run, needed)
+    found = Bound(bound=5.0, direction="min", unit="GB/s", kind=bound_class or "unclassed")
+    judged = verdict.judge(run, needed, Bounds({(ids[1], 0): found} if bound_class else {}))
     provenance = Provenance(
         parameters={"stack": STACK_ID}, dependencies={"file:Dockerfile": result_files.DIGEST}, started=now
     )
-    return predicates.certify(image, run, judged, provenance, sbom_of(image), key=key, now=now)
+    return predicates.certify(image, run, judged, provenance, sbom_of(image), key=key, now=now, archs=archs)

@@ -168,9 +168,12 @@ KEY = ("test_b.py::test_speed", 0)
 @pytest.mark.parametrize(
     ("found", "status"),
     [
-        (Bound(bound=5.0, direction="min", unit="GB/s"), "PASSED"),
-        (Bound(bound=6.0, direction="min", unit="GB/s"), "FAILED"),  # the image reported a looser bound
-        (Bound(bound=5.0, direction="max", unit="GB/s"), "FAILED"),
+        (Bound(bound=5.0, direction="min", unit="GB/s", kind="measured"), "PASSED"),
+        (
+            Bound(bound=6.0, direction="min", unit="GB/s", kind="measured"),
+            "FAILED",
+        ),  # the image reported a looser bound
+        (Bound(bound=5.0, direction="max", unit="GB/s", kind="measured"), "FAILED"),
         (None, "FAILED"),
     ],
 )
@@ -180,7 +183,7 @@ def test_the_bound_of_this_checkout_decides(found: Bound | None, status: str) ->
 
 def test_a_bound_that_the_image_left_out_is_failed() -> None:
     recorded = metric(bound=None, direction=None, verdict="recorded")
-    found = Bounds({KEY: Bound(bound=5.0, direction="min", unit="GB/s")})
+    found = Bounds({KEY: Bound(bound=5.0, direction="min", unit="GB/s", kind="measured")})
     assert judged(*HEALTHY, check(KEY[0], metrics=[recorded]), bounds=found).status == "FAILED"
 
 
@@ -260,6 +263,32 @@ def test_a_required_metric_without_proof_is_failed(broken: dict[str, Any]) -> No
 def test_a_recorded_metric_needs_no_bound() -> None:
     recorded = metric(bound=None, direction=None, verdict="recorded")
     assert judged(*HEALTHY, check("test_b.py::test_speed", metrics=[recorded])).status == "PASSED"
+
+
+NO_BOUND = metric(verdict="no_threshold", bound=None, direction=None)
+
+
+def test_a_missing_bound_is_an_outcome_of_its_own_with_the_next_command() -> None:
+    bare = check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=[NO_BOUND])
+    verdict = judged(*HEALTHY, bare)
+    assert (verdict.status, verdict.unbounded, verdict.lacks_only_bounds) == ("FAILED", (bare["id"],), True)
+    assert verdict.reasons == (
+        "no bound: test_b.py::test_speed: busbw on this device model; next: stackcheck baseline",
+    )
+
+
+@pytest.mark.parametrize("metrics", [[], [metric()], [NO_BOUND, metric(value=4.0, verdict="fail")]])
+def test_a_check_that_only_claims_to_lack_a_bound_is_failed(metrics: list[dict[str, Any]]) -> None:
+    verdict = judged(
+        *HEALTHY, check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=metrics)
+    )
+    assert (verdict.unbounded, verdict.lacks_only_bounds) == ((), False)
+    assert verdict.reasons == ("test_b.py::test_speed failed: because",)
+
+
+def test_a_missing_bound_beside_a_failure_is_not_all() -> None:
+    bare = check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=[NO_BOUND])
+    assert not judged(*HEALTHY, bare, check("test_c.py::test_x", "failed")).lacks_only_bounds
 
 
 def test_an_unfit_machine_is_neither_passed_nor_failed() -> None:

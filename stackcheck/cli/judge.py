@@ -1,0 +1,117 @@
+"""The verb `judge`. In: a result.json of any run. Out: its verdict with every reason, and its exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.output import print_facts, print_json
+from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
+from stackcheck.matrix import resolve
+
+if TYPE_CHECKING:
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.judgement import Judgement
+
+app = new_app()
+
+EXIT_CODES = {"PASSED": 0, "FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
+
+
+@app.command("judge")
+def judge_result(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="The result.json of a run.")],
+    *,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            "--stack",
+            metavar="STACK",
+            help="The stack whose waivers, machines (tested_on) and declaration apply.",
+            show_default="none",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    root: Root = HERE,
+) -> None:
+    """Give this checkout's verdict on a result.json: exit 0 PASSED, 6 FAILED, 9 UNFIT. It signs nothing."""
+    from stackcheck.suite.judgement import judge_file
+
+    chosen = _stack(stack, root.resolve()) if stack else None
+    found = judge_file(result, root.resolve(), chosen)
+    if as_json:
+        print_json(_document(result, found))
+    else:
+        _print(result, found)
+    raise typer.Exit(EXIT_CODES[found.verdict.status])
+
+
+def _stack(name: str, root: Path) -> Stack:
+    found = resolve.load_stacks(root, (name,))
+    if len(found) != 1:
+        raise ConfigurationError(
+            "the name selects several stacks",
+            where="--stack",
+            got=", ".join(stack.id for stack in found),
+            expected="one stack id",
+            next_step="stackcheck list",
+        )
+    return found[0]
+
+
+def _document(path: Path, found: Judgement) -> dict[str, Any]:
+    return {
+        "result": str(path),
+        "tier": found.result.tier,
+        "certifies": found.certifies,
+        "not_compared": list(found.not_compared),
+        "next": _next(path, found),
+        **found.verdict.as_json(),
+    }
+
+
+def _print(path: Path, found: Judgement) -> None:
+    verdict, result = found.verdict, found.result
+    models = sorted({device.model for device in result.host.devices})
+    tested = "" if found.certifies else "; a lower tier than the policy's, so never a certificate"
+    print_facts(
+        {
+            "verdict": verdict.status,
+            "machine": f"{' + '.join(models) or 'no device'} x{len(result.host.devices)}",
+            "tier": f"{result.tier}{tested}",
+            "checks": ", ".join(f"{count} {name}" for name, count in _counts(found).items() if count),
+            "next": _next(path, found),
+        }
+    )
+    for title, lines in (("reasons", verdict.reasons), ("not compared", found.not_compared)):
+        if lines:
+            print(f"{title}:")
+            print("\n".join("  " + line.replace("\n", "\n    ") for line in lines))
+
+
+def _counts(found: Judgement) -> dict[str, int]:
+    verdict = found.verdict
+    return {
+        "passed": len(verdict.passed),
+        "failed": len(verdict.failed) - len(verdict.unbounded),
+        "no bound": len(verdict.unbounded),
+        "skipped": len(verdict.skipped),
+        "invalid": len(verdict.invalid),
+        "waived": len(verdict.warned),
+    }
+
+
+def _next(path: Path, found: Judgement) -> str:
+    """The command that follows from a verdict."""
+    verdict, result = found.verdict, found.result
+    if verdict.lacks_only_bounds:
+        return f"stackcheck baseline {path} and the results of two more healthy runs"
+    if verdict.status == "UNFIT":
+        return "run the suites again on a fit machine that the stack names"
+    if verdict.status == "FAILED":
+        return "fix what failed, then run the suites again"
+    name = result.stack_id or "STACK"
+    return f"stackcheck certify {name}" if found.certifies else f"stackcheck certify {name}, which runs all"

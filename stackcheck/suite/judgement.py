@@ -1,0 +1,149 @@
+"""Judge a result that is there already. In: a result.json, this checkout, maybe a stack. Out: a `Judgement`.
+
+The run may be of another host, or of pytest alone. So thresholds, policy, list of checks and devices.json of
+this checkout decide, and what nothing here can confirm is named as not compared.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackcheck import vendors
+from stackcheck.build.image import load_image
+from stackcheck.errors import ConfigurationError
+from stackcheck.matrix import matrix
+from stackcheck.matrix.policy import is_enough
+from stackcheck.suite import bounds, expected, inputs, results, skips, verdict
+from stackcheck.suite.requirements import Requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stackcheck.matrix.policy import Policy
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.results import RunResult
+    from stackcheck.suite.verdict import Verdict
+
+NO_IMAGE = "no image"  # how a verdict calls the image of a run by pytest alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The verdict on a result file.
+
+    Attributes:
+        result: The run.
+        verdict: PASSED, FAILED or UNFIT, with reasons.
+        certifies: Whether a run of this tier can certify; if not, its state is `tested`.
+        not_compared: What nothing in this checkout could confirm, in words.
+    """
+
+    result: RunResult
+    verdict: Verdict
+    certifies: bool
+    not_compared: tuple[str, ...]
+
+
+def judge_file(path: Path, root: Path, stack: Stack | None) -> Judgement:
+    """The verdict of this checkout on a result file.
+
+    Args:
+        path: The result.json of any run.
+        root: The checkout.
+        stack: The stack whose waivers, machines and declaration apply; None: none apply.
+
+    Raises:
+        ConfigurationError: The file is not the result of a run, or not of this stack; or the checkout has no
+            list of checks for its number of devices, or no row for their model.
+    """
+    result = _read(path)
+    _require_stack(result, stack, path)
+    policy = matrix.load(root / "matrix.yaml").policy
+    found = verdict.judge(result, _requirements(result, root, stack, policy), bounds.look_up(result, root))
+    return Judgement(
+        result=result,
+        verdict=found,
+        certifies=is_enough(result.tier, policy.certifies[result.host.vendor]),
+        not_compared=tuple(_not_compared(result, root, stack)),
+    )
+
+
+def _read(path: Path) -> RunResult:
+    try:
+        return results.load(path)
+    except results.ResultError as error:  # here a file that the user named, not a run that failed
+        raise ConfigurationError(
+            error.what,
+            where=error.where,
+            got=error.got,
+            expected=error.expected,
+            next_step="name the result.json of a run: build/STACK/run/result.json",
+        ) from error
+
+
+def _require_stack(result: RunResult, stack: Stack | None, path: Path) -> None:
+    if stack and result.stack_id not in {None, stack.id}:
+        raise ConfigurationError(
+            "the result is of another stack",
+            where=str(path),
+            got=result.stack_id,
+            expected=stack.id,
+            next_step=f"stackcheck judge {path} --stack {result.stack_id}",
+        )
+
+
+def _requirements(result: RunResult, root: Path, stack: Stack | None, policy: Policy) -> Requirements:
+    models = [device.model for device in result.host.devices]
+    table = {str(row["model"]): row for row in vendors.device_table()}
+    vendor, today = result.host.vendor, dt.datetime.now(dt.UTC).date()
+    return Requirements(
+        checks=expected.check_ids(root, vendor=vendor, tier=result.tier, count=max(1, len(models))),
+        image_config_digest=_image(result, root, stack),
+        machines=stack.tested_on if stack else None,
+        vendor=stack.vendor if stack else None,
+        facts=skips.Facts(
+            rows=[table[model] for model in models if model in table],
+            packages=skips.declared(stack) if stack else None,
+            archs=stack.archs if stack else (),
+        ),
+        advisory=policy.advisory,
+        waivers=policy.waivers_for(stack.id, today) if stack else (),
+        expired=policy.expired_for(stack.id, today) if stack else (),
+    )
+
+
+def _image(result: RunResult, root: Path, stack: Stack | None) -> str:
+    """The image that the run has to be about: the stack's if it was built here, else the result's own."""
+    if result.image is None:
+        return NO_IMAGE
+    return _built_here(root, stack) or result.image.config_digest
+
+
+def _built_here(root: Path, stack: Stack | None) -> str | None:
+    """The config digest of a stack's image; None if it was not built in this checkout."""
+    path = root / "build" / stack.id / "image.json" if stack else None
+    return load_image(path).config_digest if path and path.exists() else None
+
+
+def _not_compared(result: RunResult, root: Path, stack: Stack | None) -> Iterator[str]:
+    if result.image is None:
+        yield "the image: pytest ran without one, so nothing can be certified"
+    elif stack is None:
+        yield f"the image: the result names {result.image.reference}, and no stack is named here"
+    elif not _built_here(root, stack):
+        yield f"the image: {result.image.reference} was not built in this checkout"
+    yield "the devices: the result names them, this host did not read them"
+    if stack is None:
+        name = f": --stack {result.stack_id}" if result.stack_id else "; name its stack with --stack"
+        yield f"waivers, tested_on and what the stack declares{name}"
+    with tempfile.TemporaryDirectory(prefix="stackcheck-judge-") as folder:
+        now = inputs.freeze(root, Path(folder) / "suite").as_json()
+    reported = result.inputs.model_dump()
+    for name in ("suites", "trainers", "thresholds"):
+        if reported[name] != now[name]:
+            yield f"the {name}: the run used others than this checkout has ({json.dumps(reported[name])})"

@@ -1,0 +1,193 @@
+"""Whether the telemetry of a check shows the unfit machine that it claims. In: a check. Out: a problem.
+
+UNFIT says that a run tells nothing about the image, so it needs evidence about the machine: throttling,
+another process, a lowered power cap, a link that is down. A check that ends `invalid` names such states, and
+the readings beside it have to show them; else it counts as failed. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from stackcheck.suite.results import CheckResult, MachineFinding
+
+NO_EVIDENCE = "it names no state of the machine, so it counts as failed"
+# Our own processes are gone when the devices are read beside a figure; a driver keeps less than this.
+OWN_BYTES = 2 << 30
+# What a device that fell off its bus answers. Other errors can come from the image's own library.
+GONE = ("all ones", "GPU_IS_LOST", "RESET_REQUIRED", "NO_RESPONSE")
+
+CLOCKS_SET = "application clocks"  # a setting that holds the clocks down
+
+Readings = dict[str, Any]
+
+
+def problem(check: CheckResult, rows: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """Why an invalid check is not accepted as UNFIT; None if its telemetry shows each state it names.
+
+    Args:
+        check: The check, as the image wrote it.
+        rows: The rows of devices.json for this host's devices; they say how many lanes a link has.
+    """
+    if not check.machine:
+        return NO_EVIDENCE
+    for found in check.machine:
+        if not _is_shown(found, check, rows):
+            where = "the machine" if found.device is None else f"device {found.device}"
+            return f"no reading shows {found.kind!r} on {where}, so it counts as failed"
+    return None
+
+
+def _is_shown(found: MachineFinding, check: CheckResult, rows: Sequence[Mapping[str, Any]]) -> bool:
+    if found.kind == "link":
+        return _links_are_bad(check, _lanes(rows))
+    if found.kind == "firmware":
+        return _firmware_differs(check)
+    states = list(_states(check, found.device))
+    if found.kind == "throttled" and _was_throttled(check, found.device):
+        return True
+    if found.kind == "clocks" and CLOCKS_SET in _list(_at(check.evidence.after, "during").get("throttle")):
+        return True
+    if found.kind in {"throttled", "memory errors"} and _grew(states, found.kind):
+        return True
+    return any(_SHOWN[found.kind](state) for state in states)
+
+
+def _states(check: CheckResult, device: int | None) -> Iterator[Readings]:
+    """The readings of a device: at the start of the run, before the check and after it; of all for None."""
+    before, after = check.evidence.before, check.evidence.after
+    for readings in (_at(after, "start"), before, after):
+        for index, state in readings.items():
+            if isinstance(state, dict) and index.isdecimal() and (device is None or index == str(device)):
+                yield state
+
+
+def _at(readings: Mapping[str, Any], *path: str) -> Readings:
+    """A part of the readings; empty if the image left it out or wrote something else."""
+    for name in path:
+        readings = readings.get(name) or {}
+        if not isinstance(readings, dict):
+            return {}
+    return dict(readings)
+
+
+def _was_throttled(check: CheckResult, device: int | None) -> bool:
+    """Whether a sample that was taken during the check shows throttling."""
+    during = _at(check.evidence.after, "during", "unfit")
+    return any(during.values()) if device is None else bool(during.get(str(device)))
+
+
+def _grew(states: list[Readings], kind: str) -> bool:
+    """Whether a counter grew from one reading to the next."""
+    counters = [_at(state, "accumulators") if kind == "throttled" else _errors(state) for state in states]
+    return any(
+        _is_number(early.get(name)) and _is_number(late[name]) and late[name] > early[name]
+        for early, late in itertools.pairwise(counters)
+        for name in late
+    )
+
+
+def _errors(state: Readings) -> Readings:
+    return {name: state.get(name) for name in ("uncorrectable", "pending", "failed")}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _above(value: object, limit: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > limit
+
+
+def _has_errors(state: Readings) -> bool:
+    return state.get("enabled") is False or any(_above(count, 0) for count in _errors(state).values())
+
+
+def _is_shared(state: Readings) -> bool:
+    processes = state.get("processes")
+    occupied = isinstance(processes, list) and bool(processes)
+    return occupied or _above(state.get("memory_used_bytes"), OWN_BYTES)
+
+
+def _is_capped(state: Readings) -> bool:
+    cap, default = state.get("power_cap_w"), state.get("power_cap_default_w")
+    return _is_number(cap) and _is_number(default) and float(cap) < float(default)  # type: ignore[arg-type]
+
+
+def _is_partitioned(state: Readings) -> bool:
+    """Whether a device is in another mode than the one that every bound assumes."""
+    usual = {"mig": "disabled", "compute": "SPX", "memory": "NPS1"}
+    partition = _at(state, "partition")
+    return any(partition.get(name, mode) != mode for name, mode in usual.items())
+
+
+def _does_not_answer(state: Readings) -> bool:
+    values = (*state.values(), *_at(state, "accumulators").values())
+    return any(isinstance(value, str) and any(code in value for code in GONE) for value in values)
+
+
+def _asks_for_recovery(state: Readings) -> bool:
+    action = state.get("recovery_action")
+    return isinstance(action, str) and action in {"reset", "reboot", "drain peer-to-peer", "drain and reset"}
+
+
+def _fabric_is_down(state: Readings) -> bool:
+    fabric = state.get("fabric")
+    return isinstance(fabric, str) and fabric not in {"completed", "N/A", "not supported", "no permission"}
+
+
+_SHOWN: dict[str, Callable[[Readings], bool]] = {
+    "throttled": lambda state: bool(state.get("unfit")),
+    "memory errors": _has_errors,
+    "shared": _is_shared,
+    "power cap": _is_capped,
+    "clocks": lambda state: CLOCKS_SET in _list(state.get("normal")),
+    "partition": _is_partitioned,
+    "recovery": _asks_for_recovery,
+    "fabric": _fabric_is_down,
+    "no answer": _does_not_answer,
+}
+
+
+def _firmware_differs(check: CheckResult) -> bool:
+    versions = [_at(state, "firmware") for state in _states(check, None)]
+    return any(one != versions[0] for one in versions)
+
+
+def _lanes(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many lanes of a link must be up: every one to a switch; one to each neighbour in a direct mesh."""
+    links = [row.get("link") or {} for row in rows]
+    return max((int(link["links"]) for link in links if link.get("kind") == "nvlink"), default=1)
+
+
+def _links_are_bad(check: CheckResult, lanes: int) -> bool:
+    """Whether a link is down, is of another kind, has fewer lanes than it should or errors."""
+    start, before = _at(check.evidence.after, "start", "links"), _at(check.evidence.before, "links")
+    late = _at(check.evidence.after, "links")
+    links = [link for link in (*start.values(), *before.values(), *late.values()) if isinstance(link, dict)]
+    grew = any(
+        _is_number(_at(before, pair).get("errors"))
+        and _above(_at(late, pair).get("errors"), _at(before, pair)["errors"])
+        for pair in late
+    )
+    return grew or any(_is_down(link, lanes) for link in links) or _are_unlike(links)
+
+
+def _is_down(link: Readings, lanes: int) -> bool:
+    active = link.get("active")
+    few = active == "down" or (_is_number(active) and not _above(active, lanes - 1))
+    # Where each reading clears the counts, any error is a new one.
+    failed = link.get("errors_cleared") is True and _above(link.get("errors"), 0)
+    return few or failed or link.get("kind") == "pcie"
+
+
+def _are_unlike(links: list[Readings]) -> bool:
+    return len({(str(link.get("kind")), str(link.get("active"))) for link in links}) > 1

@@ -1,0 +1,210 @@
+"""Every machine that the matrix or devices.json names has a bound for every gated figure, and each bound
+proves where it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import derive, models, thresholds
+from stackcheck.matrix import resolve
+from workloads import gated, speed_conditions
+
+ROOT = Path(__file__).resolve().parents[3]
+ACCEPTANCE = ROOT / "tests" / "acceptance"
+RESULTS = ROOT / "docs" / "results"
+GPUS = [row["model"] for row in models.table() if row["vendor"] != "cpu"]
+NAMED = sorted(
+    {
+        (target.device, target.count)
+        for stack in resolve.load_stacks(ROOT)
+        for target in stack.tested_on
+        if target.device != "CPU"
+    }
+)
+every_gpu = pytest.mark.parametrize("model", GPUS)
+
+
+def without_bound(model: str, count: int) -> list[str]:
+    """The gated figures of the standard tier that have no bound, in any state of NVLink multicast."""
+    row = models.row(model)
+    entries = thresholds.load(thresholds.path_of(row["vendor"], model))
+    return [
+        f"{metric} {conditions}"
+        for metric, conditions in gated.figures(row, count, "standard")
+        for nvls in ("on", "off", "unavailable")
+        if thresholds.find(entries, metric, {"devices": 1, **conditions, "nvls": nvls}) is None
+    ]
+
+
+@pytest.mark.parametrize(("model", "count"), NAMED)
+def test_every_machine_of_the_matrix_has_a_bound_for_every_gated_figure(model: str, count: int) -> None:
+    assert count in derive.counts(model)
+    assert without_bound(model, count) == []
+
+
+@every_gpu
+def test_every_device_model_has_a_bound_for_every_gated_figure(model: str) -> None:
+    assert derive.counts(model)[0] == 1
+    for count in derive.counts(model):
+        assert without_bound(model, count) == []
+
+
+def test_the_matrix_names_what_was_measured() -> None:
+    assert {("H200", 1), ("H200", 2), ("H200", 4), ("H200", 8), ("MI300X", 8)} <= set(NAMED)
+
+
+@every_gpu
+def test_derived_bounds_are_what_the_rules_give_and_none_is_loose(model: str) -> None:
+    assert list(derive.problems(model)) == []
+
+
+def test_no_rule_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: set[int] = set()
+    basis = derive._basis
+
+    def noted(rule: derive.Rule, *rest: Any) -> Any:
+        used.add(id(rule))
+        return basis(rule, *rest)
+
+    monkeypatch.setattr(derive, "_basis", noted)
+    for model in GPUS:
+        derive.derived(model)
+    assert [rule for rule in derive.rules() if id(rule) not in used] == []
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """What the program of the derived bounds reads and writes."""
+    for name in ("harness", "vendors", "workloads", "thresholds", "published"):
+        shutil.copytree(ACCEPTANCE / name, tmp_path / name)
+    for name in ("devices.json", "derived.json"):
+        shutil.copy(ACCEPTANCE / name, tmp_path / name)
+    return tmp_path
+
+
+def derived_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness.derive", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_an_edited_derived_bound_is_drift_and_the_program_makes_it_anew(copied: Path) -> None:
+    file = copied / "thresholds/amd/MI300X.json"
+    before = file.read_text(encoding="utf-8")
+    file.write_text(before.replace('"bound": 650.2', '"bound": 600.0'), encoding="utf-8")
+    refused = derived_in(copied, "--check")
+    assert refused.returncode == 1
+    assert "bound 600, its basis gives 650.2" in refused.stderr
+    assert file.read_text(encoding="utf-8") != before
+    assert derived_in(copied).returncode == 0
+    assert file.read_text(encoding="utf-8") == before
+
+
+def test_a_measured_bound_replaces_the_derived_one_and_those_that_follow_from_it(copied: Path) -> None:
+    file = copied / "thresholds/nvidia/H200.json"
+    text = file.read_text(encoding="utf-8")
+    assert '"bound": 756.4' in text
+    file.write_text(text.replace('"bound": 756.4', '"bound": 770.0'), encoding="utf-8")
+    drifted = derived_in(copied, "--check").stderr
+    assert "H100: gemm_tflops" in drifted
+    assert derived_in(copied).returncode == 0
+    entries = json.loads((copied / "thresholds/nvidia/H100.json").read_text(encoding="utf-8"))["thresholds"]
+    (one,) = [e for e in entries if e["conditions"].get("k") == 8192 and e["conditions"]["dtype"] == "bf16"]
+    assert (one["basis"]["reference"], one["bound"]) == (770.0, 731.5)
+
+
+def test_a_new_gated_figure_needs_one_rule_for_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    new, known = "train_other_tokens_per_s_per_gpu", "train_tokens_per_s_per_gpu"
+    monkeypatch.setitem(thresholds.METRICS, new, thresholds.METRICS[known])
+    monkeypatch.setitem(speed_conditions.CONDITIONS, new, speed_conditions.CONDITIONS[known])
+    monkeypatch.setitem(gated.JOBS, new, gated.JOBS[known])
+    with pytest.raises(derive.DeriveError, match=f"no rule of derived.json is for {new}"):
+        derive.derived("H200")
+    rule = derive.Rule(metrics=[new], where={}, of={"metric": known}, share=0.8, because="a slower path")
+    rules = (*derive.rules(), rule)
+    monkeypatch.setattr(derive, "rules", lambda: rules)
+    made = {model: [e for e in derive.derived(model) if e["metric"] == new] for model in GPUS}
+    assert [entry["bound"] for entry in made["H200"]] == [8240.0, 8216.0, 7726.0]
+    assert {model for model, entries in made.items() if entries} >= {"MI300X", "B200", "A100"}
+
+
+@every_gpu
+def test_measured_bounds_have_their_results_here(model: str) -> None:
+    results = (json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.rglob("suites*.json"))
+    runs = {result["run_id"] for result in results}
+    for entry in derive.known(model):
+        if entry.kind == "measured":
+            assert set(entry.basis.get("runs", ())) <= runs, "their results are not in docs/results"
+            assert (ROOT / entry.basis.get("file", "docs/results")).exists()
+
+
+@every_gpu
+def test_public_figures_say_how_they_were_measured(model: str) -> None:
+    for row in derive.published(model):
+        assert row["unit"] == thresholds.METRICS[row["metric"]][0]
+        assert len(row["source"]) > 12
+        assert len(row["method"]) > 12
+        assert row["value"] > 0 < row["suggests"]
+
+
+# The first sitting measured in windows that met the power cap; no bound comes from it.
+EARLIER = {"suites-h200-x1-speed.json"}
+RUNS = [
+    *(path for path in sorted(RESULTS.glob("suites-h200-*.json")) if path.name not in EARLIER),
+    RESULTS / "certificate-h200-x2" / "result.json",
+]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_every_committed_figure_of_a_healthy_h200_meets_its_bound(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    entries = thresholds.load(thresholds.path_of("nvidia", "H200"))
+    low = [
+        f"{metric['name']} {metric['value']} {entry.bound}"
+        for check in document["checks"]
+        for metric in check["metrics"]
+        if metric["verdict"] == "pass"
+        and speed_conditions.reaches(metric["name"], metric["conditions"])
+        and (entry := thresholds.find(entries, metric["name"], metric["conditions"]))
+        and not entry.accepts(metric["value"])
+    ]
+    assert low == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_list_of_gated_figures_is_what_a_run_judged(count: int) -> None:
+    """The list is made without a device, and the run was on H200s: both must name the same figures."""
+    document = json.loads((RESULTS / f"suites-h200-x{count}-gate.json").read_text(encoding="utf-8"))
+    judged = [
+        (metric["name"], metric["conditions"])
+        for check in document["checks"]
+        for metric in check["metrics"]
+        if metric["verdict"] in {"pass", "fail", "no_threshold"}
+    ]
+    # The job of FSDP2 came after these runs.
+    every = gated.figures(models.row("H200"), count, "standard")
+    listed = [figure for figure in every if figure[0] != "train_fsdp2_tokens_per_s_per_gpu"]
+    assert len(every) == len(listed) + 1
+    found = Counter(
+        (metric, json.dumps(conditions, sort_keys=True))
+        for metric, recorded in judged
+        for metric_listed, conditions in listed
+        if metric == metric_listed and all(recorded.get(key) == value for key, value in conditions.items())
+    )
+    assert found == Counter((metric, json.dumps(known, sort_keys=True)) for metric, known in listed)
+    assert len(judged) == len(listed)
+
+
+def test_nothing_is_gated_on_a_cpu_or_in_smoke() -> None:
+    assert gated.figures(models.row("CPU"), 1, "standard") == []
+    assert gated.figures(models.row("H200"), 8, "smoke") == []
+    listed = {metric for metric, _ in gated.figures(models.row("H200"), 8, "standard")}
+    assert listed == set(thresholds.METRICS)

@@ -1,0 +1,168 @@
+"""How far a certificate reaches: tier, device model, count, class of bounds, architectures and waivers."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import result_files
+from small_checkout import call
+from small_images import NOW, certify
+from small_target import HOUR, Publisher
+from stackcheck.certificate import keys
+from stackcheck.certificate.statement import VSA
+from stackcheck.certificate.verify import CERTIFYING_TIER
+from stackcheck.errors import CertificateError
+from stackcheck.matrix import matrix
+from stackcheck.matrix.policy import Waiver
+
+if TYPE_CHECKING:
+    from small_images import SmallImage
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+
+ROOT = Path(__file__).resolve().parents[3]
+GPU: dict[str, Any] = {"device_model": "H200", "driver": "580.95.05"}
+WAIVED = "test_a.py::test_one[2]"
+
+
+def h200s(count: int) -> dict[str, Any]:
+    host = result_files.host("nvidia", *["H200"] * count, driver="580.95.05")
+    for device in host["devices"]:
+        device["arch"] = "sm_90"
+    return host
+
+
+def waiver(until: str) -> Waiver:
+    return Waiver.model_validate(
+        {
+            "check": "test_a.py::test_one",
+            "stacks": ["*"],
+            "reason": "known and harmless",
+            "issue": "pytorch/pytorch#196678",
+            "by": "an owner",
+            "until": until,
+        }
+    )
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(tmp_path)
+
+
+@pytest.fixture
+def image(publisher: Publisher) -> SmallImage:
+    return publisher.image(b"one")
+
+
+def refusal(publisher: Publisher, **wanted: Any) -> CertificateError:
+    with pytest.raises(CertificateError) as error:
+        publisher.verify(**wanted)
+    assert error.value.next_step
+    return error.value
+
+
+def test_the_summary_names_tier_model_count_architectures_and_class_of_bounds(
+    publisher: Publisher, image: SmallImage
+) -> None:
+    said = certify(
+        image, publisher.key, host=h200s(2), archs=("sm_80", "sm_90", "sm_100"), bound_class="published"
+    )[-1].statement
+    assert said.predicate_type == VSA
+    assert said.predicate["verifiedLevels"] == [
+        "STACKCHECK_CERTIFIED",
+        "STACKCHECK_BOUNDS_PUBLISHED",
+        "STACKCHECK_H200",
+        "STACKCHECK_H200_X2",
+        "STACKCHECK_SM_90",
+        "STACKCHECK_TIER_STANDARD",
+    ]
+    facts = said.predicate["urn:stackcheck:certificate:v1"]
+    assert (facts["run"]["tier"], facts["host"]["deviceCount"]) == ("standard", 2)
+    assert facts["archs"] == {"ran": ["sm_90"], "staticOnly": ["sm_80", "sm_100"]}
+    assert facts["bounds"] == {"published": 1}
+
+
+def test_the_default_tiers_of_verify_are_those_of_the_policy() -> None:
+    assert dict(matrix.load(ROOT / "matrix.yaml").policy.certifies) == CERTIFYING_TIER
+
+
+def test_a_lower_tier_is_refused_unless_the_reader_accepts_it(
+    publisher: Publisher, image: SmallImage
+) -> None:
+    publisher.publish(image, host=h200s(1), tier="smoke")
+    error = refusal(publisher, **GPU)
+    assert "the image's state is `tested`" in str(error)
+    assert (error.got, error.expected) == ("smoke", "standard, or a more thorough tier")
+    assert publisher.verify(**GPU, tier="smoke")
+    assert refusal(publisher, **GPU, tier="soak").got == "smoke"
+
+
+def test_a_host_with_more_devices_than_were_tested_together_is_refused(
+    publisher: Publisher, image: SmallImage
+) -> None:
+    publisher.publish(image, host=h200s(1))
+    error = refusal(publisher, **GPU, devices=2)
+    assert error.got == "2 devices on this host, 1 in the certificate"
+    assert "--devices 1" in str(error)
+    assert publisher.verify(**GPU, devices=1)
+
+
+def test_another_model_is_refused_and_the_certified_machines_are_named_with_their_counts(
+    publisher: Publisher, image: SmallImage
+) -> None:
+    publisher.publish(image, host=h200s(8))
+    error = refusal(publisher, device_model="H100", driver="580.95.05")
+    assert (error.got, error.expected) == (
+        "H100 with driver 580.95.05",
+        "H200 x8 with driver 580.95.05",
+    )
+
+
+def test_a_newer_certificate_of_fewer_devices_does_not_hide_one_that_is_enough(
+    publisher: Publisher, image: SmallImage
+) -> None:
+    publisher.publish(image, host=h200s(8))
+    publisher.publish(image, host=h200s(1), now=NOW + HOUR)
+    assert publisher.verify(**GPU, devices=8).verified_at == NOW
+    assert publisher.verify(**GPU, devices=1).verified_at == NOW + HOUR
+
+
+def test_a_reader_may_refuse_waivers(publisher: Publisher, image: SmallImage) -> None:
+    publisher.publish(image, outcome="failed", waivers=(waiver("2999-12-31"),))
+    assert publisher.verify().facts["warned"] == [WAIVED]
+    error = refusal(publisher, waivers=False)
+    assert (error.got, error.expected) == (WAIVED, "no waived check (--no-waivers)")
+
+
+def test_a_waiver_that_was_not_needed_is_no_reason_to_refuse(publisher: Publisher, image: SmallImage) -> None:
+    publisher.publish(image, waivers=(waiver("2999-12-31"),))
+    assert publisher.verify(waivers=False)
+
+
+def test_a_waived_check_is_refused_once_its_waiver_has_ended(publisher: Publisher, image: SmallImage) -> None:
+    last = NOW.date() + dt.timedelta(days=2)
+    publisher.publish(image, outcome="failed", waivers=(waiver(last.isoformat()),))
+    assert publisher.verify(now=NOW + dt.timedelta(days=2))
+    error = refusal(publisher, now=NOW + dt.timedelta(days=3))
+    assert error.got == f"{WAIVED} was waived until {last}"
+
+
+def test_verify_shows_what_never_ran_and_what_the_bounds_rest_on(
+    publisher: Publisher, image: SmallImage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = dt.datetime.now(dt.UTC)
+    host = h200s(1)
+    publisher.publish(image, host=host, archs=("sm_90", "sm_100"), bound_class="derived", now=now)
+    public = tmp_path / "publisher.pub"
+    public.write_bytes(keys.public_pem(publisher.key.public_key()))
+    asked = ("--device-model", "H200", "--driver", "580.95.05", "--key", public)
+    done = call(capsys, "verify", publisher.reference, *asked)
+    assert done.code == 0, done.err
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert {"tier standard", "devices 1", "bounds 1 derived", "static_only sm_100"} <= set(lines)
+    assert "note: static only: sm_100" in done.err
