@@ -150,6 +150,7 @@ def test_fp8_is_worth_it(
     for name, record in records.items():
         assert "error" not in record, f"the {name} job raised:\n{record['error']}"
         assert record["problems"] == [], "\n".join(record["problems"])
+        assert record["performance"] is not None, f"no step of {name} was timed: {record['phases_s']}"
         rates[name] = record["performance"]["tokens_per_s_per_gpu"]
         peaks[name] = record["memory"]["allocated_gib"]
         told = {"precision": name, "recipe": recipe}

@@ -11,7 +11,6 @@ import package_standins
 from kernel_checks import Check
 from workloads import compiled_gradients, compiled_models, package_layers, triton_kernels
 
-
 SHAPES = ((136, 72, 96),)
 
 

@@ -60,12 +60,12 @@ def product(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             other=0.0,
         )
         if TRANSPOSED:
-            turned = tl.load(
+            flipped = tl.load(
                 b + column[:, None] * k + depth[None, :],
                 mask=(column < n)[:, None] & (depth < k)[None, :],
                 other=0.0,
             )
-            y = tl.trans(turned)
+            y = tl.trans(flipped)
         else:
             y = tl.load(
                 b + depth[:, None] * n + column[None, :],
@@ -113,8 +113,8 @@ def twice(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     for step in range(long):
         start = (tl.program_id(0) * long + step) * SIDE * SIDE
         total += tl.dot(tl.load(a + start + square), tl.load(b + start + square), input_precision="ieee")
-        turned = tl.trans(tl.load(c + start + square))
-        total += tl.dot(turned, tl.load(d + start + square), input_precision="ieee")
+        flipped = tl.trans(tl.load(c + start + square))
+        total += tl.dot(flipped, tl.load(d + start + square), input_precision="ieee")
     tl.store(out + tl.program_id(0) * SIDE * SIDE + square, total.to(out.dtype.element_ty))
 
 
