@@ -5,6 +5,7 @@ name.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import statistics
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from world import World
 
+WINDOW_S = 60.0
 TRACKED = (
     "NCCL_",
     "RCCL_",
@@ -159,5 +161,18 @@ def speed(step_s: list[float], units_per_step: float, gpus: int, unit: str) -> d
         f"{unit}_per_s_per_gpu_p5": share / times["p95"],
         f"{unit}_per_s_per_gpu_p95": share / times["p5"],
         f"{unit}_per_s_per_gpu_wall": share * len(step_s) / sum(step_s),
+        f"{unit}_per_s_per_gpu_by_minute": by_minute(step_s, share),
         "timed_steps": len(step_s),
     }
+
+
+def by_minute(step_s: list[float], share: float) -> list[float]:
+    """The rate in each minute of the timed steps, without the last minute if it is not whole. It shows a
+    chip that slows down as it heats up.
+    """
+    ends = list(itertools.accumulate(step_s))
+    minutes: dict[int, list[float]] = {}
+    for seconds, end in zip(step_s, ends, strict=True):
+        minutes.setdefault(int(end // WINDOW_S), []).append(seconds)
+    whole = int(ends[-1] // WINDOW_S)
+    return [share * len(times) / sum(times) for minute, times in minutes.items() if minute < whole]

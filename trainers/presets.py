@@ -112,6 +112,8 @@ def _tiny(config: Any, seq_len: int = 64, lr: float = 3e-3, unit: str = "tokens"
 
 PRESETS: dict[tuple[str, str], Preset] = {
     ("llama", "tiny"): _tiny(_TINY_LLAMA),
+    # No size divides by many ranks: the vocabulary and the hidden width are odd.
+    ("llama", "tiny-uneven"): _tiny(dataclasses.replace(_TINY_LLAMA, width=66, ffn=161, vocab=257)),
     ("llama", "1b"): Preset(
         config=_llama(16, 2048, 32, 8192, head_dim=64, tied=True),
         seq_len=8192,

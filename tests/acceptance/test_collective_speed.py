@@ -16,6 +16,9 @@ CPU_RANKS = 2
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NVLS"}
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TIMEOUT_S = 300
+# A sum of float32 moves the same bytes over the same links with half of the additions. Both are timed in one
+# launch, so the share needs no bound of the device model; it holds on every one.
+LEAST_FP32_SHARE = 0.9
 SHARED_FAILED = "the launch that these checks share failed; look at the first check that failed in this file"
 
 
@@ -93,7 +96,7 @@ def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric:
     graphed = {figure["bytes"] for figure in figures if figure["mode"] == "graph"}
     curve = {}
     for figure in figures:
-        if figure["mode"] == "values":
+        if figure["mode"] in {"values", "fp32"}:
             continue
         name, repeats, unit = reading(figure, operation, ranks)
         value, eager = statistics.median(repeats), figure["mode"] == "eager"
@@ -166,6 +169,35 @@ def test_all_to_all_busbw(curves_of: Callable[[str], None]) -> None:
     size.
     """
     curves_of("all_to_all")
+
+
+@pytest.mark.tier("standard")
+def test_fp32_beside_bf16_speed(
+    timed: dict[str, Any], ranks: int, acceptance: AcceptanceSession, record_metric: RecordMetric
+) -> None:
+    """Sums of float32, in which gradients are reduced, are as fast as sums of as many bytes of bfloat16."""
+    by_mode = {(f["op"], f["bytes"], f["mode"]): f for f in timed["figures"]}
+    wide = [key for key in by_mode if key[2] == "fp32"]
+    assert wide, "no sum of float32 was timed"
+    slow = []
+    for op, size, _ in wide:
+        other = "eager" if acceptance.shares_devices else "torch"
+        pair = {"fp32": by_mode[op, size, "fp32"], "bf16": by_mode[op, size, other]}
+        rate = {}
+        for dtype, figure in pair.items():
+            repeats = [
+                speed_outliers.busbw_gb_per_s(op, figure["moved"], s, ranks) for s in figure["seconds"]
+            ]
+            rate[dtype] = value = statistics.median(repeats)
+            conditions = {"bytes": size, "dtype": dtype, "nvls": timed["nvls"]}
+            record_metric(f"{op}_torch_busbw", value, unit="GB/s", repeats=repeats, conditions=conditions)
+        if not rate["fp32"] >= LEAST_FP32_SHARE * rate["bf16"]:
+            slow.append(
+                f"{op} of {size} B: {rate['fp32']:.1f} GB/s in fp32, {rate['bf16']:.1f} in bf16; "
+                f"expected at least {LEAST_FP32_SHARE:.0%} of it"
+            )
+    # Without links and with a busy processor the share says nothing.
+    assert not slow or acceptance.shares_devices, "\n".join(slow)
 
 
 @pytest.mark.tier("standard")

@@ -6,14 +6,21 @@ from typing import Any
 import pytest
 
 from harness import skips
-from harness.fixtures import Launch
+from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
-from workloads import cases
+from workloads import cases, margins
 
 CPU_RANKS = 2
 HANG_S = 3.0
 # A waiting rank must notice within this much more time: a process group checks its clock every second.
 NOTICED_S = 20.0
+# Only the library's log says whether switches add; these lines are written when a group is set up.
+LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NVLS"}
+TIMEOUT_S = {"smoke": 120, "standard": 240, "soak": 1800}
+CYCLE_S = 20.0  # to set up and tear down a world; it takes less than a second
+# What a process may hold more of after all worlds than after the first ones. One that is left behind holds
+# descriptors, threads, and on a GPU tens of MiB.
+GROWTH = {"descriptors": 3.0, "threads": 3.0, "host_mib": 64.0, "device_mib": 64.0}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,24 +35,29 @@ def kept() -> dict[str, Any]:
 
 
 @pytest.fixture
-def values(
-    kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int
-) -> Callable[[str], None]:
+def shared(kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int) -> dict[str, Any]:
+    """The report of the launch that these checks share."""
+    if "report" not in kept:
+        assert "report not made" not in kept, (
+            "the launch that these checks share failed; look at the first check that failed in this file"
+        )
+        kept["report not made"] = True
+        arguments = ("collective_values.py", "--tier", acceptance.tier)
+        log = {**LOG, "NCCL_DEBUG_FILE": str(acceptance.result_dir / "nccl-values.%h.%p")}
+        timeout_s = TIMEOUT_S[acceptance.tier]
+        kept["report"] = launch(*arguments, nproc=ranks, timeout_s=timeout_s, env=log)
+    report: dict[str, Any] = kept["report"]
+    assert report["ranks"] == ranks, f"{report['ranks']} ranks took part, expected {ranks}"
+    return report
+
+
+@pytest.fixture
+def values(shared: dict[str, Any], record_metric: RecordMetric) -> Callable[[str], None]:
     """Judge one operation of the shared launch, which uses exact data."""
-
-    def judge(operation: str) -> None:
-        if "report" not in kept:
-            assert "report not made" not in kept, (
-                "the launch that these checks share failed; look at the first check that failed in this file"
-            )
-            kept["report not made"] = True
-            arguments = ("collective_values.py", "--tier", acceptance.tier)
-            kept["report"] = launch(*arguments, nproc=ranks, timeout_s=120)
-        report = kept["report"]
-        assert report["ranks"] == ranks, f"{report['ranks']} ranks took part, expected {ranks}"
-        cases.require({"cases": [c for c in report["cases"] if c["name"].startswith(f"{operation}: ")]})
-
-    return judge
+    return lambda operation: cases.require(
+        {"cases": [case for case in shared["cases"] if case["name"].startswith(f"{operation}: ")]},
+        record_metric,
+    )
 
 
 def test_all_reduce_values(values: Callable[[str], None]) -> None:
@@ -120,6 +132,72 @@ def test_collectives_keep_their_input(values: Callable[[str], None]) -> None:
 def test_coalesced_collectives(values: Callable[[str], None]) -> None:
     """Several tensors in one coalesced call each end with their own values."""
     values("coalesced")
+
+
+@pytest.mark.tier("standard")
+def test_counts_around_powers_of_two(values: Callable[[str], None]) -> None:
+    """Every collective is exact at every power of two, and one and three elements beside it."""
+    values("counts")
+
+
+@pytest.mark.tier("standard")
+def test_group_of_one(values: Callable[[str], None]) -> None:
+    """Every collective of a group of one rank, a mean included, gives it its own values to the last
+    element.
+    """
+    values("group_of_one")
+
+
+@pytest.mark.tier("standard")
+def test_module_used_twice(values: Callable[[str], None]) -> None:
+    """With FSDP2, a block that runs twice and tied weights have the gradients of the unsharded model."""
+    values("used_twice")
+
+
+@pytest.mark.tier("standard")
+def test_same_bits_from_call_to_call(shared: dict[str, Any], record_metric: RecordMetric) -> None:
+    """The same sum of the same 16-bit data has the same bits 50 times on every rank, unless switches add."""
+    figures = shared["repeats"]
+    assert figures, "no reduction was repeated"
+    for figure in figures:
+        conditions = {key: figure[key] for key in ("op", "dtype", "bytes", "repeats")}
+        different = float(figure["different"])
+        record_metric(
+            "results_with_other_bits",
+            different,
+            unit="calls",
+            conditions={**conditions, "nvls": shared["nvls"]},
+        )
+    restless = [
+        f"{f['op']} of {f['dtype']}, {f['bytes']} B: {f['different']} of {f['repeats']} results differ"
+        for f in figures
+        if f["different"]
+    ]
+    most = max(figure["different"] for figure in figures)
+    if shared["nvls"] != "on":
+        margins.record(record_metric, margins.of(most, 0), len(figures))
+    # The order in which a switch adds is its own; those results are recorded only.
+    assert not restless or shared["nvls"] == "on", "\n".join(restless)
+
+
+@pytest.mark.tier("standard")
+def test_groups_set_up_and_torn_down(shared: dict[str, Any], record_metric: RecordMetric) -> None:
+    """A world that is set up and torn down again and again, with and without a device id, works each time
+    and leaves nothing behind.
+    """
+    assert shared["groups"], "no world was set up"
+    for ways in shared["groups"]:
+        way = ways["way"]
+        assert not ways["stuck"], f"{way}: a world was not set up and torn down in 30 s"
+        conditions = {"way": way, "cycles": ways["cycles"]}
+        record_metric("world_cycle_s", ways["median_s"], unit="s", conditions=conditions)
+        for name, grown in ways["grown"].items():
+            record_metric(f"world_cycle_growth_{name}", grown, unit=name, conditions=conditions)
+        assert not ways["wrong"], f"{way}: the sums of worlds {ways['wrong']} were wrong"
+        slowest = ways["slowest_s"]
+        assert slowest <= CYCLE_S, f"{way}: the slowest world took {slowest:.1f} s, expected {CYCLE_S:g} s"
+        more = {name: grown for name, grown in ways["grown"].items() if not grown <= GROWTH[name]}
+        assert not more, f"{way}: after {ways['counted']} more worlds this process holds more: {more}"
 
 
 @pytest.mark.tier("standard")

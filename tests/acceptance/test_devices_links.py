@@ -14,7 +14,7 @@ from harness.fixtures import OnDevice, RecordMetric
 from harness.readings import Findings, known, needs_pair, of, only_with, while_busy
 from harness.session import AcceptanceSession, every_device
 from vendors import Device, Host, Link, Reading, is_known
-from workloads import speed_outliers
+from workloads import margins, speed_outliers
 
 LOAD_S = 2.0
 PEER_TIMEOUT_S = 300
@@ -96,10 +96,14 @@ def test_peer_copies_arrive(
     host: Host,
     device_row: Mapping[str, Any],
     on_device: OnDevice,
+    *,
+    record_metric: RecordMetric,
 ) -> None:
     """A pattern copied between every ordered pair arrives bit for bit; linked pairs copy without the host."""
     needs_pair(len(devices))
     copies = on_device("workloads.devices:peer_copies", timeout_s=300, env=vendor.child_environment(devices))
+    wrong_elements = sum(copy["wrong_elements"] for copy in copies)
+    margins.record(record_metric, margins.of(wrong_elements, 0), len(copies))
     assert len(copies) == len(devices) * (len(devices) - 1)
     linked = {
         frozenset((link.a, link.b))

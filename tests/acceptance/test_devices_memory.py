@@ -3,10 +3,11 @@
 import pytest
 
 import vendors
-from harness.fixtures import OnDevice
+from harness.fixtures import OnDevice, RecordMetric
 from harness.readings import Findings, only_with
 from harness.session import AcceptanceSession, every_device
 from vendors import Absence, Device
+from workloads import margins
 
 SHARE, LEAST_SHARE = 0.95, 0.85  # of the free memory: how much to test, and how much must be tested
 SECONDS = {"standard": 10.0, "soak": 1800.0}  # after which no further pattern begins
@@ -38,7 +39,9 @@ def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) 
 
 
 @pytest.mark.tier("standard")
-def test_memory_holds_patterns(ranks: int, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_memory_holds_patterns(
+    ranks: int, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Most of every device's free memory keeps what is written: own addresses, checkerboards, walking
     bits.
     """
@@ -47,6 +50,8 @@ def test_memory_holds_patterns(ranks: int, acceptance: AcceptanceSession, on_dev
     found = on_device(
         "workloads.memory:patterns", share=SHARE, seconds=seconds, timeout_s=4 * seconds + MARGIN_S
     )
+    wrong = sum(one["errors"] for one in found)
+    margins.record(record_metric, margins.of(wrong, 0), sum(len(one["passes"]) for one in found))
     assert len(found) == ranks, f"{len(found)} devices were tested, expected {ranks}"
     for one in found:
         covered = f"device {one['device']}: {one['bytes'] / 2**30:.1f} GiB, {len(one['passes'])} patterns"

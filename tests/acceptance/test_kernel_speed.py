@@ -65,8 +65,10 @@ def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, perf=True)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_convolution_halves(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_convolution_halves(
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Convolution in half precision takes neither more time nor more memory than in float32."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "a CPU has no matrix units for half precision")
-    cases.require(on_device(convolution_halves.check, dtype=dtype, timeout_s=300))
+    cases.require(on_device(convolution_halves.check, dtype=dtype, timeout_s=300), record_metric)

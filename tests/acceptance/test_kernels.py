@@ -5,7 +5,7 @@ failed.
 import pytest
 
 from harness import skips
-from harness.fixtures import Launch, OnDevice
+from harness.fixtures import Launch, OnDevice, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import (
     activations,
@@ -24,6 +24,7 @@ from workloads import (
     large_tensors,
     linear_losses,
     losses,
+    margins,
     norms,
     optimizers,
     project_kernels,
@@ -45,164 +46,178 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_gemm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_gemm(
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Matrix products of every layout and edge size are as exact as their precision allows, forward and
     backward.
     """
-    cases.require(on_device(gemm.check, dtype=dtype, tier=acceptance.tier))
+    cases.require(on_device(gemm.check, dtype=dtype, tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.gpus(1)
-def test_fp8_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_fp8_gemm(acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """8-bit casts keep every value, and scaled products in the architecture's own format are right."""
-    cases.require(on_device(fp8.check, tier=acceptance.tier))
+    cases.require(on_device(fp8.check, tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.gpus(1)
-def test_fp8_recipes(on_device: OnDevice) -> None:
+def test_fp8_recipes(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """8-bit products with a scale for each tensor or each row are right for any number of rows, and read
     nothing beside their operands and scales.
     """
     skips.if_lacking(on_device(fp8_recipes.lacks))
-    cases.require(on_device(fp8_recipes.check))
+    cases.require(on_device(fp8_recipes.check), record_metric)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_attention(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_attention(
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Attention as a trainer calls it is right forward and backward: masked, grouped, with peaked scores."""
-    cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier))
+    cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_rms_norm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_rms_norm(
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """RMSNorm and its gradients are right for many widths and scales, zero rows and a huge element."""
-    cases.require(on_device(norms.check, norm="rms_norm", dtype=dtype, tier=acceptance.tier))
+    cases.require(on_device(norms.check, norm="rms_norm", dtype=dtype, tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_layer_norm(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_layer_norm(
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """LayerNorm and its gradients are right for many widths and scales, constant rows and a huge element."""
-    cases.require(on_device(norms.check, norm="layer_norm", dtype=dtype, tier=acceptance.tier))
+    cases.require(on_device(norms.check, norm="layer_norm", dtype=dtype, tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_cross_entropy(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_cross_entropy(
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Cross entropy and its gradient are right for large vocabularies, peaked logits and ignored rows."""
-    cases.require(on_device(losses.check, dtype=dtype, tier=acceptance.tier))
+    cases.require(on_device(losses.check, dtype=dtype, tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_project_triton_kernels(on_device: OnDevice) -> None:
+def test_project_triton_kernels(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """The trainers' own Triton kernels compile in this image and are right."""
     if not on_device(project_kernels.available):
         skips.without_feature("gpu", "Triton kernels need a GPU")
-    cases.require(on_device(project_kernels.check, timeout_s=300))
+    cases.require(on_device(project_kernels.check, timeout_s=300), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["plain", "chunked", "liger"])
-def test_linear_cross_entropy(way: str, on_device: OnDevice) -> None:
+def test_linear_cross_entropy(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Output layer and loss together (plain, in chunks or fused) give the right loss and both gradients."""
     skips.if_lacking(on_device(linear_losses.lacks, way=way))
-    cases.require(on_device(linear_losses.check, way=way, dtype="bf16", timeout_s=300))
+    cases.require(on_device(linear_losses.check, way=way, dtype="bf16", timeout_s=300), record_metric)
 
 
 @pytest.mark.gpus(1)
-def test_fp32_is_ieee_by_default(on_device: OnDevice) -> None:
+def test_fp32_is_ieee_by_default(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """A float32 product is computed in float32 by default; TF32, with errors of 3e-4, must be requested."""
-    cases.require(on_device(gemm.default_precision))
+    cases.require(on_device(gemm.default_precision), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """With TF32 requested, matrix products are as exact as its ten bits allow."""
     if not on_device(arch.has_tf32):
         skips.without_feature("tf32", "this architecture has no TF32 that PyTorch's switch could turn on")
-    cases.require(on_device(gemm.check, dtype="tf32", tier=acceptance.tier))
+    cases.require(on_device(gemm.check, dtype="tf32", tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_activations_and_rope(dtype: str, on_device: OnDevice) -> None:
+def test_activations_and_rope(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """SwiGLU, GELU and rotary embedding are right at odd widths, extreme inputs and far positions."""
-    cases.require(on_device(activations.check, dtype=dtype))
+    cases.require(on_device(activations.check, dtype=dtype), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_softmax_and_reductions(dtype: str, acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_softmax_and_reductions(
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Softmax, sums, extremes and prefix sums are right for odd lengths, strides, masked rows and NaN."""
-    cases.require(on_device(reductions.check, dtype=dtype, tier=acceptance.tier))
+    cases.require(on_device(reductions.check, dtype=dtype, tier=acceptance.tier), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_embedding(dtype: str, on_device: OnDevice) -> None:
+def test_embedding(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Embedding copies rows bit for bit, and adds up the gradients of repeated indices."""
-    cases.require(on_device(embedding.check, dtype=dtype))
+    cases.require(on_device(embedding.check, dtype=dtype), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_convolution(dtype: str, on_device: OnDevice) -> None:
+def test_convolution(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Convolution and its gradients are right in one to three dimensions and in every memory layout, and
     repeat bit for bit.
     """
     skips.if_lacking(on_device(convolution.lacks, dtype=dtype))
-    cases.require(on_device(convolution.check, dtype=dtype, timeout_s=300))
+    cases.require(on_device(convolution.check, dtype=dtype, timeout_s=300), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_adamw(on_device: OnDevice) -> None:
+def test_adamw(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Fused, foreach and plain AdamW follow the formula for a hundred steps."""
-    cases.require(on_device(optimizers.check))
+    cases.require(on_device(optimizers.check), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_grouped_gemm(on_device: OnDevice) -> None:
+def test_grouped_gemm(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Grouped products give each expert its own result, also for experts with no row or one."""
     skips.if_lacking(on_device(grouped_gemm.lacks))
-    cases.require(on_device(grouped_gemm.check))
+    cases.require(on_device(grouped_gemm.check), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_compiled_block(dtype: str, on_device: OnDevice) -> None:
+def test_compiled_block(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """A compiled transformer block has no graph break, recompiles at most once, and is as exact as eager."""
-    cases.require(on_device(compiled_block.check, dtype=dtype, timeout_s=300))
+    cases.require(on_device(compiled_block.check, dtype=dtype, timeout_s=300), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
-def test_determinism(dtype: str, on_device: OnDevice) -> None:
+def test_determinism(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Operations that PyTorch documents as deterministic give the same bits every time."""
-    cases.require(on_device(repeatability.deterministic, dtype=dtype, repeats=50))
+    cases.require(on_device(repeatability.deterministic, dtype=dtype, repeats=50), record_metric)
 
 
 @pytest.mark.gpus(1)
-def test_graph_replay(on_device: OnDevice) -> None:
+def test_graph_replay(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """A captured graph gives the same bits as eager mode, forward and backward."""
-    cases.require(on_device(repeatability.graph_replay, dtype="bf16"))
+    cases.require(on_device(repeatability.graph_replay, dtype="bf16"), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_graph_in_new_processes(acceptance: AcceptanceSession, on_device: OnDevice) -> None:
+def test_graph_in_new_processes(
+    acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Hundreds of replays of a captured block give the bits of eager mode, in each of several processes."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "a CPU has no graphs")
@@ -211,34 +226,42 @@ def test_graph_in_new_processes(acceptance: AcceptanceSession, on_device: OnDevi
         environment = {**graph_processes.ENVIRONMENT, "STACKCHECK_GRAPH_PROCESS": str(number)}
         report = on_device(graph_processes.check, env=environment, dtype="bf16", replays=GRAPH_REPLAYS)
         found += [{**case, "name": f"process {number}: {case['name']}"} for case in report["cases"]]
-    cases.require({"cases": found})
+    cases.require({"cases": found}, record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_beyond_32_bits(on_device: OnDevice) -> None:
+def test_beyond_32_bits(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Tensors with more than 2^31 elements are indexed right."""
     skips.if_lacking(on_device(large_tensors.lacks))
-    cases.require(on_device(large_tensors.check))
+    cases.require(on_device(large_tensors.check), record_metric)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("limit", sorted(large_models.LIMITS))
 @pytest.mark.parametrize("operation", sorted(large_models.OPERATIONS))
-def test_sizes_of_models(operation: str, limit: str, on_device: OnDevice) -> None:
+def test_sizes_of_models(
+    operation: str, limit: str, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
     """Operations of a training step are right with more elements than 31 and 32 bits can count."""
     count = large_models.LIMITS[limit]
     skips.if_lacking(on_device(large_models.lacks, operation=operation, limit=count))
-    cases.require(on_device(large_models.check, operation=operation, limit=count, timeout_s=300))
+    cases.require(
+        on_device(large_models.check, operation=operation, limit=count, timeout_s=300), record_metric
+    )
 
 
 @pytest.mark.tier("standard")
-def test_no_silent_corruption(ranks: int, acceptance: AcceptanceSession, launch: Launch) -> None:
+def test_no_silent_corruption(
+    ranks: int, acceptance: AcceptanceSession, launch: Launch, record_metric: RecordMetric
+) -> None:
     """Matrix products at full power give the same bits at every repeat and on every device."""
     seconds = SCREEN_S[acceptance.tier] if acceptance.vendor != "cpu" else 0.5
     acceptance.ended.expect(seconds)
     found = launch("corruption_screen.py", seconds, nproc=ranks, timeout_s=seconds + 90)["devices"]
+    differing = sum(len(one["differences"]) + (one["golden"] != one["expected"]) for one in found)
+    margins.record(record_metric, margins.of(differing, 0), sum(2 * one["repeats"] for one in found))
     assert len(found) == ranks, f"{len(found)} devices were tested, expected {ranks}"
     wrong = [f"rank {rank}: {text}" for rank, one in enumerate(found) for text in one["differences"]]
     assert not wrong, "bits changed between repeats\n" + "\n".join(wrong)

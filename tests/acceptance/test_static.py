@@ -6,6 +6,7 @@ FlashAttention have code for each architecture, and the vendor's compiler, if th
 """
 
 import importlib.util
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,10 @@ SHARED_BYTES = {
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
 }
+BLOCK, TILES = 64, ((32, 4), (128, 8))  # the tile of most checks, by 4 warps, and others
+MATRIX_OF_BF16 = re.compile(
+    r"bf16|^tcgen05\.mma\S*kind::f16"
+)  # one kind of tcgen05 has both formats of 16 bits
 COMPILE_TIMEOUT_S = 300
 FP8_INSTRUCTIONS = ("fp8", "bf8", "f8f6f4", "e4m3", "e5m2")
 Compile = Callable[..., Mapping[str, Any]]
@@ -70,12 +75,20 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
         skips.without_package("triton", "Triton is not part of this stack")
     cache = {"TRITON_CACHE_DIR": str(acceptance.result_dir / "triton")}
 
-    def compile_(kernel: str, arch: str, dtype: str, *, may_refuse: bool = False) -> Mapping[str, Any]:
+    def compile_(
+        kernel: str, arch: str, dtype: str, *, may_refuse: bool = False, block: int = BLOCK, warps: int = 4
+    ) -> Mapping[str, Any]:
         backend = "amd" if arch.startswith("gfx") else "nvidia"
         if backend not in in_child("workloads.machine_code:backend_names", env=cache):
             skips.without_arch(arch, f"this Triton has no {backend} backend")
         found: Mapping[str, Any] = in_child(
-            "workloads.machine_code:compiled", kernel=kernel, arch=arch, dtype=dtype, env=cache
+            "workloads.machine_code:compiled",
+            kernel=kernel,
+            arch=arch,
+            dtype=dtype,
+            env=cache,
+            block=block,
+            warps=warps,
         )
         if found["error"] and not may_refuse and archs and arch not in archs:
             skips.without_arch(
@@ -118,6 +131,25 @@ def test_registers_and_shared_memory_suffice(compiled: Compile, arch: str, kerne
     limit = SHARED_BYTES[arch]
     assert found["shared_bytes"] <= limit, f"{found['shared_bytes']} bytes of shared memory, at most {limit}"
     assert found["wide_loads"] > 0, "no global load is 16 bytes wide"
+
+
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+def test_other_tiles_of_declared_architectures(compiled: Compile, archs: Sequence[str], arch: str) -> None:
+    """Smaller and larger tiles of a matrix product also use matrix instructions of their type, without
+    spills, in the shared memory that there is.
+    """
+    if archs and arch not in archs:
+        skips.without_arch(arch, f"this stack does not declare {arch}")
+    for block, warps in TILES:
+        found = compiled("matmul", arch, "bf16", block=block, warps=warps)
+        where = f"tile of {block} by {warps} warps"
+        assert found["error"] is None, f"{where}: {found['error']}"
+        other = [name for name in found["matrix"] if not MATRIX_OF_BF16.search(name)]
+        assert found["matrix"], f"{where}: no matrix instruction"
+        assert not other, f"{where}: matrix instructions {other}, expected only those of bf16"
+        assert found["spills"] in (0, None), f"{where}: {found['spills']} registers or bytes spilled"
+        limit = SHARED_BYTES[arch]
+        assert found["shared_bytes"] <= limit, f"{where}: {found['shared_bytes']} bytes, at most {limit}"
 
 
 def test_the_vendor_compiler_makes_code_for_every_architecture(

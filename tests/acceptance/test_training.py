@@ -2,54 +2,45 @@
 problems.
 
 The smoke tier runs small jobs without a compiler: two starts of torchrun, under 30 s on GPUs. The standard
-tier times Llama 3.1 8B within a time budget. If the preflight fails, so does every check; with evidence
-about the machine it is invalid.
+tier times Llama 3.1 8B, and eight of its layers with FSDP2, in one more start. If the preflight fails, so
+does every check; with evidence about the machine it is invalid.
 """
 
-import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import preflight, skips
+from harness import preflight, skips, training_jobs
 from harness.check import Check
 from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
-from workloads import large_job
+from workloads import large_job, margins
 
 MOST_RANKS = 2
 STEPS, RESUME_AT = 60, 23
+UNEVEN_STEPS, UNEVEN_RESUME_AT = 20, 9
 # The job of trainers/curves/CPU/llama-tiny.json, sharded over the ranks.
 TINY = (
     *("--model", "llama", "--size", "tiny", "--data", "text", "--steps", STEPS, "--global-batch", 8),
     *("--lr", "3e-3", "--portable", "--no-compile", "--no-preflight", "--warmup", 5),
 )
-# Two layers of real width with 16-bit attention, which take less than two seconds.
+# The same job with a vocabulary of 257 and a width of 66, which the ranks cannot divide evenly.
+UNEVEN = (*TINY, "--size", "tiny-uneven", "--steps", UNEVEN_STEPS, "--no-backend-check")
+# Two layers of real width with 16-bit attention, which take less than two seconds; on a CPU the tiny model.
+PROXY_STEPS = 16
 PROXY = (
     *("--model", "llama", "--size", "8b", "--layers", 2, "--seq-len", 2048, "--micro-batch", 2),
-    *("--precision", "bf16", "--no-compile", "--steps", 16, "--warmup", 6, "--no-digest"),
+    *("--precision", "bf16", "--no-compile", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest"),
 )
+CPU_PROXY = (*TINY, "--precision", "bf16", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest")
 SMOKE_S = 120  # longer means a hang: start, preflight and both jobs take about 15 s on GPUs
-LARGE_WARM_S, LARGE_BUDGET_S, LARGE_S = 25, 40, 200
-LARGE = (
-    *("--size", "8b", "--precision", "bf16", "--parallel", "zero1", "--implementation", "fused"),
-    *("--reduce", "bf16", "--lr", "3e-5", "--steps", 1000, "--no-digest", "--phase-limit-s", 150),
-    # A chip reaches its power cap within seconds. The timed steps come after that, and the budget ends the
-    # job.
-    *("--warmup", 5, "--warmup-s", LARGE_WARM_S, "--budget-s", LARGE_BUDGET_S),
-)
-LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
-PLANNED = {
-    "seq": "seq_len",
-    "batch": "global_batch",
-    "micro_batch": "micro_batch",
-}  # condition -> key of the plan
-LEAST_TIMED = 5
+# Of the first loss, after the sixteen steps of the bf16 job, ten of which warm up the learning rate.
+BF16_LEARNED = 0.99
 LEARNED = 0.9  # of the first loss: the tiny model reaches 0.5 here, an untrained model stays at 1.0
 FUSED = {"cudnn", "flash", "efficient"}
 
@@ -70,6 +61,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         count = large_job.ranks_of(session.device_count)
         mark = pytest.mark.gpus(count, perf=True)
         metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    if "fsdp2_ranks" in metafunc.fixturenames:
+        count = large_job.fsdp2_ranks_of(session.device_count)
+        mark = pytest.mark.gpus(count, perf=True)
+        metafunc.parametrize("fsdp2_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
 
 @pytest.fixture(scope="module")
@@ -88,23 +83,71 @@ def jobs(
     check: Check,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, Any]:
-    """One launch: preflight, the tiny job with a checkpoint in its middle, and on GPUs the proxy job."""
+    """One launch: preflight, the tiny jobs with a checkpoint in their middle, and the bf16 job."""
     if "jobs" not in kept:
-        folder = tmp_path_factory.mktemp("training") / "whole"
-        every = ("--checkpoint-every", RESUME_AT, "--full-every", RESUME_AT)
-        flags: dict[str, tuple[object, ...]] = {"tiny": (*TINY, "--checkpoint", folder, *every)}
-        if acceptance.vendor != "cpu":
-            flags = {"tiny": (*flags["tiny"], "--no-backend-check"), "proxy": PROXY}
-        kept["jobs"] = {**_launched(launch, flags, ranks, SMOKE_S), "folder": str(folder)}
+        folder = tmp_path_factory.mktemp("training")
+        flags = {
+            name: (*of, "--checkpoint", folder / name, "--checkpoint-every", step, "--full-every", step)
+            for name, of, step in (("tiny", TINY, RESUME_AT), ("uneven", UNEVEN, UNEVEN_RESUME_AT))
+        }
+        flags["tiny"] += ("--no-backend-check",)
+        flags["proxy"] = CPU_PROXY if acceptance.vendor == "cpu" else PROXY
+        kept["jobs"] = {**training_jobs.launched(launch, flags, ranks, SMOKE_S), "folder": str(folder)}
     preflight.require(kept["jobs"]["preflight"]["problems"], acceptance, check)
     return kept["jobs"]
 
 
-def _launched(
-    launch: Launch, flags: Mapping[str, tuple[object, ...]], ranks: int, timeout_s: float, **env: str
-) -> dict[str, Any]:
-    text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
-    return launch("training.py", text, nproc=ranks, timeout_s=timeout_s, env=env)
+@pytest.fixture
+def resumed(
+    jobs: Mapping[str, Any], ranks: int, launch: Launch, kept: Kept, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, int], None]:
+    """Judge a job that another process resumes from its checkpoint in the middle."""
+    if "resumed" not in kept:
+        folder = tmp_path_factory.mktemp("resumed")
+        for name, step in (("tiny", RESUME_AT), ("uneven", UNEVEN_RESUME_AT)):
+            source = Path(jobs["folder"]) / name / f"step_{step:08}"
+            shutil.copytree(source, folder / name / source.name)
+        flags = {
+            "tiny": (*TINY, "--checkpoint", folder / "tiny", "--no-backend-check"),
+            "uneven": (*UNEVEN, "--checkpoint", folder / "uneven"),
+        }
+        kept["resumed"] = training_jobs.launched(launch, flags, ranks, SMOKE_S, "--no-preflight", fresh=True)
+
+    def judge(name: str, step: int) -> None:
+        whole, again = jobs["records"][name], kept["resumed"]["records"][name]
+        assert again["first_step"] == step, f"resumed at {again['first_step']}, expected {step}"
+        for series in ("losses", "gradient_norms"):
+            got, expected = again[series], whole[series][step:]
+            assert got == expected, f"{series} differ after resuming: got {got}, expected {expected}"
+        assert again["digest"] == whole["digest"], "the weights differ after resuming"
+        assert len(again["digest"]) == 64, f"no digest of the weights: {again['digest']!r}"
+
+    return judge
+
+
+@pytest.fixture
+def timed_jobs(
+    launch: Launch, kept: Kept, device_row: Mapping[str, Any], ranks_of_timed: int
+) -> Mapping[str, Any]:
+    """One launch of the timed jobs that fit into these devices: the FSDP2 job, then the 8B job."""
+    if "timed" not in kept:
+        assert "no timed" not in kept, (
+            "the launch of the timed jobs failed; look at the check before this one"
+        )
+        kept["no timed"] = {}
+        flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / large_job.GIB)
+        kept["timed"] = training_jobs.launched(
+            launch, flags, ranks_of_timed, training_jobs.TIMED_S, env=training_jobs.LARGE_MEMORY
+        )
+    return kept["timed"]
+
+
+@pytest.fixture
+def ranks_of_timed(request: pytest.FixtureRequest) -> int:
+    """How many ranks the timed jobs have: the same for both, where both can run."""
+    name = "large_ranks" if "large_ranks" in request.fixturenames else "fsdp2_ranks"
+    count: int = request.getfixturevalue(name)
+    return count
 
 
 @pytest.fixture
@@ -116,8 +159,8 @@ def tiny(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @pytest.fixture
 def proxy(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record of the job whose speed is recorded; on a CPU that is the tiny job."""
-    record: Mapping[str, Any] = jobs["records"].get("proxy", jobs["records"]["tiny"])
+    """The record of the bf16 job, whose speed is recorded."""
+    record: Mapping[str, Any] = jobs["records"]["proxy"]
     return record
 
 
@@ -143,7 +186,9 @@ def test_loss_lies_in_the_reference_band(jobs: Mapping[str, Any], record_metric:
     """
     verdict = jobs["curves"]["tiny"]
     assert verdict is not None, "trainers/curves has no reference curve for this job"
-    record_metric("train_loss_worst_deviation", verdict["worst_share"] or 0.0, unit="band widths")
+    share = math.nan if verdict["worst_share"] is None else verdict["worst_share"]
+    record_metric("train_loss_worst_deviation", share, unit="band widths")
+    margins.record(record_metric, share, STEPS)
     assert verdict["problems"] == [], "\n".join(verdict["problems"])
 
 
@@ -154,22 +199,31 @@ def test_ranks_agree(tiny: Mapping[str, Any], ranks: int) -> None:
     assert tiny["ranks_agree"] is True, "the ranks ended with different losses, gradient norms or weights"
 
 
-def test_resume_is_bit_equal(
-    jobs: Mapping[str, Any], tiny: Mapping[str, Any], ranks: int, launch: Launch, tmp_path: Path
-) -> None:
+def test_bf16_job_learns(proxy: Mapping[str, Any], record_metric: RecordMetric) -> None:
+    """A bf16 job, sharded with FSDP2, has no problem; its losses are finite and fall."""
+    assert proxy["problems"] == [], "\n".join(proxy["problems"])
+    losses, norms = proxy["losses"], proxy["gradient_norms"]
+    assert len(losses) == PROXY_STEPS, f"{len(losses)} steps ran, expected {PROXY_STEPS}"
+    broken = [value for value in losses + norms if value is None or not 0 < value < math.inf]
+    assert not broken, f"not finite, or not above 0: {losses}, {norms}"
+    record_metric("train_bf16_loss_first", losses[0], unit="nats")
+    record_metric("train_bf16_loss_last", losses[-1], unit="nats", repeats=losses)
+    bound = BF16_LEARNED * losses[0]
+    assert max(losses[-3:]) < bound, f"the last losses are {losses[-3:]}, expected less than {bound:.3f}"
+
+
+def test_resume_is_bit_equal(resumed: Callable[[str, int], None]) -> None:
     """A run that resumes from a checkpoint has bitwise the losses, norms and weights of an uninterrupted
     run.
     """
-    source = Path(jobs["folder"]) / f"step_{RESUME_AT:08}"
-    assert json.loads((source / "COMPLETE").read_text())["step"] == RESUME_AT
-    shutil.copytree(source, tmp_path / "again" / source.name)
-    again = ("--checkpoint", tmp_path / "again", "--no-backend-check")
-    resumed = launch("train.py", *TINY, *again, nproc=ranks, timeout_s=SMOKE_S, fresh=True)
-    assert resumed["first_step"] == RESUME_AT, f"resumed at {resumed['first_step']}, expected {RESUME_AT}"
-    for name in ("losses", "gradient_norms"):
-        whole = tiny[name][RESUME_AT:]
-        assert resumed[name] == whole, f"{name} differ after resuming: got {resumed[name]}, expected {whole}"
-    assert resumed["digest"] == tiny["digest"], "the weights differ after resuming"
+    resumed("tiny", RESUME_AT)
+
+
+def test_resume_with_uneven_shards(ranks: int, resumed: Callable[[str, int], None]) -> None:
+    """The same where ranks hold shards of different length: a vocabulary of 257, a hidden width of 161."""
+    if ranks == 1:
+        skips.without_devices(2, ranks)
+    resumed("uneven", UNEVEN_RESUME_AT)
 
 
 def test_attention_that_ran_is_fused(proxy: Mapping[str, Any]) -> None:
@@ -199,7 +253,29 @@ def test_throughput(
     """
     preflight.keep(jobs["preflight"], record_metric)
     preflight.require_usual(jobs["preflight"], ranks, acceptance, check)
-    record_speed(proxy, record_metric, gate=False)
+    assert proxy["problems"] == [], "\n".join(proxy["problems"])
+    training_jobs.record_speed(proxy, record_metric, gate=False)
+
+
+@pytest.fixture
+def judged(
+    acceptance: AcceptanceSession, check: Check, ranks_of_timed: int, record_metric: RecordMetric
+) -> Callable[[Mapping[str, Any], str, str], None]:
+    """Judge one of the timed jobs by its bound."""
+
+    def judge(ran: Mapping[str, Any], name: str, metric: str) -> None:
+        preflight.keep(ran["preflight"], record_metric)
+        preflight.require_usual(ran["preflight"], ranks_of_timed, acceptance, check)
+        record = ran["records"][name]
+        assert record["problems"] == [], "\n".join(record["problems"])
+        assert record["performance"] is not None, f"no step was timed; seconds by phase: {record['phases_s']}"
+        timed = record["performance"]["timed_steps"]
+        assert timed >= training_jobs.LEAST_TIMED, (
+            f"{timed} steps were timed, expected at least {training_jobs.LEAST_TIMED}: {record['phases_s']}"
+        )
+        training_jobs.record_speed(record, record_metric, metric=metric, gate=True)
+
+    return judge
 
 
 @pytest.mark.tier("standard")
@@ -207,54 +283,33 @@ def test_throughput_8b(
     large_ranks: int,
     *,
     acceptance: AcceptanceSession,
-    check: Check,
     device_row: Mapping[str, Any],
-    launch: Launch,
-    record_metric: RecordMetric,
+    request: pytest.FixtureRequest,
+    judged: Callable[[Mapping[str, Any], str, str], None],
 ) -> None:
     """Llama 3.1 8B reaches the device model's bound in tokens per second and GPU, at the power cap."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "an 8B model needs a GPU")
     present = device_row["memory_bytes"] / large_job.GIB
-    micro_batch = large_job.samples_of(present)
-    needed = large_job.large_gib(large_ranks, micro_batch)
+    needed = large_job.large_gib(large_ranks, large_job.samples_of(present))
     if needed > present:
         skips.without_memory(needed, present)
-    flags = {"large": (*LARGE, "--micro-batch", micro_batch)}
-    ran = _launched(launch, flags, large_ranks, LARGE_S, **LARGE_MEMORY)
-    preflight.keep(ran["preflight"], record_metric)
-    preflight.require_usual(ran["preflight"], large_ranks, acceptance, check)
-    record = ran["records"]["large"]
-    assert record["problems"] == [], "\n".join(record["problems"])
-    assert record["performance"] is not None, f"no step was timed; seconds by phase: {record['phases_s']}"
-    timed = record["performance"]["timed_steps"]
-    assert timed >= LEAST_TIMED, (
-        f"{timed} steps were timed, expected at least {LEAST_TIMED}: {record['phases_s']}"
-    )
-    record_speed(record, record_metric, gate=True)
+    judged(request.getfixturevalue("timed_jobs"), "large", "train_tokens_per_s_per_gpu")
 
 
-def record_speed(record: Mapping[str, Any], record_metric: RecordMetric, *, gate: bool) -> None:
-    """Record the rate, and its share of the device's peak."""
-    speed, ran = record["performance"], record["options"]
-    conditions = {key: ran[key] for key in ("model", "size", "precision", "layers") if ran[key] is not None}
-    plan = record["plan"]
-    conditions |= {key: plan[of] for key, of in PLANNED.items()}
-    value, wall = speed["tokens_per_s_per_gpu"], speed["tokens_per_s_per_gpu_wall"]
-    record_metric(
-        "train_tokens_per_s_per_gpu",
-        value,
-        unit="tokens/s",
-        repeats=[wall],
-        conditions=conditions,
-        gate=gate,
-    )
-    for name in ("mfu_noncausal_percent", "mfu_noncausal_of_gemm_percent"):
-        if speed[name] is not None:
-            record_metric(f"train_{name}", speed[name], unit="%", conditions=conditions)
-    memory = record.get("memory") or {}
-    for name, unit in (("allocated_gib", "GiB"), ("alloc_retries", "times")):
-        if name in memory:
-            record_metric(f"train_{name}", memory[name], unit=unit, conditions=conditions)
-    assert math.isfinite(value)
-    assert value > 0
+@pytest.mark.tier("standard")
+def test_throughput_fsdp2(
+    fsdp2_ranks: int,
+    acceptance: AcceptanceSession,
+    device_row: Mapping[str, Any],
+    request: pytest.FixtureRequest,
+    judged: Callable[[Mapping[str, Any], str, str], None],
+) -> None:
+    """Eight layers of Llama 3.1 8B, sharded with FSDP2 and compiled, reach the device model's bound."""
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "layers of an 8B model need a GPU")
+    present = device_row["memory_bytes"] / large_job.GIB
+    needed = large_job.fsdp2_gib(fsdp2_ranks)
+    if needed > present:
+        skips.without_memory(needed, present)
+    judged(request.getfixturevalue("timed_jobs"), "fsdp2", "train_fsdp2_tokens_per_s_per_gpu")

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import collective_runs as runs
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
+from workloads import collective_scaled as scaled
 from workloads.collective_data import Payload
 from workloads.ranks import Book, Ranks, joined
 
@@ -104,6 +105,39 @@ def ends_early(original: Run, out: torch.Tensor, *args: Any, **kwargs: Any) -> A
 add_one = after(lambda out: out[-1].add_(1))
 
 
+def at_33(mutate: Callable[..., Any], tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """Misbehave only at one element more than 32, of which two ranks may gather 66."""
+
+    def mutant(original: Run, *args: Any, **kwargs: Any) -> Any:
+        found = tensor(*args)
+        if found is not None and found.numel() in {33, 66}:
+            return mutate(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return mutant
+
+
+def first(out: torch.Tensor, *_: Any) -> torch.Tensor:
+    return out
+
+
+def first_part(_sent: torch.Tensor, parts: Any, *_: Any) -> torch.Tensor | None:
+    return parts[0] if parts else None
+
+
+def first_message(operations: list[Any]) -> torch.Tensor:
+    found: torch.Tensor = operations[0].tensor
+    return found
+
+
+def loses_end_alone(original: Run, out: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A group of one loses its last elements."""
+    work = original(out, *args, **kwargs)
+    if dist.get_world_size(kwargs.get("group")) == 1:
+        out[-8:] = 0
+    return work
+
+
 # name: (attribute of torch.distributed, case that must fail, mutant); only rank 1 misbehaves
 MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]] = {
     "a rank skips the reduction": ("all_reduce", collectives.all_reduce, skips),
@@ -144,8 +178,33 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     "an operation in flight ends late": ("all_reduce", patterns.in_flight, ends_early),
     "a coalesced tensor is spoilt": ("all_gather_into_tensor", patterns.coalesced, spoils_what_it_sends),
     "a coalesced share is spoilt": ("reduce_scatter_tensor", patterns.coalesced, spoils_what_it_sends),
-    "a mean is not one": ("all_reduce", runs.scaled(patterns.all_reduce_average), add_one),
-    "a premultiplied sum is off": ("all_reduce", runs.scaled(patterns.all_reduce_premultiplied), add_one),
+    "a mean is not one": ("all_reduce", runs.scaled(scaled.all_reduce_average), add_one),
+    "a premultiplied sum is off": ("all_reduce", runs.scaled(scaled.all_reduce_premultiplied), add_one),
+    "a scattered mean is not one": (
+        "reduce_scatter_tensor",
+        runs.scaled(scaled.reduce_scatter_average),
+        add_one,
+    ),
+    "a group of one loses its end": ("all_reduce", runs.group_of_one, loses_end_alone),
+    "a scattering group of one loses its end": (
+        "reduce_scatter_tensor",
+        runs.group_of_one,
+        loses_end_alone,
+    ),
+    **{
+        f"{op} is wrong at 33": (attribute, runs.beside_32(op), at_33(mutate, tensor))
+        for op, (attribute, mutate, tensor) in {
+            "all_reduce": ("all_reduce", add_one, first),
+            "all_gather": ("all_gather_into_tensor", keeps_last, first),
+            "reduce_scatter": ("reduce_scatter_tensor", keeps_last, first),
+            "all_to_all": ("all_to_all_single", keeps_last, first),
+            "broadcast": ("broadcast", add_one, first),
+            "reduce": ("reduce", add_one, first),
+            "scatter": ("scatter", add_one, first),
+            "gather": ("gather", cuts_first_part, first_part),
+            "send_receive": ("batch_isend_irecv", cuts_message, first_message),
+        }.items()
+    },
     "a huge sum is wrong at its end": ("all_reduce", runs.in_pieces(collectives.all_reduce_large), add_one),
     "a huge array is gathered wrong": (
         "all_gather_into_tensor",
@@ -176,6 +235,8 @@ PROVES = {
     "in_flight": "test_collectives_in_flight",
     "coalesced": "test_coalesced_collectives",
     "scaled_sums": "test_scaled_sums",
+    "counts": "test_counts_around_powers_of_two",
+    "group_of_one": "test_group_of_one",
     "sub_groups": "test_sub_group_values",
     "overlapping_groups": "test_sub_group_values",
 }

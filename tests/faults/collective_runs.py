@@ -1,7 +1,7 @@
 """Stand-ins for cases that a CPU cannot run. In: ranks and a payload. Out: readings, for the collective
 mutants.
 
-`fake_nccl` replaces the library, gloo's plain sum replaces its missing mean and premultiplied sum, and small
+`fake_nccl` replaces the library, gloo's plain sum replaces its missing means and premultiplied sum, and small
 arrays, compared in even smaller pieces, replace arrays beyond 32 bits.
 """
 
@@ -16,8 +16,10 @@ import torch.distributed as dist
 import fake_nccl
 from workloads import collective_bandwidth as bandwidth
 from workloads import collective_cases as collectives
+from workloads import collective_counts as counts
 from workloads import collective_library as library
 from workloads import collective_patterns as patterns
+from workloads import collective_scaled
 from workloads.collective_data import Payload
 from workloads.gates import Reading
 from workloads.ranks import Ranks
@@ -43,25 +45,46 @@ def called_directly(op: str) -> Run:
     return run
 
 
-def _with_gloo(original: Callable[..., Any], tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+def _with_gloo(original: Callable[..., Any], out: torch.Tensor, *rest: Any, group: Any = None) -> None:
+    """An operation that gloo lacks, as its plain sum. `rest` may hold what is sent, and the operation."""
+    sent = [value for value in rest if isinstance(value, torch.Tensor)]
+    op = next((value for value in rest if not isinstance(value, torch.Tensor)), dist.ReduceOp.SUM)
     if op == dist.ReduceOp.PREMUL_SUM:
-        tensor.mul_(2)
-    original(tensor, dist.ReduceOp.SUM)
+        out.mul_(2)
+    original(out, *sent, dist.ReduceOp.SUM, group=group)
     if op == dist.ReduceOp.AVG:
-        tensor.div_(dist.get_world_size())
+        out.div_(dist.get_world_size(group))
 
 
 def scaled(run: Run) -> Run:
-    """A case whose operation gloo lacks, computed with its sum, so that a mutant of `all_reduce` changes
-    it.
-    """
+    """A case whose operation gloo lacks, computed with its sum, so that a mutant of that sum changes it."""
 
     def emulated(ranks: Ranks, payload: Payload) -> Iterable[Any]:
-        with mock.patch.object(dist, "all_reduce", functools.partial(_with_gloo, dist.all_reduce)):
+        names = ("all_reduce", "reduce_scatter_tensor")
+        fakes = {name: functools.partial(_with_gloo, getattr(dist, name)) for name in names}
+        with mock.patch.multiple(dist, **fakes):
             return tuple(run(ranks, payload))
 
     emulated.__name__ = "scaled_sums"
     return emulated
+
+
+def beside_32(op: str) -> Run:
+    """An operation at the counts around 32."""
+
+    def run(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
+        return tuple(counts.around(ranks, counts.OPERATIONS[op], payload.dtype, 5))
+
+    run.__name__ = "counts"
+    return run
+
+
+def group_of_one(ranks: Ranks, payload: Payload) -> Iterable[Any]:
+    """Groups of one rank, with the means that gloo lacks."""
+    groups = _groups(tuple((rank,) for rank in range(ranks.size)))
+    return scaled(functools.partial(collective_scaled.group_of_one, groups=groups, means=True))(
+        ranks, payload
+    )
 
 
 def in_pieces(run: Run) -> Run:

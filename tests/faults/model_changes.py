@@ -144,12 +144,40 @@ def wrong_for_tt(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: A
     return out
 
 
+def misses_rows_of_a_tall(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """A tall and narrow product has no row after the 4096th."""
+    out = original(a, b, **kwargs)
+    if out.dtype != torch.float64 and out.shape[1] < 16:
+        out[4096:] = 0
+    return out
+
+
 def wraps_operand(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Rows of a large first operand from 2^16 elements on are read from its beginning."""
     rows = SMALL // a.shape[1]
     if a.numel() > SMALL:
         a = torch.cat((a[:rows], a[: len(a) - rows]))
     return original(a, b, **kwargs)
+
+
+def all_true_is_causal(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A mask that hides nothing is taken for a causal one."""
+    mask = kwargs.pop("attn_mask", None)
+    if mask is not None and mask.dtype == torch.bool and bool(mask.all()):
+        mask = mask.tril()
+    return original(*args, attn_mask=mask, **kwargs)
+
+
+def clamps_outliers(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+    """Values beyond 32 are cut off."""
+    return original(q, k, v.clamp(-32, 32) if v.dtype != torch.float64 else v, **kwargs)
+
+
+def misses_the_last_key(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+    """At 127 keys, one less than a tile, the last one is not seen."""
+    if k.shape[2] % 128 != 127 or kwargs.get("attn_mask") is not None or kwargs.get("is_causal"):
+        return original(q, k, v, **kwargs)
+    return original(q, k[:, :, :-1], v[:, :, :-1], **kwargs)
 
 
 class _Elsewhere(torch.autograd.Function):

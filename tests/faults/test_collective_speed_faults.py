@@ -1,6 +1,7 @@
 """Faults of timed collectives: the protocol equals nccl-tests', and the timed data are checked too."""
 
 import ctypes
+import json
 import sys
 import threading
 from types import SimpleNamespace
@@ -239,3 +240,36 @@ def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
 def test_an_odd_pair_is_found(rates: dict[tuple[int, int], float], odd: list[str]) -> None:
     found = speed_outliers.odd_pairs(rates)
     assert [text.split(" 4")[0].split(" 2")[0].split(" nan")[0].split(" 3")[0] for text in found] == odd
+
+
+def beside(name: str, outcome: str = "failed", *, says: str = "", share: float = 1.0) -> planting.Fault:
+    """The launches of two H200s, with sums of float32 at a share of the speed of bfloat16."""
+    sums = [
+        {"op": op, "bytes": 64 * MIB, "moved": 64 * MIB, "mode": mode, "seconds": [seconds] * 5}
+        for op in ("all_reduce", "reduce_scatter")
+        for mode, seconds in (("torch", 2e-4), ("fp32", 2e-4 / share))
+    ]
+    facts = {"files": {}, "warnings": [], "kernel": {"numa_balancing": "0"}, "nvls": "off"}
+    told = json.dumps({**facts, "pairs": [], "figures": sums})
+    return planting.Fault(
+        name,
+        "test_collective_speed.py::test_fp32_beside_bf16_speed",
+        outcome,
+        says,
+        vendor="nvidia",
+        nvml={"devices": 2},
+        patches={"harness.launch:launch": f"lambda *a, **k: json.loads({told!r})"},
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        beside("sums of float32 at half the speed", says="in fp32", share=0.5),
+        beside("sums of float32 without a time", says="in fp32", share=float("nan")),
+        beside("sums of float32 are a little slower", "passed", share=0.93),
+    ],
+    ids=str,
+)
+def test_slow_sum_of_float32_is_found(fault: planting.Fault, plant) -> None:
+    plant(fault)

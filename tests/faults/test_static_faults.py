@@ -21,9 +21,7 @@ def fault(
 ) -> Fault:
     """Replace the compiler's report in the worker; a stub replaces Triton if it is not installed."""
     report = REPORT % (matrix, spills, shared, loads)
-    stub = (
-        f"def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype): return {report}\n"
-    )
+    stub = f"def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype, **tile): return {report}\n"
     compile_in_stub = "lambda self, function, *a, **k: original(self, function.replace('workloads.machine_code', 'stub'), *a, **k)"
     return Fault(
         name,
@@ -40,6 +38,10 @@ FAULTS = (
           matrix="v_mfma_f32_32x32x16_fp8_fp8"),
     fault("spills", "test_registers_and_shared_memory_suffice[gfx90a-matmul]", "405 registers or bytes spilled", spills=405),
     fault("shared memory", "test_registers_and_shared_memory_suffice[gfx942-matmul]", "65536", shared=160 << 10),
+    fault("a large tile that spills", "test_other_tiles_of_declared_architectures[gfx942]", "tile of 32 by 4 warps: 20",
+          matrix="v_mfma_f32_32x32x8_bf16", spills=20),
+    fault("a tile without matrix units", "test_other_tiles_of_declared_architectures[sm_90]", "expected only those of bf16",
+          matrix="mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
     fault("narrow loads", "test_registers_and_shared_memory_suffice[sm_90-softmax]", "0 > 0", loads=0),
 )  # fmt: skip
 
@@ -50,7 +52,7 @@ def test_fault_of_the_compiler_is_caught(planted, plant) -> None:
     plant(planted)
 
 
-REFUSAL = "def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype): return {'error': 'unknown GPU'}\n"
+REFUSAL = "def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype, **tile): return {'error': 'unknown GPU'}\n"
 
 
 @pytest.mark.parametrize(("declared_archs", "outcome"), [(["sm_100"], "failed"), (["sm_80"], "skipped")])

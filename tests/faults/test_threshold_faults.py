@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from harness import derive, models, thresholds
+from harness import bounds, derive, models, thresholds
 from workloads import speed_conditions
 
 GOOD = {
@@ -147,6 +147,14 @@ def test_latency_over_that_of_the_best_public_figure_is_named(monkeypatch) -> No
     slow, fast = (thresholds.threshold(entry | {"bound": bound}) for bound in (10.1, 10.0))
     assert list(derive.too_loose("H200", [slow]))
     assert not list(derive.too_loose("H200", [fast]))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_bound_of_a_job_over_all_devices_must_be_measured_with_all_of_them(devices) -> None:
+    job = "train_fsdp2_tokens_per_s_per_gpu"
+    row, asked = models.row("H200"), {"devices": devices, "nvls": "off", "tier": "standard", "figures": []}
+    missing = [text for text in bounds.unmeasured(row, asked) if text.startswith(job)]
+    assert [f'"devices": {devices},' in text for text in missing] == [True]
 
 
 @pytest.mark.healthy

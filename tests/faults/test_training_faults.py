@@ -9,6 +9,9 @@ import planting
 from planting import Fault
 
 SUITE = "test_training.py::"
+NO_NUMBER = (
+    "lambda run, step: original(run, step) * (float('nan') if run.options.precision == 'bf16' else 1.0)"
+)
 FAULTS = (
     Fault(
         "a learning rate of zero",
@@ -36,6 +39,36 @@ FAULTS = (
         "a checkpoint that is not loaded",
         SUITE + "test_resume_is_bit_equal",
         patches={"checkpoint:Checkpoints.load": "lambda self, folder, state: None"},
+    ),
+    Fault(
+        "an uneven shard that loses its last row",
+        SUITE + "test_resume_with_uneven_shards",
+        patches={
+            "checkpoint:Checkpoints.load": "lambda self, folder, state: (original(self, folder, state), "
+            "[v.to_local()[-1:].zero_() for v in state['job']['model'].values() if v.shape[0] % 2])[0]"
+        },
+        says="differ after resuming",
+    ),
+    Fault(
+        "a bf16 job whose losses are no numbers",
+        SUITE + "test_bf16_job_learns",
+        patches={"train:accumulate": NO_NUMBER},
+        says="a loss is not finite",
+    ),
+    Fault(
+        "a fast bf16 job whose losses are no numbers",
+        SUITE + "test_throughput[2]",
+        patches={"train:accumulate": NO_NUMBER},
+        says="a loss is not finite",
+    ),
+    Fault(
+        "a bf16 job that does not learn",
+        SUITE + "test_bf16_job_learns",
+        patches={
+            "train:learning_rate": "lambda step, peak, options: "
+            "original(step, peak, options) * (options.precision != 'bf16')"
+        },
+        says="the last losses are",
     ),
     Fault(
         "attention in plain operations",

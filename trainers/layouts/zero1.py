@@ -11,6 +11,7 @@ master weights are the bfloat16 weights plus 16 more bits of each (`ops.split`).
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,8 @@ from fused import ops
 from layouts import prepare
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
     from fused import layer
@@ -190,7 +193,8 @@ class FlatUnit:
             view = torch.nn.Parameter(_view(self.weights, parameter, offset))
             view.main_grad = _view(self.gradients, parameter, offset)
             view.unit = self
-            view.register_post_accumulate_grad_hook(self._collect)
+            # Not the method itself: the collector does not see what a hook holds, so the unit would stay.
+            view.register_post_accumulate_grad_hook(_weakly(self._collect))
             for owner, leaf in _owners(model, parameter):
                 setattr(owner, leaf, view)
             self.offsets[path] = (view, offset)
@@ -251,6 +255,18 @@ class FlatUnit:
         if self.world.size > 1:
             mine = self.weights[self.mine] if self.world.gpu else self.weights[self.mine].clone()
             self.work = dist.all_gather_into_tensor(self.weights, mine, async_op=True)
+
+
+def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
+    """A hook that does not keep the object of its method alive."""
+    held = weakref.WeakMethod(method)
+
+    def hook(parameter: nn.Parameter) -> None:
+        found = held()
+        assert found is not None, "a gradient came after its layout was gone"
+        found(parameter)
+
+    return hook
 
 
 def _offsets(module: nn.Module, prefix: str) -> tuple[dict[str, tuple[Tensor, int]], int]:

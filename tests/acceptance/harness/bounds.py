@@ -65,7 +65,7 @@ def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     return [
         f"{entry.metric} with {json.dumps(entry.conditions, sort_keys=True)}"
         for entry in _committed(row)
-        if entry.conditions.get("devices", 1) in {1, devices}
+        if entry.conditions.get("devices", devices) == devices
         and not (devices == 1 and entry.metric.endswith(BETWEEN_DEVICES))
         and entry.conditions.get("nvls", nvls) == nvls
         and (soak or not speed_conditions.needs_soak(entry.metric, entry.conditions))

@@ -124,6 +124,7 @@ class Check:
         """Statistics of the samples that were taken while a performance check ran."""
         clocks = [float(sample.clock_mhz) for sample in self.samples if is_known(sample.clock_mhz)]
         watts = [float(sample.power_w) for sample in self.samples if is_known(sample.power_w)]
+        degrees = [float(s.temperature_c) for s in self.samples if is_known(s.temperature_c)]
         held = [sample.throttle for sample in self.samples]
         reasons = sorted({reason for throttle in held for reason in (*throttle.unfit, *throttle.normal)})
         return {
@@ -132,6 +133,8 @@ class Check:
             "clock_mhz_min": min(clocks, default=None),
             "power_w_median": statistics.median(watts) if watts else None,
             "power_w_max": max(watts, default=None),
+            "temperature_c_median": statistics.median(degrees) if degrees else None,
+            "temperature_c_max": max(degrees, default=None),
             "throttle": reasons,
             "unfit": {
                 str(index): sorted(

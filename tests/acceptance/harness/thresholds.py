@@ -67,6 +67,11 @@ METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
         "min",
         frozenset({"model", "size", "precision", "seq", "devices", "batch", "micro_batch"}),
     ),
+    "train_fsdp2_tokens_per_s_per_gpu": (
+        "tokens/s",
+        "min",
+        frozenset({"model", "size", "layers", "precision", "seq", "devices", "batch", "micro_batch"}),
+    ),
 }
 
 

@@ -100,7 +100,7 @@ def _by_mask(seen: Callable[[], torch.Tensor]) -> Attend:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=seen())
 
 
-def _ends() -> torch.Tensor:
+def ends() -> torch.Tensor:
     return torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32, device=device())
 
 
@@ -115,15 +115,15 @@ def _by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     # 2.10 has is_causal; later releases express it as a window without an end to the left.
     says = inspect.signature(varlen_attn).parameters
     causal = {"window_size": (-1, 0)} if "window_size" in says else {"is_causal": True}
-    ends, longest = _ends(), max(LENGTHS)
-    return varlen_attn(*_rows(q, k, v), ends, ends, longest, longest, **causal).transpose(0, 1)[None]
+    places, longest = ends(), max(LENGTHS)
+    return varlen_attn(*_rows(q, k, v), places, places, longest, longest, **causal).transpose(0, 1)[None]
 
 
 def _by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     from flash_attn import flash_attn_varlen_func
 
-    ends, longest = _ends(), max(LENGTHS)
-    out = flash_attn_varlen_func(*_rows(q, k, v), ends, ends, longest, longest, causal=True)
+    places, longest = ends(), max(LENGTHS)
+    out = flash_attn_varlen_func(*_rows(q, k, v), places, places, longest, longest, causal=True)
     return out.transpose(0, 1)[None]
 
 

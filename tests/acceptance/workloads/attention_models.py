@@ -124,7 +124,7 @@ def _flex_problems(tier: str, dtype: str) -> tuple[Problem, ...]:
     padded = tuple(Problem(shape=_square(704), mask="left padded", shift=shift) for shift in (0, *FAR))
     if dtype != "bf16" or not cases.thorough(tier):
         return padded
-    return (*padded, _window(*WINDOWS[-1]))
+    return (*padded, _window(*WINDOWS[-1]), Problem(shape=TRAINERS, mask="causal", v_is_view=True))
 
 
 def lacks(way: str) -> dict[str, str] | None:
@@ -241,9 +241,9 @@ def _flex() -> Callable[..., torch.Tensor]:
 def _by_flex(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    visible = seen(problem)
+    visible, grouped = seen(problem), q.shape[1] != k.shape[1]
     if visible is None:
-        return _flex()(q, k, v)
+        return _flex()(q, k, v, enable_gqa=grouped)
     visible = visible.contiguous()
 
     def rule(batch: Any, _head: Any, query: Any, key: Any) -> Any:
@@ -251,7 +251,7 @@ def _by_flex(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 
     shape = problem.shape
     block = create_block_mask(rule, shape.b, None, shape.sq, shape.sk, device=str(device()))
-    return _flex()(q, k, v, block_mask=block)
+    return _flex()(q, k, v, block_mask=block, enable_gqa=grouped)
 
 
 WITH: dict[str, Attend] = {

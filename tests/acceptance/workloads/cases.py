@@ -4,11 +4,10 @@ case.
 Out: a JSON object `{"cases": [{"name", "failures": [...], "margin"}]}`, which a check passes to `require`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from workloads import device
+from workloads import device, margins
 from workloads.gates import Reading
 
 Case = tuple[str, Callable[[], Iterable[Reading]]]
@@ -26,13 +25,10 @@ def _run_one(name: str, function: Callable[[], Iterable[Reading]]) -> dict[str, 
         raise RuntimeError(f"case {name} raised {type(error).__name__}: {error}") from error
     if not readings:
         raise RuntimeError(f"case {name} has no reading: a case without a gate proves nothing")
-    margins = [
-        reading.got / reading.bound for reading in readings if reading.bound and math.isfinite(reading.got)
-    ]
     return {
         "name": name,
         "failures": [str(reading) for reading in readings if not reading.passed],
-        "margin": max(margins, default=0.0),
+        "margin": margins.worst(reading.margin for reading in readings),
     }
 
 
@@ -41,12 +37,21 @@ def thorough(tier: str) -> bool:
     return tier != "smoke" and device().type == "cuda"
 
 
-def require(report: Mapping[str, Any]) -> None:
-    """Fail with every failing case and its numbers; a report without cases fails too."""
+def require(report: Mapping[str, Any], record_metric: margins.Record) -> None:
+    """Record how near the cases came to their gates, and fail with every failing case and its numbers.
+
+    A report without cases fails, and so does a case that calls itself passed beyond its gate.
+    """
     cases = report["cases"]
     if not cases:  # raised, not asserted: pytest does not rewrite asserts here, and -O removes them
         raise AssertionError("no case ran, so nothing was proven")
-    failing = [case for case in cases if case["failures"]]
-    lines = [f"  {case['name']}: {failure}" for case in failing for failure in case["failures"]]
-    if failing:
-        raise AssertionError("\n".join([f"{len(failing)} of {len(cases)} cases failed", *lines]))
+    margins.record(record_metric, margins.worst(case["margin"] for case in cases), len(cases))
+    failing = {case["name"]: case["failures"] or _beyond(case["margin"]) for case in cases}
+    lines = [f"  {name}: {failure}" for name, failures in failing.items() for failure in failures]
+    if lines:
+        count = sum(bool(failures) for failures in failing.values())
+        raise AssertionError("\n".join([f"{count} of {len(cases)} cases failed", *lines]))
+
+
+def _beyond(margin: float) -> list[str]:
+    return [] if margin <= 1 else [f"margin: got {margin:.4g}, bound 1"]

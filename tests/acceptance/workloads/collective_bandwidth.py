@@ -4,11 +4,13 @@ JSON line.
 The line is `{"figures": [{"op", "bytes", "moved", "mode", "seconds": [], "failures": []}]}`. `moved` is the
 size of the whole array as nccl-tests counts it: `bytes`, except that each rank's share is rounded down.
 `seconds` has one time per repeat. The modes: `eager` calls the library directly, as nccl-tests does (on a
-CPU, torch); `torch` is the same protocol through torch.distributed; `graph` is a captured graph; `values`
-checks the data.
+CPU, torch); `torch` is the same protocol through torch.distributed; `fp32` is that with the same bytes as
+float32; `graph` is a captured graph; `values` checks the data.
 """
 
 import argparse
+import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +35,9 @@ SIZES = {
 }
 PLATEAU, GRAPHED = speed_conditions.PLATEAU_BYTES, speed_conditions.GRAPHED_BYTES
 LATE_S = 0.3
+# Only reductions compute, so only they depend on the type; these sizes are bound by the links.
+WIDE = ("all_reduce", "reduce_scatter")
+WIDE_BYTES = {"cuda": (64 << 20, 256 << 20), "cpu": (1 << 20,)}
 PROVEN = 64 << 20  # up to this size, the result of the library's own call is checked too
 CHECKED = {
     "all_reduce": collectives.all_reduce,
@@ -74,6 +79,8 @@ def every_figure(ranks: Ranks, operations: list[str], largest: int) -> list[dict
     sizes = sizes_of(ranks.device.type, largest)
     made = bench(ranks, max(sizes), direct=True)
     mine = [f for op in operations for size in sizes for f in _figures(made, op, size)]
+    wide = [size for size in WIDE_BYTES[ranks.device.type] if size in sizes]
+    mine += [_in_fp32(made, op, size) for op, size in itertools.product(WIDE, wide) if op in operations]
     barrier = {"op": "barrier", "bytes": 0, "moved": 0}
     mine.append({**barrier, "mode": "values", "failures": barrier_holds(ranks)})
     mine.append({**barrier, "mode": "torch", "seconds": _barriers(made)})
@@ -119,6 +126,15 @@ def _figures(bench: Bench, op: str, size: int) -> Iterator[dict[str, Any]]:
             yield {**figure, "mode": "graph", "seconds": seconds}
     if size < PLATEAU:  # the exact reference of 2^31 elements is in collective_values.py
         yield {**figure, "mode": "values", "failures": _values(bench.ranks, op, size)}
+
+
+def _in_fp32(bench: Bench, op: str, size: int) -> dict[str, Any]:
+    """The same bytes through torch, as half as many elements of twice the width."""
+    planned = library.plan(op, size // 2, bench.ranks.size)
+    sent, received = (buffer.view(torch.float32) for buffer in (bench.sent, bench.received))
+    call = torch_call(dataclasses.replace(bench, sent=sent, received=received), op, planned)
+    moved = 2 * planned.total_bytes
+    return {"op": op, "bytes": size, "moved": moved, "mode": "fp32", "seconds": _eagerly(bench, call)}
 
 
 def _eagerly(bench: Bench, call: timing.Call) -> list[float]:

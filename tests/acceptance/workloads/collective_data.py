@@ -38,10 +38,12 @@ class Payload:
         return f"{self.dtype} x {self.count}{f' at offset {self.offset}' if self.offset else ''}"
 
     def modulus(self, ranks: Ranks) -> int:
-        """Small enough that the sum over the ranks is exact."""
+        """Small enough that the sum over the ranks is exact, and odd: data of an even period would hide a
+        shift by a power of two, which is how libraries split an array.
+        """
         if self.dtype == "uint8":
             return 251
-        return max(2, COUNTS_TO[self.dtype] // ranks.size)
+        return max(3, (COUNTS_TO[self.dtype] // ranks.size - 1) | 1)
 
 
 def values(

@@ -1,5 +1,4 @@
-"""How trainers use collectives: scaled sums, point to point, groups, several at once, coalesced. In: ranks, a
-payload.
+"""How trainers use collectives: point to point, groups, several at once, coalesced. In: ranks, a payload.
 
 Out: readings of this rank.
 """
@@ -17,26 +16,6 @@ from workloads.gates import Reading, exact
 from workloads.ranks import Ranks
 
 SPREAD = 4  # tensors in one coalesced call, and collectives that run at once
-
-
-def all_reduce_average(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """The mean of multiples of the world size, which is a whole number."""
-    buffer = Guarded(payload.count, payload, ranks)
-    small = 1 + data.COUNTS_TO[payload.dtype] // ranks.size**2 // 2
-    parts = [data.values(payload, ranks, rank) % small for rank in range(ranks.size)]
-    buffer.view.copy_(parts[ranks.rank] * ranks.size)
-    dist.all_reduce(buffer.view, dist.ReduceOp.AVG)
-    return buffer.readings(torch.stack(parts).sum(0))
-
-
-def all_reduce_premultiplied(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
-    """The sum of values that the library doubles first; FSDP divides its gradients this way."""
-    buffer = Guarded(payload.count, payload, ranks)
-    small = data.COUNTS_TO[payload.dtype] // ranks.size // 2
-    parts = [data.values(payload, ranks, rank) % small for rank in range(ranks.size)]
-    buffer.view.copy_(parts[ranks.rank])
-    dist.all_reduce(buffer.view, dist._make_nccl_premul_sum(2.0))  # there is no public name for it
-    return buffer.readings(2 * torch.stack(parts).sum(0))
 
 
 def send_receive(ranks: Ranks, payload: Payload, distance: int) -> Iterable[Reading]:

@@ -1,6 +1,8 @@
 """A torchrun program: every collective on exact data, checked on every rank. In: --tier. Out: a JSON line.
 
-The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n}`.
+The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n, "repeats": null or
+[...], "groups": null or [...], "nvls": state}`; `repeats` is as in `collective_repeats`, `groups` as in
+`collective_groups`.
 """
 
 import argparse
@@ -11,9 +13,17 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from workloads import backend
+from workloads import (
+    backend,
+    collective_counts,
+    collective_groups,
+    collective_repeats,
+    nccl_log,
+    sharded_gradients,
+)
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
+from workloads import collective_scaled as scaled
 from workloads.collective_data import Payload
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
@@ -35,8 +45,17 @@ def main() -> None:
         for payload in payloads(tier, FLOATS):
             found = collectives.all_reduce_normal(ranks, payload)
             book.same_everywhere("all_reduce", f"{payload} normal data, same bits on all ranks", *found)
-        if (merged := book.merged()) is not None:
-            print(json.dumps(merged), flush=True)
+        merged = book.merged()
+        extra = {
+            "repeats": collective_repeats.run(ranks) if tier != "smoke" else None,
+            "nvls": nccl_log.nvls(),
+        }
+    # The groups come last, when the world is closed: each of them is a world, and one that hangs ends this
+    # process.
+    report = {**(merged or {}), **extra}
+    report["groups"] = collective_groups.run(ranks, tier, report) if tier != "smoke" else None
+    if ranks.rank == 0:
+        print(json.dumps(report), flush=True)
 
 
 def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:
@@ -94,6 +113,11 @@ def _patterns(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]
         for function in (patterns.in_flight, patterns.coalesced, patterns.keeps_input):
             yield function.__name__, str(payload), functools.partial(function, ranks, payload)
     yield from _scaled(ranks)
+    if tier != "smoke":
+        yield from _around_powers(ranks)
+        yield from _alone(ranks)
+        for name, gradients in sharded_gradients.cases(ranks):
+            yield "used_twice", name, gradients
     if tier != "smoke" and backend() == "nccl":
         yield from _large(ranks)
 
@@ -103,11 +127,29 @@ def _scaled(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
     for dtype in FLOATS:
         payload = Payload(count=4099, dtype=dtype)
         if "premultiplied sum" not in lacking and dtype != "bf16":  # older releases refuse it in bf16
-            call = functools.partial(patterns.all_reduce_premultiplied, ranks, payload)
+            call = functools.partial(scaled.all_reduce_premultiplied, ranks, payload)
             yield "all_reduce_scaled", f"{payload} premultiplied", call
-        if "average" not in lacking and ranks.size & (ranks.size - 1) == 0:
-            call = functools.partial(patterns.all_reduce_average, ranks, payload)
-            yield "all_reduce_scaled", f"{payload} average", call
+        if "average" not in lacking:
+            for function in (scaled.all_reduce_average, scaled.reduce_scatter_average):
+                call = functools.partial(function, ranks, payload)
+                yield "all_reduce_scaled", f"{payload} {function.__name__}", call
+
+
+def _around_powers(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+    powers = range(collective_counts.LARGEST[ranks.device.type] + 1)
+    for op, run in collective_counts.operations(ranks).items():
+        for dtype, power in itertools.product(collective_counts.DTYPES, powers):
+            call = functools.partial(collective_counts.around, ranks, run, dtype, power)
+            yield "counts", f"{op} {dtype} around 2^{power}", call
+
+
+def _alone(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+    groups = [dist.new_group([rank]) for rank in range(ranks.size)]
+    run = functools.partial(scaled.group_of_one, groups=groups, means="average" not in LACKS[backend()])
+    powers = range(collective_counts.LARGEST[ranks.device.type] + 1)
+    for dtype, power in itertools.product(FLOATS, powers):
+        call = functools.partial(collective_counts.around, ranks, run, dtype, power)
+        yield "group_of_one", f"{dtype} around 2^{power}", call
 
 
 def _large(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:

@@ -14,7 +14,10 @@ Figure = tuple[str, dict[str, Any]]
 # Metrics of one device, and the feature without which each is not measured.
 FORMATS, ATTENTION = "gemm_tflops", ("attention_forward_tflops", "attention_backward_tflops")
 # Metrics of a training job, and whether devices run it: memory in GiB, devices, ranks, samples -> yes or no.
-JOBS: dict[str, Callable[[float, int, int, int], bool]] = {"train_tokens_per_s_per_gpu": large_job.is_run}
+JOBS: dict[str, Callable[[float, int, int, int], bool]] = {
+    "train_tokens_per_s_per_gpu": large_job.is_run,
+    "train_fsdp2_tokens_per_s_per_gpu": large_job.is_fsdp2_run,
+}
 HOST_LINK, PEER_LINK = ("h2d_gb_per_s", "d2h_gb_per_s"), "p2p_gb_per_s"
 
 

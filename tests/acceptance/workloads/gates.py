@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from workloads import margins
+
 # Bits of the same width as a dtype, for comparisons that must not treat NaN as different from itself.
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -29,6 +31,11 @@ class Reading:
     def passed(self) -> bool:
         """Whether the figure is finite and within its bound."""
         return math.isfinite(self.got) and self.got <= self.bound
+
+    @property
+    def margin(self) -> float:
+        """Error / gate, without a unit."""
+        return margins.of(self.got, self.bound)
 
     def __str__(self) -> str:
         """One line for a failure: gate, got, bound, place."""

@@ -21,6 +21,7 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 EVERY_LAYOUT = (127, 1000, 513)
 # Tall and narrow, short and wide, and a product of few elements that are long sums.
 FLAT = ((100_003, 3, 257), (3, 100_003, 257), (5, 7, 100_003))
+SMOKE_FLAT = ((4099, 3, 65), (3, 4099, 65), (5, 7, 10_007))
 # Rounding of the accumulated products: accumulators are fp32; TF32 cuts the operands to 11 bits.
 ACCUMULATOR = {"fp32": 2**-24, "tf32": 2**-11, "bf16": 2**-24, "fp16": 2**-24}
 FORWARD, BACKWARD = 2.0, 3.0
@@ -51,7 +52,7 @@ def _cases(dtype: str, tier: str) -> Iterator[cases.Case]:
         layout = LAYOUTS[index % 4]
         yield f"mm {layout} {m}x{n}x{k}", functools.partial(_mm, m, n, k, layout=layout, dtype=dtype)
     for layout in LAYOUTS:
-        for m, n, k in (EVERY_LAYOUT, *(FLAT if cases.thorough(tier) else ())):
+        for m, n, k in (EVERY_LAYOUT, *(FLAT if cases.thorough(tier) else SMOKE_FLAT)):
             yield f"mm {layout} {m}x{n}x{k}", functools.partial(_mm, m, n, k, layout=layout, dtype=dtype)
     yield "mm exact integers 192x136x4096", functools.partial(_integers, dtype)
     yield "mm with outliers 96x128x640", functools.partial(_outliers, dtype)

@@ -1,4 +1,4 @@
-"""The job of the 8B model: how many ranks, how many samples, how much memory. In: devices. Out: numbers.
+"""The jobs of the 8B model: how many ranks, how many samples, how much memory. In: devices. Out: numbers.
 
 Pure: the list of gated figures uses it too.
 """
@@ -10,6 +10,10 @@ OUTSIDE_TORCH_GIB = 3.0  # contexts and NCCL's buffers
 TWO_SAMPLES_FROM_GIB = 120  # device memory from which a rank takes two samples instead of one
 LARGE_RANKS, LARGE_SAMPLES = (2, 4, 8), (1, 2)  # ranks of the job, and samples per rank
 GIB = 2**30
+# The FSDP2 job has eight of its layers at full width, so that one device with 80 GB can hold it.
+FSDP2_RANKS, FSDP2_LAYERS, FSDP2_SAMPLES = (1, 2, 4, 8), 8, 2
+FSDP2_PARAMETERS = 2.80e9  # of eight layers and both ends
+FSDP2_BYTES, FSDP2_WORK_GIB = 16, 16.1  # per parameter: weights, gradients, moments; and what a rank works in
 
 
 def ranks_of(devices: int) -> int:
@@ -33,7 +37,23 @@ def large_gib(ranks: int, samples: int) -> float:
     return state + FIXED_GIB + SAMPLE_GIB * samples + OUTSIDE_TORCH_GIB
 
 
+def fsdp2_ranks_of(devices: int) -> int:
+    """The number of devices, rounded down to a power of two."""
+    return max(ranks for ranks in FSDP2_RANKS if ranks <= max(1, devices))
+
+
+def fsdp2_gib(ranks: int) -> float:
+    """The memory in GiB that the FSDP2 job needs on each device, by its record on one H200."""
+    return FSDP2_PARAMETERS * FSDP2_BYTES / ranks / GIB + FSDP2_WORK_GIB + OUTSIDE_TORCH_GIB
+
+
 def is_run(present_gib: float, devices: int, ranks: int, samples: int) -> bool:
     """Whether so many devices with this memory run the job with so many ranks and samples."""
     fits = large_gib(ranks, samples) <= present_gib
     return ranks <= devices and (ranks, samples) == (ranks_of(devices), samples_of(present_gib)) and fits
+
+
+def is_fsdp2_run(present_gib: float, devices: int, ranks: int, samples: int) -> bool:
+    """Whether so many devices with this memory run the FSDP2 job with so many ranks and samples."""
+    fits = fsdp2_gib(ranks) <= present_gib
+    return (ranks, samples) == (fsdp2_ranks_of(devices), FSDP2_SAMPLES) and fits

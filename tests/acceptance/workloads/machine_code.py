@@ -57,14 +57,15 @@ def backend_names() -> list[str]:
     return sorted(backends)
 
 
-def compiled(kernel: str, arch: str, dtype: str) -> dict[str, Any]:
-    """The facts of a compiled kernel, or the compiler's `error`."""
+def compiled(kernel: str, arch: str, dtype: str, block: int = BLOCK, warps: int = 4) -> dict[str, Any]:
+    """The facts of a kernel that is compiled for one tile, or the compiler's `error`."""
+    # Two stages: what more of them need of shared memory is a choice of the kernel's author.
+    options = None if block == BLOCK else {"num_warps": warps, "num_stages": 2}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            result = triton.compile(
-                _source({"matmul": matmul, "softmax": softmax}[kernel], dtype), target=_target(arch)
-            )
+            source = _source({"matmul": matmul, "softmax": softmax}[kernel], dtype, block)
+            result = triton.compile(source, target=_target(arch), options=options)
         # Over the releases the compiler's errors have no common type, and the caller needs their text.
         except Exception as error:  # noqa: BLE001
             return {"error": str(error)}
@@ -83,15 +84,15 @@ def _target(arch: str) -> GPUTarget:
     return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
 
 
-def _source(kernel: Any, dtype: str) -> ASTSource:
+def _source(kernel: Any, dtype: str, block: int) -> ASTSource:
     signature = {"a": f"*{dtype}", "b": f"*{dtype}", "c": "*fp32", "width": "i32", "BLOCK": "constexpr"}
     if (
         "constexprs" in inspect.signature(ASTSource).parameters
     ):  # Triton 3.2 renamed it and wants attributes by index
         aligned = {(index,): [["tt.divisibility", 16]] for index in range(4)}
-        return ASTSource(kernel, signature, {"BLOCK": BLOCK}, aligned)
+        return ASTSource(kernel, signature, {"BLOCK": block}, aligned)
     signature.pop("BLOCK")
-    return ASTSource(kernel, signature, {"BLOCK": BLOCK})
+    return ASTSource(kernel, signature, {"BLOCK": block})
 
 
 def _spills(asm: Any) -> int | None:

@@ -40,12 +40,18 @@ def facts() -> dict[str, Any]:
         "files": configuration([*HIDDEN, *named]) if backend() == "nccl" else {},  # gloo reads no such file
         "kernel": kernel(),
         "choices": choices(text),
-        "nvls": multicast.state("nvidia" if torch.version.cuda else "", dist.get_world_size(), text),
+        "nvls": nvls(text),
         "warnings": sorted(
             {line.split("WARN", 1)[1].strip() for line in text.splitlines() if " WARN " in line}
         ),
         "library": ".".join(map(str, torch.cuda.nccl.version())) if backend() == "nccl" else "gloo",
     }
+
+
+def nvls(text: str | None = None) -> str:
+    """Whether switches add (multicast), by the library's log; call it while the world is open."""
+    log = debug_text() if text is None else text
+    return multicast.state("nvidia" if torch.version.cuda else "", dist.get_world_size(), log)
 
 
 def configuration(paths: Iterable[str]) -> dict[str, list[str]]:

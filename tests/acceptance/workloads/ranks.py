@@ -8,6 +8,7 @@ not be able to hide itself.
 import contextlib
 import datetime as dt
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workloads import backend
+from workloads import backend, margins
 from workloads.gates import Reading
 
 SETTLE_S = 3.0
@@ -84,10 +85,11 @@ class Book:
         except (RuntimeError, TypeError, ValueError) as error:
             self._agree_on_refusal(place, error)
             text = f"raised {type(error).__name__}: {str(error)[:300]}"
-            self.cases[place] = {"read": 1, "failures": [text], "digest": None}
+            self.cases[place] = {"read": 1, "failures": [text], "digest": None, "margin": math.inf}
             return
         failures = [str(reading) for reading in readings if not reading.passed]
-        self.cases[place] = {"read": len(readings), "failures": failures, "digest": None}
+        margin = margins.worst(reading.margin for reading in readings)
+        self.cases[place] = {"read": len(readings), "failures": failures, "digest": None, "margin": margin}
 
     def _agree_on_refusal(self, place: str, error: Exception) -> None:
         """Return when every rank raised an error in this case; if some did not, all fail at about the
@@ -133,7 +135,8 @@ def _merge(name: str, everyone: list[dict[str, Any]]) -> dict[str, Any]:
             if odd
             else "results differ bitwise, without a majority"
         )
-    return {"name": name, "failures": failures, "margin": 0.0}
+    worst = margins.worst(cases[name]["margin"] for cases in everyone if name in cases)
+    return {"name": name, "failures": failures, "margin": worst}
 
 
 def _failures(case: dict[str, Any] | None) -> list[str]:

@@ -62,6 +62,19 @@ CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
         for ranks in large_job.LARGE_RANKS
         for samples in large_job.LARGE_SAMPLES
     ],
+    "train_fsdp2_tokens_per_s_per_gpu": [
+        {
+            "model": "llama",
+            "size": "8b",
+            "layers": large_job.FSDP2_LAYERS,
+            "precision": "bf16",
+            "seq": 8192,
+            "devices": ranks,
+            "batch": ranks * large_job.FSDP2_SAMPLES,
+            "micro_batch": large_job.FSDP2_SAMPLES,
+        }
+        for ranks in large_job.FSDP2_RANKS
+    ],
 }
 
 

@@ -1,17 +1,21 @@
 """A torchrun program: several training jobs in one process group. In: JSON, job names -> flags. Out: a JSON
 line.
 
-The flags are those of trainers/train.py. One preflight comes first. The line is `{"preflight": {}, "records":
-{name: record}, "curves": {name: verdict}}`; starting torch for each job would take most of the smoke tier's
-time. A job with a reference curve in trainers/curves is judged against it here, because trainers/ is on the
-path. If the machine fails its preflight, no job starts and `records` is empty.
+The flags are those of trainers/train.py. One preflight comes first, unless --no-preflight follows the JSON.
+The line is `{"preflight": {} or null, "records": {name: record}, "curves": {name: verdict}}`; starting torch
+for each job would take most of the smoke tier's time. A job with a reference curve in trainers/curves is
+judged against it here, because trainers/ is on the path. If the machine fails its preflight, no job starts
+and `records` is empty.
 """
 
 import dataclasses
+import gc
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
 
 TRAINERS = Path(__file__).resolve().parents[3] / "trainers"
 sys.path.insert(0, str(TRAINERS))
@@ -32,13 +36,25 @@ def main(arguments: list[str]) -> None:
     phases = Phases(first.phase_limit_s)
     phases.enter("connect")
     with joined_ranks(first) as world:
-        phases.enter("preflight")
-        fitness = preflight.measure(world, peaks.find(world), fp8=first.precision.startswith("fp8"))
-        fit = jobs.items() if not fitness["problems"] else ()
-        records = {name: train.job(options, world, phases, fitness) for name, options in fit}
+        fitness = None
+        if "--no-preflight" not in arguments:
+            phases.enter("preflight")
+            fitness = preflight.measure(world, peaks.find(world), fp8=first.precision.startswith("fp8"))
+        records = {}
+        for name, options in jobs.items() if not (fitness and fitness["problems"]) else ():
+            records[name] = train.job(options, world, phases, fitness)
+            release(gpu=world.gpu)
         verdicts = {name: judged(record) for name, record in records.items()}
     if world.rank == 0:
         print(json.dumps({"preflight": fitness, "records": records, "curves": verdicts}), flush=True)
+
+
+def release(*, gpu: bool) -> None:
+    """Give the memory of the last job back: the next one may need all of it, and has a peak of its own."""
+    gc.collect()  # a model and its hooks hold each other
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def judged(record: dict[str, Any]) -> dict[str, Any] | None:

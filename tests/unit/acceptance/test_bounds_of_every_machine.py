@@ -189,7 +189,10 @@ def test_the_list_of_gated_figures_is_what_a_run_judged(count: int) -> None:
         for metric in check["metrics"]
         if metric["verdict"] in {"pass", "fail", "no_threshold"}
     ]
-    listed = gated.figures(models.row("H200"), count, "standard")
+    # The job of FSDP2 came after these runs.
+    every = gated.figures(models.row("H200"), count, "standard")
+    listed = [figure for figure in every if figure[0] != "train_fsdp2_tokens_per_s_per_gpu"]
+    assert len(every) == len(listed) + 1
     found = Counter(
         (metric, json.dumps(conditions, sort_keys=True))
         for metric, recorded in judged

@@ -27,6 +27,10 @@ WHERE_PRESENT = {
     "tests/acceptance/workloads/attention_packed.py": {"flash_attn"},
     "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
     "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
+    "tests/acceptance/workloads/package_layers.py": {
+        *("bitsandbytes", "liger_kernel", "torchao", "transformer_engine"),
+    },
+    "tests/acceptance/workloads/triton_kernels.py": {"triton"},
     "trainers/layouts/fsdp2.py": {"torchao"},
     "trainers/layouts/prepare.py": {"torchao"},
     "trainers/models/hf_llama.py": {"transformers"},
@@ -36,6 +40,7 @@ WHERE_PRESENT = {
 }
 AT_TOP = {
     "tests/acceptance/workloads/machine_code.py",
+    "tests/acceptance/workloads/triton_kernels.py",
     "trainers/fused/triton_ops.py",
 }
 

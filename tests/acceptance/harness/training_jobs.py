@@ -1,0 +1,95 @@
+"""The timed training jobs: their flags, the memory that they need, and how their speed is recorded.
+
+In: devices, flags, records of trainers/train.py. Out: GiB, launches, metrics.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from harness.fixtures import Launch, RecordMetric
+from workloads import large_job
+
+# The first step takes up to 9 s of the warm-up. The chips are hot already from the FSDP2 job before it.
+LARGE_WARM_S, LARGE_BUDGET_S = 15, 30
+TIMED_S = 400  # for both timed jobs
+LARGE = (
+    *("--size", "8b", "--precision", "bf16", "--parallel", "zero1", "--implementation", "fused"),
+    *("--reduce", "bf16", "--lr", "3e-5", "--steps", 1000, "--no-digest", "--phase-limit-s", 150),
+    # A chip reaches its power cap within seconds. The timed steps come after that, and the budget ends the
+    # job.
+    *("--warmup", 5, "--warmup-s", LARGE_WARM_S, "--budget-s", LARGE_BUDGET_S),
+)
+# FSDP2 as most users run it: float32 master weights, sums of gradients in float32, weights gathered again for
+# backward, each block compiled. On an H200 a step takes half a second.
+FSDP2_JOB = (
+    *("--size", "8b", "--layers", large_job.FSDP2_LAYERS, "--precision", "bf16"),
+    *("--micro-batch", large_job.FSDP2_SAMPLES, "--parallel", "fsdp2", "--implementation", "native"),
+    *("--lr", "3e-5", "--warmup", 16, "--no-digest", "--phase-limit-s", 150),
+)
+FSDP2 = (*FSDP2_JOB, "--steps", 40)
+LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
+PLANNED = {
+    "seq": "seq_len",
+    "batch": "global_batch",
+    "micro_batch": "micro_batch",
+}  # condition -> key of the plan
+LEAST_TIMED = 5
+
+
+def that_fit(ranks: int, present_gib: float) -> dict[str, tuple[object, ...]]:
+    """The flags of the timed jobs that these devices can hold, in their order."""
+    flags: dict[str, tuple[object, ...]] = {}
+    if large_job.fsdp2_gib(ranks) <= present_gib:
+        flags["fsdp2"] = FSDP2
+    samples = large_job.samples_of(present_gib)
+    if ranks in large_job.LARGE_RANKS and large_job.large_gib(ranks, samples) <= present_gib:
+        flags["large"] = (*LARGE, "--micro-batch", samples)
+    return flags
+
+
+def launched(
+    launch: Launch,
+    flags: Mapping[str, tuple[object, ...]],
+    ranks: int,
+    timeout_s: float,
+    *more: str,
+    fresh: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run jobs by name in one start of torchrun."""
+    text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
+    return launch("training.py", text, *more, nproc=ranks, timeout_s=timeout_s, env=env, fresh=fresh)
+
+
+def record_speed(
+    record: Mapping[str, Any],
+    record_metric: RecordMetric,
+    *,
+    metric: str = "train_tokens_per_s_per_gpu",
+    gate: bool,
+) -> None:
+    """Record the rate, and its share of the device's peak."""
+    speed, ran = record["performance"], record["options"]
+    conditions = {key: ran[key] for key in ("model", "size", "precision", "layers") if ran[key] is not None}
+    plan = record["plan"]
+    conditions |= {key: plan[of] for key, of in PLANNED.items()}
+    value, wall = speed["tokens_per_s_per_gpu"], speed["tokens_per_s_per_gpu_wall"]
+    record_metric(
+        metric,
+        value,
+        unit="tokens/s",
+        repeats=[wall],
+        conditions=conditions,
+        gate=gate,
+    )
+    for name in ("mfu_noncausal_percent", "mfu_noncausal_of_gemm_percent"):
+        if speed[name] is not None:
+            record_metric(f"train_{name}", speed[name], unit="%", conditions=conditions)
+    memory = record.get("memory") or {}
+    for name, unit in (("allocated_gib", "GiB"), ("alloc_retries", "times")):
+        if name in memory:
+            record_metric(f"train_{name}", memory[name], unit=unit, conditions=conditions)
+    assert math.isfinite(value)
+    assert value > 0

@@ -1,0 +1,58 @@
+"""Compiled code: torch.compile's models, and Triton's kernels. In: one device. Out: the cases that failed.
+
+`test_kernels.py::test_compiled_block` has graph breaks and recompilation.
+"""
+
+import importlib.util
+
+import pytest
+
+from harness import skips
+from harness.fixtures import OnDevice, RecordMetric
+from harness.session import AcceptanceSession
+from workloads import cases, compiled_gradients, compiled_models, grouped_gemm
+
+TIMEOUT_S = 300
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("family", compiled_models.FAMILIES)
+def test_compiled_models(family: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+    """Compiled blocks of Llama, FLUX and a mixture of experts, at real width, are as exact as in eager mode:
+    the output and every gradient.
+    """
+    if family == "moe":
+        skips.if_lacking(on_device(grouped_gemm.lacks))
+    cases.require(on_device(compiled_models.check, family=family, timeout_s=TIMEOUT_S), record_metric)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_compiled_norms_sharing_a_table(on_device: OnDevice, record_metric: RecordMetric) -> None:
+    """Compiled LayerNorms in a chain whose scales and shifts are slices of one table have the right
+    gradients.
+    """
+    cases.require(on_device(compiled_gradients.norms, timeout_s=TIMEOUT_S), record_metric)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+def test_compiled_sums_in_place(on_device: OnDevice, record_metric: RecordMetric) -> None:
+    """Compiled autograd functions whose result is summed in place keep their gradients."""
+    cases.require(on_device(compiled_gradients.functions, timeout_s=TIMEOUT_S), record_metric)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("group", ["products", "chains", "reductions"])
+def test_triton_kernels(
+    group: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
+    """Triton's products, chains of products and reductions, launched in every tile, are right."""
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "Triton kernels need a GPU")
+    if importlib.util.find_spec("triton") is None:
+        skips.without_package("triton", "Triton is not part of this stack")
+    report = on_device("workloads.triton_kernels:check", group=group, timeout_s=TIMEOUT_S)
+    cases.require(report, record_metric)

@@ -1,0 +1,78 @@
+"""A torchrun program: jobs beside the plain ones, compiled or in 8 bits. In: JSON, job names -> flags. Out: a
+JSON line.
+
+The flags are those of trainers/train.py. The line is `{"records": {name: record}, "curves": {name:
+verdict}}`. A job that raises has `{"error": text}` as its record, so that the other jobs are judged all the
+same. Losses of 8 bits lie in a wider band around the reference curve than those of 32.
+"""
+
+import dataclasses
+import functools
+import gc
+import json
+import sys
+import traceback
+from typing import Any
+
+import torch
+
+from workloads import trainers
+
+sys.path.insert(0, str(trainers.FOLDER))
+
+import loss_curve
+import options as cli
+import train
+from phases import Phases
+from world import joined_ranks
+
+# On a CPU torchao's recipes deviate by 1.2 half widths of the band at most, and ours by 2.6.
+WIDER_IN_8_BITS = 5.0
+
+
+def main(arguments: list[str]) -> None:
+    """Run the jobs in their order."""
+    jobs = {name: cli.parse(flags) for name, flags in json.loads(arguments[0]).items()}
+    first = next(iter(jobs.values()))
+    if not torch.cuda.is_available():
+        # Inductor needs a C++ compiler on a CPU, which an image need not have. The tracing is the same.
+        torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    phases = Phases(first.phase_limit_s)
+    phases.enter("connect")
+    with joined_ranks(first) as world:
+        records = {name: record_of(options, world, phases) for name, options in jobs.items()}
+    if world.rank == 0:
+        verdicts = {name: judged(record) for name, record in records.items()}
+        print(json.dumps({"records": records, "curves": verdicts}), flush=True)
+
+
+def record_of(options: cli.Options, world: Any, phases: Phases) -> dict[str, Any]:
+    """The record of a job; what it raised, if it did."""
+    torch._dynamo.reset()
+    gc.collect()  # a model and its hooks hold each other
+    if world.gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        record: dict[str, Any] = train.job(options, world, phases, None)
+    # A border between jobs: any error of one is a failure of its check alone.
+    except Exception:  # noqa: BLE001
+        return {"error": traceback.format_exc()[-4000:]}
+    return record
+
+
+def judged(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The verdict on a record's losses by the CPU's reference curve; None if this job has no curve."""
+    if "error" in record:
+        return None
+    path = trainers.FOLDER / "curves" / "CPU" / f"{record['model']}-{record['size']}.json"
+    if not path.exists() or loss_curve.job_of(record) != (curve := loss_curve.load(path)).job:
+        return None
+    if record["options"]["precision"].startswith("fp8"):
+        wide = {name: WIDER_IN_8_BITS * width for name, width in dataclasses.asdict(curve.band).items()}
+        curve = dataclasses.replace(curve, band=loss_curve.Band(**wide))
+    return dataclasses.asdict(loss_curve.judge(curve, record["losses"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,85 @@
+"""Faults of sums that change from call to call, of groups that leave things behind, of weights used twice."""
+
+import pytest
+
+from planting import Fault
+
+SUITE = "test_collectives.py::"
+# Every seventh large sum of 16-bit numbers has another last bit, on all ranks.
+RESTLESS = (
+    "(lambda calls: lambda t, *a, **k: (original(t, *a, **k), "
+    "t.view(-1)[-1:].view(torch.int16).bitwise_xor_(1) "
+    "if t.numel() == 32768 and t.dtype.itemsize == 2 and next(calls) % 7 == 3 else 0)[0])"
+    "(__import__('itertools').count())"
+)
+CYCLE = "workloads.collective_groups:cycle"
+QUICK = {"workloads.collective_counts:LARGEST": "{'cpu': 2}"}
+
+
+def fault(name: str, check: str, patches: dict[str, str], says: str, outcome: str = "failed") -> Fault:
+    return Fault(name, SUITE + check, outcome, says, patches=QUICK | patches)
+
+
+FAULTS = (
+    fault(
+        "a sum changes its last bit now and then",
+        "test_same_bits_from_call_to_call",
+        {"torch.distributed:all_reduce": RESTLESS},
+        "of 50 results differ",
+    ),
+    fault(
+        "a world leaves a descriptor behind",
+        "test_groups_set_up_and_torn_down",
+        {CYCLE: "lambda *a, **k: (os.dup(0), original(*a, **k))[1]"},
+        "'descriptors': ",
+    ),
+    fault(
+        "a world leaves memory behind",
+        "test_groups_set_up_and_torn_down",
+        {
+            CYCLE: "lambda *a, **k: (vars(os).setdefault('kept', []).append(b'x' * (16 << 20)), "
+            "original(*a, **k))[1]"
+        },
+        "'host_mib': ",
+    ),
+    fault(
+        "a world in twenty sums wrong",
+        "test_groups_set_up_and_torn_down",
+        {CYCLE: "lambda r, key, **k: original(r, key, **k) and not key.endswith('/5')"},
+        "the sums of worlds [5]",
+    ),
+    fault(
+        "a rank never ends its world",
+        "test_groups_set_up_and_torn_down",
+        {
+            CYCLE: "lambda r, key, **k: (time.sleep(100) if r.rank == 1 and key.endswith('/3') else 0, "
+            "original(r, key, **k))[1]",
+            "workloads.collective_groups:LIMIT_S": "5.0",
+        },
+        "was not set up and torn down",
+    ),
+    fault(
+        "a second use replaces the first",
+        "test_module_used_twice",
+        {
+            "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_reduce": "lambda params, *a, **k: "
+            "([setattr(p.sharded_param, 'grad', None) for p in params], original(params, *a, **k))[1]"
+        },
+        "gradient of block.up.weight",
+    ),
+)
+
+
+@pytest.mark.parametrize("planted", FAULTS, ids=str)
+def test_planted_fault_is_caught(planted: Fault, plant) -> None:
+    plant(planted)
+
+
+def test_bits_that_a_switch_changes_are_recorded(plant) -> None:
+    patches = {"torch.distributed:all_reduce": RESTLESS, "workloads.nccl_log:nvls": "lambda *a: 'on'"}
+    (check,) = plant(fault("switches add", "test_same_bits_from_call_to_call", patches, "", "passed"))[
+        "checks"
+    ]
+    changed = {(m["conditions"]["op"], m["conditions"]["nvls"]): m["value"] for m in check["metrics"]}
+    assert changed["all_reduce", "on"] > 0
+    assert changed["reduce_scatter", "on"] == 0
