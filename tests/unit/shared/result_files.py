@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 CONFIG_DIGEST = "sha256:" + "c" * 64
@@ -71,3 +72,19 @@ def result(*checks: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "selection": {"arguments": [], "collected": len(checks), "deselected": 0, "dropped": 0},
         "checks": list(checks),
     } | changes
+
+
+def told_again(told: dict[str, Any]) -> dict[str, Any]:
+    """What a result repeats of run.json, and what healthy suites then see in their container."""
+    names = ("run_id", "tier", "stack_id", "image", "inputs", "host", "interpreter")
+    return {name: told[name] for name in names} | {
+        "seen_devices": [device["id"] for device in told["host"]["devices"]]
+    }
+
+
+def exit_code(text: str | None) -> int:
+    """How pytest ends after this result; without one, as a container that was killed."""
+    if text is None:
+        return 137
+    bad = {"failed", "error", "invalid"}
+    return int(any(check["outcome"] in bad for check in json.loads(text)["checks"]))
