@@ -41,8 +41,9 @@ forge() {
     [[ $told =~ \"id\":\ (\"[0-9a-f]+\") ]]
     echo '{"schema": 1, "state": "finished", "started": "'$now'", "finished": "'$now'", "software": {},
         "environment": {}, "seen_devices": ['${BASH_REMATCH[1]}'],
-        "selection": {"arguments": [], "collected": 1, "deselected": 0, "dropped": 0}, "checks": [{"id": "test_kernels.py::test_gemm", "outcome": "passed",
-        "seconds": 1.0}], '"${told#*\{}" > /stackcheck/out/result.json
+        "selection": {"arguments": [], "collected": 1, "deselected": 0, "dropped": 0},
+        "checks": [{"id": "test_kernels.py::test_gemm", "outcome": "passed", "seconds": 1.0}],
+        '"${told#*\{}" > /stackcheck/out/result.json
 }
 """
 LIAR = f"#!/bin/bash\n{FORGE}\nforge\n".encode()
