@@ -50,7 +50,8 @@ class RunSpec:
     """A container to run; the defaults are the fewest rights that a process needs.
 
     Attributes:
-        entrypoint: The program, before `command`; None: the image's own, which may do anything first.
+        entrypoint: The program, before `command`, and no health check. None: both are the image's own, and
+            may do anything first.
         env: Variables beside those of the image; with None, the image's own variable of that name is removed.
         tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
         devices: Device nodes of the host, by path, with the same path inside; or CDI names.
@@ -137,7 +138,7 @@ def _create_arguments(spec: RunSpec) -> dict[str, Any]:
         "labels": {LABEL: str(os.getpid())},
         "entrypoint": None if spec.entrypoint is None else list(spec.entrypoint),
         # An image's health check is one more program of the image that would run beside ours.
-        "healthcheck": {"test": ["NONE"]},
+        "healthcheck": None if spec.entrypoint is None else {"test": ["NONE"]},
         "user": spec.user,
         "environment": dict(spec.env),
         "mounts": [

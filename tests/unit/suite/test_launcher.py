@@ -7,18 +7,22 @@ pytest, and each of them leaves a file behind when it runs.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
+import shlex
 import subprocess
+import sys
 import venv
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from stackcheck.suite import run, steering, toolkit
 
-if TYPE_CHECKING:
-    from pathlib import Path
+SUITES_CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
 
 SUITE = """
 import json, sys
@@ -113,3 +117,20 @@ def test_the_toolkit_has_modules_and_no_metadata(runner: Path) -> None:
 
 def test_a_python_of_the_oldest_images_can_parse_the_launcher() -> None:
     ast.parse(toolkit.LAUNCHER.read_text(), feature_version=(3, 10))
+
+
+def test_the_workers_of_xdist_are_started_by_the_launcher_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("suites_conftest", SUITES_CONFTEST)
+    assert spec
+    assert spec.loader
+    conftest: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    command = ["/opt/my venv/bin/python3", *run.ISOLATED, f"{run.RUNNER}/launcher.py"]
+    option = SimpleNamespace(tx=["popen", "popen"])
+    for started, expected in (
+        (["python", "-m", "pytest"], ["popen", "popen"]),
+        ([*command, "-m", "pytest", "-n2"], [f"popen//python={shlex.join(command)}"] * 2),
+    ):
+        monkeypatch.setattr(sys, "orig_argv", started)
+        conftest._start_workers_alike(SimpleNamespace(option=option))
+        assert option.tx == expected
