@@ -16,6 +16,7 @@ import uuid
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from stackcheck.engine.container import talking
+from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 MEMORY_BYTES = 32 << 20  # a larger archive is kept on disk while it is read
-LONGEST_BYTES = 256 << 20  # of one file; an interpreter has 7 MB, a conda one 30
+LONGEST_BYTES = 256 << 20  # of one file or folder; an interpreter has 7 MB, a conda one 30, dpkg's lists 4
 NO_FOLDER = "not a directory"
 _GO_SYMLINK, _GO_FOLDER = 1 << 27, 1 << 31  # Go's os.FileMode, which the engine's API hands out
 
@@ -101,9 +102,7 @@ class _Made:
             _keep(found[0], cast("IO[bytes]", kept))
             with tarfile.open(fileobj=cast("IO[bytes]", kept), mode="r:") as tar:
                 for member in tar:
-                    body = (
-                        tar.extractfile(member) if member.isreg() and member.size <= LONGEST_BYTES else None
-                    )
+                    body = tar.extractfile(member) if member.isreg() else None
                     if body is not None:
                         yield member.name, body.read()
 
@@ -125,6 +124,11 @@ class _Made:
 def _keep(chunks: Iterable[bytes], kept: IO[bytes]) -> None:
     with talking("reading files of an image"):
         for chunk in chunks:
+            if kept.tell() + len(chunk) > LONGEST_BYTES:
+                raise EngineError(
+                    "a file or folder of the image is too large to be read",
+                    expected=f"at most {LONGEST_BYTES >> 20} MiB",
+                )
             kept.write(chunk)
     kept.seek(0)
 

@@ -129,10 +129,10 @@ def _require_own_library(path: str, file: str, files: ImageFiles, reference: str
 
 
 def _home(text: str) -> str:
-    """The last `home` of a pyvenv.cfg."""
+    """The `home` of a pyvenv.cfg; empty if it is not one absolute folder."""
     pairs = [line.partition("=") for line in text.splitlines() if "=" in line]
     homes = [value.strip() for key, _, value in pairs if key.strip().lower() == "home"]
-    return homes[-1] if homes and len(set(homes)) == 1 else ""
+    return homes[0] if len(set(homes)) == 1 and posixpath.isabs(homes[0]) else ""
 
 
 def _owner(file: str, body: bytes, files: ImageFiles, reference: str) -> str:

@@ -50,7 +50,7 @@ def conda(file: str, body: bytes, files: ImageFiles) -> str | None:
         record = _record(text) if name.startswith("python-") and name.endswith(".json") else {}
         for entry in record.get("paths_data", {}).get("paths", ()):
             recorded = entry.get("sha256_in_prefix") or entry.get("sha256")
-            if (posixpath.join(prefix, entry.get("_path", "")), recorded) == (file, digest):
+            if (posixpath.join(prefix, str(entry.get("_path", ""))), recorded) == (file, digest):
                 return f"conda:{record.get('name')} {record.get('version')}"
     return None
 
@@ -78,6 +78,6 @@ def _record(text: bytes) -> dict[str, Any]:
         found = json.loads(text)
         paths = found["paths_data"]["paths"]
         well_formed = all(isinstance(entry, dict) for entry in paths)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return found if well_formed else {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stackcheck.engine import image_files
 from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
 
@@ -105,7 +106,9 @@ def containers_of(image: build.Image) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_files_of_an_image_are_read_without_running_it(engine: Engine, small_image: build.Image) -> None:
+def test_files_of_an_image_are_read_without_running_it(
+    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = containers_of(small_image)
     with engine.files(small_image.reference) as files:
         folder, link = files.entry("/etc"), files.entry("/bin/sh")
@@ -126,6 +129,9 @@ def test_files_of_an_image_are_read_without_running_it(engine: Engine, small_ima
             assert files.read(path) is None
             assert list(files.folder(path)) == []
         assert files.read("/etc") is None
+        monkeypatch.setattr(image_files, "LONGEST_BYTES", len(body) - 1)
+        with pytest.raises(EngineError, match="too large"):
+            files.read("/bin/sh")
     assert containers_of(small_image) == before
 
 

@@ -77,7 +77,8 @@ def test_a_file_that_is_listed_without_usr_is_the_same_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [b"home = /evil/bin\n", b"home = /usr/bin\nhome = /evil/bin\n", b"", b"home=\n"]
+    "config",
+    [b"home = /evil/bin\n", b"home = /usr/bin\nhome = /evil/bin\n", b"", b"home=\n", b"home = usr/bin\n"],
 )
 def test_a_library_from_somewhere_else_is_refused(config: bytes) -> None:
     files = HEALTHY | VENV | {"/opt/venv/pyvenv.cfg": config, "/evil/bin/python3": PYTHON}
@@ -106,7 +107,9 @@ def test_a_python_of_conda_that_was_exchanged_is_refused() -> None:
     assert "belongs to no package" in refusal(conda("0" * 64), "/opt/conda/bin")
 
 
-@pytest.mark.parametrize("record", [b"", b"[]", b'{"paths_data": {"paths": [1]}}', b'{"paths_data": 1}'])
+@pytest.mark.parametrize(
+    "record", [b"", b"[]", b'{"paths_data": {"paths": [1]}}', b'{"paths_data": 1}', b"[" * 99999]
+)
 def test_a_broken_record_owns_nothing(record: bytes) -> None:
     files = conda("") | {"/opt/conda/conda-meta/python-3.12.4-h1_0.json": record}
     assert "belongs to no package" in refusal(files, "/opt/conda/bin")
