@@ -8,6 +8,13 @@ from typing import Any
 CONFIG_DIGEST = "sha256:" + "c" * 64
 DIGEST = "sha256:" + "0" * 64
 
+INTERPRETER = {
+    "path": "/opt/venv/bin/python3",
+    "file": "/usr/bin/python3.11",
+    "sha256": DIGEST,
+    "package": "deb:python3.11-minimal 3.11.2-6",
+}
+
 
 def check(name: str, outcome: str = "passed", **changes: Any) -> dict[str, Any]:
     return {
@@ -67,6 +74,7 @@ def result(*checks: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "image": {"reference": "stackcheck/x:1", "config_digest": CONFIG_DIGEST, "manifest_digest": None},
         "inputs": {"suites": DIGEST, "trainers": DIGEST, "thresholds": DIGEST, "matrix": DIGEST},
         "host": host(),
+        "interpreter": INTERPRETER,
         "software": {"python": "3.11.2", "torch": "2.13.0+cpu"},
         "environment": {},
         "selection": {"arguments": [], "collected": len(checks), "deselected": 0, "dropped": 0},
