@@ -1,6 +1,7 @@
 """Which half of tests/ runs: with --gpu-vendor the acceptance suites, without it the tool's own tests."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ OWN_TESTS = ("unit", "faults", "integration", "trainers")
 
 # More than four workers would only wait for devices. Each needs cores to compile and to load modules.
 MOST_WORKERS, CORES_PER_WORKER = 4, 8
+
+XDIST = ("xdist", "xdist.plugin")  # its name where pytest found it by itself, and where it was named
+LAUNCHER = "/stackcheck/runner/launcher.py"  # what stackcheck starts in an image in place of pytest
 
 # The suites may be mounted read-only, and a stale .pyc beside a changed check would hide the change.
 # harness.bytecode allows a cache in a folder of the run.
@@ -56,7 +60,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     This hook runs before pytest-xdist reads its options. A file stays in one worker: its checks share
     launches.
     """
-    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
+    if hasattr(config, "workerinput") or not any(map(config.pluginmanager.hasplugin, XDIST)):
         return
     if not config.getoption("gpu_vendor"):
         return
@@ -85,6 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from harness import bytecode
 
     bytecode.keep()
+    _start_workers_alike(config)
     from harness.session import PLUGIN, AcceptanceSession
 
     config.pluginmanager.register(AcceptanceSession(config), PLUGIN)
@@ -99,6 +104,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     own = any(collection_path.is_relative_to(TESTS / half) for half in OWN_TESTS)
     acceptance = collection_path.is_relative_to(ACCEPTANCE)
     return True if (own if config.getoption("gpu_vendor") else acceptance) else None
+
+
+def _start_workers_alike(config: pytest.Config) -> None:
+    """Start the workers of pytest-xdist by the launcher too, if it started this process."""
+    if LAUNCHER in sys.orig_argv and getattr(config.option, "tx", None):
+        command = sys.orig_argv[: sys.orig_argv.index(LAUNCHER) + 1]
+        config.option.tx = [f"popen//python={shlex.join(command)}"] * len(config.option.tx)
 
 
 def _is_whole_run(config: pytest.Config) -> bool:

@@ -215,6 +215,7 @@ def _test_result(result: RunResult, verdict: Verdict) -> dict[str, Any]:
             "invalidTests": list(verdict.invalid),
             "selection": result.selection.model_dump(mode="json"),
             "host": _host(result),
+            "interpreter": result.interpreter.model_dump() if result.interpreter else None,
             "software": dict(result.software),
             "environment": dict(result.environment),
         },

@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.engine import buildx, container, host_setup
+from stackcheck.engine import image_files as reading
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.engine.container import API_TIMEOUT_S, Mount, RunSpec, talking
 from stackcheck.errors import EngineError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from docker import DockerClient
+
+    from stackcheck.engine.image_files import ImageFiles
 
 __all__ = ["BakeResult", "Engine", "ImageInfo", "Mount", "RunSpec"]
 
@@ -111,7 +114,7 @@ class Engine:
             size_bytes=int(facts.get("Size") or 0),
             architecture=facts.get("Architecture", ""),
             user=config.get("User", ""),
-            env=dict(entry.split("=", 1) for entry in config.get("Env") or ()),
+            env={name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())},
             labels=config.get("Labels") or {},
         )
 
@@ -160,6 +163,12 @@ class Engine:
         """Remove a name; the engine deletes the image with its last name."""
         with talking(f"removing {reference}"):
             self._client.images.remove(reference, force=True)
+
+    @contextlib.contextmanager
+    def files(self, reference: str) -> Iterator[ImageFiles]:
+        """The files of an image, read by the engine: no program of the image runs."""
+        with reading.of_image(self._client, reference) as found:
+            yield found
 
     def run(self, spec: RunSpec) -> int:
         """Run a container to its end and remove it; the exit code of its command.

@@ -50,6 +50,9 @@ class RunSpec:
     """A container to run; the defaults are the fewest rights that a process needs.
 
     Attributes:
+        entrypoint: The program, before `command`, and no health check. None: both are the image's own, and
+            may do anything first.
+        env: Variables beside those of the image; with None, the image's own variable of that name is removed.
         tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
         devices: Device nodes of the host, by path, with the same path inside; or CDI names.
         group_add: Numeric groups.
@@ -60,8 +63,9 @@ class RunSpec:
 
     image: str
     command: tuple[str, ...]
+    entrypoint: tuple[str, ...] | None = None
     user: str | None = None
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[str, ...] = ()
     group_add: tuple[int, ...] = ()
@@ -104,7 +108,7 @@ def run(client: DockerClient, spec: RunSpec) -> int:
         if code and time.monotonic() - start >= spec.timeout_s:
             raise ChecksFailedError(
                 "the container did not end in time and was killed",
-                where=" ".join(spec.command[:4]),
+                where=" ".join((*(spec.entrypoint or ()), *spec.command)[:4]),
                 expected=f"an end within {spec.timeout_s:.0f} s",
             )
         return code
@@ -132,6 +136,9 @@ def _create_arguments(spec: RunSpec) -> dict[str, Any]:
     return {
         "name": f"stackcheck-{uuid.uuid4().hex[:12]}",
         "labels": {LABEL: str(os.getpid())},
+        "entrypoint": None if spec.entrypoint is None else list(spec.entrypoint),
+        # An image's health check is one more program of the image that would run beside ours.
+        "healthcheck": None if spec.entrypoint is None else {"test": ["NONE"]},
         "user": spec.user,
         "environment": dict(spec.env),
         "mounts": [

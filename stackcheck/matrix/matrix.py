@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from stackcheck import vendors
 from stackcheck.files import yamlfile
 from stackcheck.matrix.policy import Policy
 from stackcheck.vendors import Vendor
@@ -47,11 +48,12 @@ RESERVED = frozenset(
     {"PATH", "PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTORCH_VERSION", "FLASH_ATTENTION_TRITON_AMD_ENABLE"}
 )
 # These change how the suites themselves run: PYTHONOPTIMIZE takes their asserts away, PYTEST_ADDOPTS checks.
-RESERVED_PREFIXES = ("PYTHON", "PYTEST_")
+# A run removes them from an image (suite/steering.py), as it does with those that hide devices.
+RESERVED_PREFIXES = ("PYTHON", "PYTEST", "LD_", "STACKCHECK")
 
 
 def _not_reserved(name: str) -> str:
-    if name in RESERVED or name.startswith(RESERVED_PREFIXES):
+    if name in RESERVED or name.startswith(RESERVED_PREFIXES) or vendors.hides_devices(name):
         raise PydanticCustomError("reserved", "{name} is set by the tool itself", {"name": name})
     return name
 

@@ -1,4 +1,4 @@
-"""Freeze what a run depends on besides the image: a copy of suites and trainers, and its digests.
+"""Freeze what a run depends on besides the image: a copy of suites, trainers and pytest, and its digests.
 
 In: the checkout. Out: a folder to mount read-only into the container, and its `InputDigests`. Because of the
 copy, the digests are those of the mounted files, also if somebody edits the checkout during a run.
@@ -12,11 +12,13 @@ import shutil
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.suite import toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+RUNNER = "runner"
 SUITE_FILES = ("conftest.py", "pytest.ini")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
@@ -25,13 +27,14 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 class InputDigests:
     """Digests (sha256:…) of what a result depends on besides the image and the host.
 
-    `matrix` is None for a checkout without matrix.yaml.
+    `matrix` is None for a checkout without matrix.yaml. `runner` is of the tool's pytest and its launcher.
     """
 
     suites: str
     trainers: str
     thresholds: str
     matrix: str | None
+    runner: str
 
     def as_json(self) -> dict[str, str | None]:
         """The `inputs` object of result.json."""
@@ -39,7 +42,7 @@ class InputDigests:
 
 
 def freeze(root: Path, target: Path) -> InputDigests:
-    """Copy the acceptance suites and `trainers/` of the checkout to `target`, readable by every user.
+    """Copy the suites and `trainers/` of the checkout, and the tool's pytest, to `target`, readable by all.
 
     An earlier copy in `target` is replaced.
 
@@ -62,6 +65,7 @@ def freeze(root: Path, target: Path) -> InputDigests:
     shutil.copytree(root / "trainers", target / "trainers", ignore=LEFT_OUT)
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
+    toolkit.freeze(target / RUNNER)
     return digest(target, matrix=root / "matrix.yaml")
 
 
@@ -74,6 +78,7 @@ def digest(frozen: Path, *, matrix: Path | None) -> InputDigests:
         trainers=_tree_digest(frozen, (path for path in (frozen / "trainers").rglob("*") if path.is_file())),
         thresholds=_tree_digest(frozen, (path for path in files if path.is_relative_to(thresholds))),
         matrix=_file_digest(matrix) if matrix is not None and matrix.exists() else None,
+        runner=_tree_digest(frozen, (path for path in (frozen / RUNNER).rglob("*") if path.is_file())),
     )
 
 

@@ -80,6 +80,7 @@ class ReportedInputs(_Part):
     trainers: Digest
     thresholds: Digest
     matrix: Digest | None
+    runner: Digest | None = None
 
 
 class ReportedDevice(_Part):
@@ -104,6 +105,15 @@ class ReportedHost(_Part):
     nvls: Literal["on", "off", "unavailable"] | None = None
     cpu: str | None = None
     memory_bytes: NonNegativeInt | None = None
+
+
+class ReportedInterpreter(_Part):
+    """The Python that ran the suites: its path, its file, that file's digest, the package that owns it."""
+
+    path: Name
+    file: Name
+    sha256: Digest
+    package: str | None
 
 
 class Selection(_Part):
@@ -175,7 +185,10 @@ class CheckResult(_Part):
 
 
 class RunResult(_Part):
-    """One run of the suites in one image on one host."""
+    """One run of the suites in one image on one host.
+
+    `host` repeats what this host told the suites; `seen_devices` has the ids of the devices that they found.
+    """
 
     schema_: Literal[1] = Field(alias="schema")
     run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
@@ -187,6 +200,8 @@ class RunResult(_Part):
     image: ImageUnderTest | None
     inputs: ReportedInputs
     host: ReportedHost
+    seen_devices: tuple[str, ...] | None = None
+    interpreter: ReportedInterpreter | None = None
     software: dict[str, str | None]
     environment: dict[str, str]
     selection: Selection

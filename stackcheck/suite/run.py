@@ -23,7 +23,15 @@ from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.oci.documents import sha256
-from stackcheck.suite import consistency, device_leases, inputs, results
+from stackcheck.suite import (
+    consistency,
+    container_user,
+    device_leases,
+    inputs,
+    interpreter,
+    results,
+    steering,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,21 +39,16 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.policy import Tier
+    from stackcheck.suite.interpreter import Interpreter
     from stackcheck.suite.subject import Subject
 
 # Longer than the slowest healthy run of a tier; the suites' own watchdogs fire much earlier.
 TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 24 * 3600}
 # NCCL, RCCL and DataLoader workers share buffers through /dev/shm; Docker's default of 64 MiB is too small.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
-CONTAINER_USER = 1000
-# An image may set these for its users; here they would deselect checks or switch their asserts off.
-NEUTRAL_PYTHON = {
-    **dict.fromkeys(
-        ("PYTHONOPTIMIZE", "PYTHONPATH", "PYTHONSTARTUP", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"), ""
-    ),
-    "LD_PRELOAD": "",
-    "STACKCHECK_STACK_FILE": "/opt/stackcheck/stack.json",  # the suites' default
-}
+RUNNER = "/stackcheck/runner"  # as tests/conftest.py spells it
+# -I: no PYTHON* variable, no user site, no working directory. -S: the launcher adds site-packages.
+ISOLATED = ("-I", "-S", "-B", "-u")
 LAST_LINES = 15  # of the log, shown when a run ends without a result
 # A result older than this is not used again, and `stackcheck images` renews a certificate older than this.
 # `verify` accepts 30 days by default.
@@ -112,55 +115,66 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
         report: Called with each line that shows progress or a failure.
 
     Raises:
-        ChecksFailedError: There is no result, it cannot be read, or it does not belong to this run.
+        ChecksFailedError: The image's Python belongs to no package; or there is no result, it cannot be read,
+            it does not belong to this run, or the container's exit code contradicts it.
         EngineError: The container could not be started.
     """
-    folder = _fresh_folder(out)
-    run_id = _write_run_file(plan, out / "run.json")
+    found = interpreter.find(plan.subject.image.reference, engine)
+    user = container_user.uid()
+    _make_folder(out, user)
+    run_id = _write_run_file(plan, found, out / "run.json")
     needs = vendors.module(plan.host.vendor).container_needs()
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
-    spec = _container(plan, needs, out, folder)
+    declared = engine.inspect(plan.subject.image.reference).env
+    spec = _container(plan, needs, found=found, declared=declared, out=out, user=user)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     before = dt.datetime.now(dt.UTC)
     with (out / "container.log").open("w", encoding="utf-8") as log:
         code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, tail, report)))
     after = dt.datetime.now(dt.UTC)
-    result, digest = _read(plan, folder, code, run_id, tail)
-    consistency.require_times_within(result, before, after, folder / "result.json")
+    result, digest = _read(plan, found, out=out, code=code, run_id=run_id, tail=tail)
+    consistency.require_times_within(result, before, after, out / "run" / "result.json")
     key = json.dumps(plan.key() | {"result": digest}, indent=2).encode()
     write_atomically(out / "key.json", (key,))
     return result
 
 
-def _fresh_folder(out: Path) -> Path:
+def _make_folder(out: Path, user: int) -> None:
+    """An empty `run/` that the container's user may write to; on the host nobody else can come to it."""
     (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid
     folder = out / "run"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    out.chmod(0o700)  # the container sees `run/` by its mount
     if os.geteuid() == 0:
-        os.chown(folder, CONTAINER_USER, CONTAINER_USER)
-    return folder
+        os.chown(folder, user, user)
 
 
-def _container(plan: RunPlan, needs: vendors.ContainerNeeds, out: Path, folder: Path) -> RunSpec:
-    user = CONTAINER_USER if os.geteuid() == 0 else os.geteuid()
+def _container(
+    plan: RunPlan,
+    needs: vendors.ContainerNeeds,
+    *,
+    found: Interpreter,
+    declared: Iterable[str],
+    out: Path,
+    user: int,
+) -> RunSpec:
     leases = device_leases.mounts(plan.host.vendor)
+    suite = out / "suite"
     return RunSpec(
         image=plan.subject.image.reference,
+        entrypoint=(found.path,),
         command=_command(plan, leases),
         user=f"{user}:{user}",
-        env={
-            **dict(vendors.site_environment()),
-            **dict(needs.env),
-            **USER_ENV,
-            **NEUTRAL_PYTHON,
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
+        env=steering.environment(
+            declared, plan.host.vendor, dict(vendors.site_environment()), dict(needs.env), USER_ENV
+        ),
         mounts=(
-            Mount(source=out / "suite" / "tests", target="/stackcheck/tests", read_only=True),
-            Mount(source=out / "suite" / "trainers", target="/stackcheck/trainers", read_only=True),
+            Mount(source=suite / inputs.RUNNER, target=RUNNER, read_only=True),
+            Mount(source=suite / "tests", target="/stackcheck/tests", read_only=True),
+            Mount(source=suite / "trainers", target="/stackcheck/trainers", read_only=True),
             Mount(source=out / "run.json", target="/stackcheck/run.json", read_only=True),
-            Mount(source=folder, target="/stackcheck/out", read_only=False),
+            Mount(source=out / "run", target="/stackcheck/out", read_only=False),
             *leases,
             *(Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds),
         ),
@@ -176,17 +190,19 @@ def _container(plan: RunPlan, needs: vendors.ContainerNeeds, out: Path, folder: 
 def _command(plan: RunPlan, leases: Iterable[Mount]) -> tuple[str, ...]:
     # Each option and its value are one word: pytest would collect from a path that stands alone.
     return (
-        *("python3", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
+        *ISOLATED,
+        *(f"{RUNNER}/launcher.py", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
         *(f"--gpu-vendor={plan.host.vendor}", f"--tier={plan.tier}"),
         *("--run-file=/stackcheck/run.json", "--result-dir=/stackcheck/out"),
         *(f"--lease-dir={mount.target}" for mount in leases),
     )
 
 
-def _write_run_file(plan: RunPlan, path: Path) -> str:
+def _write_run_file(plan: RunPlan, found: Interpreter, path: Path) -> str:
     """Write run.json for a new run, and return the id of that run."""
     run_id = uuid.uuid4().hex
-    path.write_text(json.dumps(_run_file(plan, run_id), indent=2), encoding="utf-8")
+    facts = _run_file(plan, run_id) | {"interpreter": found.as_json()}
+    path.write_text(json.dumps(facts, indent=2), encoding="utf-8")
     path.chmod(0o644)
     return run_id
 
@@ -223,17 +239,18 @@ def _tee(
 
 
 def _read(
-    plan: RunPlan, folder: Path, code: int, run_id: str, tail: Iterable[str]
+    plan: RunPlan, found: Interpreter, *, out: Path, code: int, run_id: str, tail: Iterable[str]
 ) -> tuple[results.RunResult, str]:
     """The result of the run that just ended, and the digest of result.json."""
-    path = folder / "result.json"
+    path = out / "run" / "result.json"
     if not os.path.lexists(path):
         raise ChecksFailedError(
             "the suites ended without a result",
             where=str(path),
-            got=f"exit code {code}; the log ends with:\n    " + "\n    ".join(tail),
+            got=f"exit code {code}{consistency.signal_of(code)}; the log ends with:\n    "
+            + "\n    ".join(tail),
             expected="result.json, which the suites write from the first check on",
-            next_step=f"read {folder.with_name('container.log')}",
+            next_step=f"read {out / 'container.log'}",
         )
     body = results.read_result_file(path)
     result = results.parse(body, where=str(path))
@@ -246,4 +263,6 @@ def _read(
             next_step=consistency.RUN_AGAIN,
         )
     consistency.require_same_run(result, _run_file(plan, run_id), path)
+    consistency.require_interpreter(result, found.as_json(), path)
+    consistency.require_exit_code(result, code, path)
     return result, sha256(body)

@@ -28,13 +28,14 @@ from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.oci import archive
 from stackcheck.oci.documents import RegistryError, compact_json, json_object
-from stackcheck.suite import components
+from stackcheck.suite import components, interpreter, steering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
+    from stackcheck.suite.interpreter import Interpreter
 
 TIMEOUT_S = 300
 INVENTORY = Path(__file__).with_name("inventory.py")
@@ -47,13 +48,14 @@ def load_or_create(
     """The SBOM of an image: the one in `folder` if it is of this image, else a new one, written there.
 
     Raises:
-        ChecksFailedError: The image's Python could not list the packages.
+        ChecksFailedError: The image's Python belongs to no package, or could not list the packages.
         FileError: The file could not be written.
     """
     path = folder / "sbom.json"
     if _is_of(stored := _stored(path), image):
         return stored
-    records = list_packages(image.reference, engine)
+    found = interpreter.find(image.reference, engine)
+    records = list_packages(image.reference, found, engine)
     try:
         document = describe(image, records)
     except (KeyError, ValueError, TypeError, AttributeError) as error:  # whatever the image's python3 wrote
@@ -64,6 +66,7 @@ def load_or_create(
             expected="the records that stackcheck/suite/inventory.py prints",
             next_step=f"see what its python3 is: docker run --rm {image.reference} python3 -V",
         ) from error
+    interpreter.require_listed(found, document)
     write_atomically(path, (compact_json(document),))
     report(f"{folder.name}: {len(document['components'])} packages are in the image")
     return document
@@ -88,7 +91,7 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
     return document
 
 
-def list_packages(reference: str, engine: Engine) -> list[dict[str, Any]]:
+def list_packages(reference: str, found: Interpreter, engine: Engine) -> list[dict[str, Any]]:
     """The records of an image's packages, as `stackcheck.suite.inventory` prints them.
 
     It runs as root without capabilities: it may read files that only root can read, and can change nothing.
@@ -99,9 +102,10 @@ def list_packages(reference: str, engine: Engine) -> list[dict[str, Any]]:
     lines: list[str] = []
     spec = RunSpec(
         image=reference,
-        command=("python3", "-I", "-S", "-B", PROGRAM),
+        entrypoint=(found.path,),
+        command=("-I", "-S", "-B", PROGRAM),
         user="0:0",
-        env=USER_ENV,
+        env={**dict.fromkeys(filter(steering.is_neutralised, engine.inspect(reference).env)), **USER_ENV},
         mounts=(Mount(source=INVENTORY, target=PROGRAM),),
         timeout_s=TIMEOUT_S,
         on_line=lines.append,

@@ -147,9 +147,17 @@ def _about_the_run(result: RunResult, required: Requirements) -> Iterator[str]:
 
 def _about_devices(result: RunResult, required: Requirements) -> Iterator[str]:
     """The devices of the result are those that this host sees: an image may hide some from its suites."""
+    if required.devices is None:
+        return
     reported = tuple(device.id for device in result.host.devices)
-    if required.devices is not None and sorted(reported) != sorted(required.devices):
+    if sorted(reported) != sorted(required.devices):
         yield f"the result is about {len(reported)} devices, this host sees {len(required.devices)} (by id)"
+    seen = result.seen_devices
+    if seen is not None and sorted(seen) != sorted(required.devices):  # None: a result of older suites
+        yield f"the suites saw {len(seen)} devices, this host sees {len(required.devices)} (by id)"
+    used = {name for check in result.checks for name in check.devices}
+    if strangers := used - set(required.devices):
+        yield f"checks used {len(strangers)} devices that this host does not have (by id)"
 
 
 def _about_counts(result: RunResult) -> Iterator[str]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,7 +21,7 @@ import psutil
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Vendor = Literal["amd", "nvidia", "cpu"]
 UNLIMITED_PINNING = (("memlock", -1),)
@@ -28,6 +29,10 @@ Nvls = Literal["on", "off", "unavailable"]
 
 # Variables of a site that change what collectives do; they reach the container and are recorded.
 SITE_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "HSA_")
+
+# Variables that show a program only some devices, whoever invents them: CUDA_VISIBLE_DEVICES,
+# GPU_DEVICE_ORDINAL, ZE_AFFINITY_MASK, ONEAPI_DEVICE_SELECTOR, …
+HIDING = re.compile(r"VISIBLE_DEVICES|DEVICE_ORDINAL|AFFINITY_MASK|DEVICE_SELECTOR")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +128,9 @@ class VendorModule(Protocol):
     def container_needs(self) -> ContainerNeeds:
         """What a container needs to use the devices."""
 
+    def visibility(self) -> Mapping[str, str | None]:
+        """The variables that choose devices -> the value that shows all; None: to be removed."""
+
     def kernel_files(self, archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Patterns of the files of distribution packages that hold kernels for one architecture each: of all
         of them, and of those for `archs`.
@@ -175,6 +183,18 @@ def site_environment() -> tuple[tuple[str, str], ...]:
     return tuple(
         sorted((name, value) for name, value in os.environ.items() if name.startswith(SITE_PREFIXES))
     )
+
+
+def visibility(vendor: Vendor) -> dict[str, str | None]:
+    """What shows a container all devices of a vendor: variable -> value, or None: to be removed."""
+    names: tuple[Vendor, ...] = ("amd", "nvidia", "cpu")
+    known = dict.fromkeys(name for each in names for name in module(each).visibility())
+    return {**known, **module(vendor).visibility()}
+
+
+def hides_devices(name: str) -> bool:
+    """Whether a variable of this name can hide devices from a program."""
+    return HIDING.search(name) is not None
 
 
 def anonymous_id(uuid: str) -> str:

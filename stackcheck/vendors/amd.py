@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stackcheck.vendors import UNLIMITED_PINNING, ContainerNeeds, HostDevice, anonymous_id, model_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SYS = Path("/sys")
 DEV = Path("/dev")
@@ -67,6 +67,12 @@ def container_needs() -> ContainerNeeds:
     )
 
 
+def visibility() -> Mapping[str, str | None]:
+    """ROCr's, HIP's and OpenCL's choices; HIP obeys CUDA's too. AMD's container toolkit gives all."""
+    hiding = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+    return {**dict.fromkeys(hiding), "AMD_VISIBLE_DEVICES": "all"}
+
+
 def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Debian's rocBLAS has files for ten architectures, 1.9 GB; what names no architecture stays."""
     return (ROCBLAS.format(arch="gfx"),), tuple(ROCBLAS.format(arch=arch) for arch in archs)
@@ -80,11 +86,17 @@ def _device(properties: dict[str, int]) -> HostDevice:
     return HostDevice(
         model=model_of(f"1002:{properties.get('device_id', 0):04x}", memory),
         arch=f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}",
-        id=anonymous_id(_text(card / "unique_id") or str(properties.get("unique_id", 0))),
+        id=anonymous_id(_uuid(_text(card / "unique_id"), properties.get("unique_id", 0))),
         memory_bytes=memory,
         power_cap_w=int(cap) / 1e6 if cap else None,
         firmware=_text(card / "vbios_version"),
     )
+
+
+def _uuid(of_card: str | None, of_node: int) -> str:
+    """As HIP and ROCr write it, which is what the suites see in the container."""
+    number = of_node or int(of_card or "0", 16)
+    return f"GPU-{number:016x}"
 
 
 def _properties(node: Path) -> dict[str, int]:

@@ -13,7 +13,7 @@ import psutil
 from stackcheck.vendors import ContainerNeeds, HostDevice, anonymous_id, cpu_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def present() -> bool:
@@ -42,6 +42,11 @@ def partition() -> str | None:
 def container_needs() -> ContainerNeeds:
     """Nothing."""
     return ContainerNeeds(remark="no device: this stack runs on the processor")
+
+
+def visibility() -> Mapping[str, str | None]:
+    """No variable hides a processor."""
+    return {}
 
 
 def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

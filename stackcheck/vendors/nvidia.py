@@ -16,7 +16,7 @@ import pynvml
 from stackcheck.vendors import UNLIMITED_PINNING, Bind, ContainerNeeds, HostDevice, anonymous_id, model_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 DEV = Path("/dev")
 CDI_SPECS = (Path("/etc/cdi/nvidia.yaml"), Path("/var/run/cdi/nvidia.yaml"))
@@ -104,6 +104,11 @@ def _nvml() -> Iterator[bool]:
         yield True
     finally:
         pynvml.nvmlShutdown()
+
+
+def visibility() -> Mapping[str, str | None]:
+    """CUDA's own choice is removed; the container toolkit, where a daemon has it, gives all."""
+    return {"CUDA_VISIBLE_DEVICES": None, "NVIDIA_VISIBLE_DEVICES": "all"}
 
 
 def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

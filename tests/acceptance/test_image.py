@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import installed, skips
+from harness import installed, skips, startup
 from harness.fixtures import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
@@ -179,6 +179,15 @@ def test_libraries_are_there_once(
     owners = importlib.metadata.packages_distributions()
     doubled |= {name: owners[name] for name in ("torch", "triton") if len(set(owners.get(name, ()))) > 1}
     assert not doubled, f"loaded or installed more than once: {doubled}"
+
+
+def test_nothing_runs_unasked_when_python_starts(in_child: InChild, record_metric: RecordMetric) -> None:
+    """Each .pth file, sitecustomize and usercustomize belongs to an installed package, and is as it was
+    installed: such a file can change any result.
+    """
+    found, problems = startup.problems(in_child(image.import_path, fresh=True))
+    record_metric("startup_files", len(found), unit="files", conditions={"files": " ".join(map(str, found))})
+    assert not problems, "\n".join(problems)
 
 
 def test_pip_check_finds_no_conflict() -> None:

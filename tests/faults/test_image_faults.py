@@ -1,6 +1,8 @@
 """Faults of an image: its declaration, its packages and its loaded libraries differ from each other."""
 
+import base64
 import functools
+import hashlib
 import json
 import platform
 import shutil
@@ -204,6 +206,36 @@ def test_stack_without_torch_says_so_and_is_not_certified(plant, stack) -> None:
     says = "no torch, so it can never be certified"
     result = plant(Fault("no torch", check, outcome="skipped", says=says, vendor="amd", env=stack))
     assert result["host"]["devices"] == []
+
+
+START = I + "test_nothing_runs_unasked_when_python_starts"
+UNASKED = "import os\n"
+
+
+@pytest.mark.parametrize("name", ["evil.pth", "sitecustomize.py", "usercustomize.py"])
+def test_code_that_runs_at_every_start_and_has_no_owner_is_caught(plant, name) -> None:
+    says = f"{name}: no installed package owns it"
+    plant(Fault(f"an unowned {name}", START, says=says, files={name: UNASKED}))
+
+
+@pytest.mark.parametrize("name", ["evil.pth", "sitecustomize.py", "usercustomize.py"])
+@pytest.mark.parametrize("body", [UNASKED, UNASKED + "os.environ\n"])
+def test_code_that_runs_at_every_start_is_accepted_only_as_its_owner_installed_it(
+    plant, tmp_path, name, body
+) -> None:
+    site = tmp_path / "site"
+    (site / "owner-1.0.dist-info").mkdir(parents=True)
+    (site / name).write_text(body)
+    (site / "owner-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: owner\nVersion: 1.0\n"
+    )
+    digest = base64.urlsafe_b64encode(hashlib.sha256(UNASKED.encode()).digest()).rstrip(b"=").decode()
+    record = f"{name},sha256={digest},{len(UNASKED)}\n"
+    (site / "owner-1.0.dist-info" / "RECORD").write_text(record)
+    changed = body != UNASKED
+    fault = Fault(f"a changed {name}", START, says=f"{name}: it is not as owner 1.0 installed it")
+    healthy = Fault(f"an owned {name}", START, outcome="passed")
+    plant(Fault(**{**vars(fault if changed else healthy), "paths": (str(site),)}))
 
 
 def test_conflict_of_installed_packages_is_caught(plant, tmp_path) -> None:

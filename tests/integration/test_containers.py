@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stackcheck.engine import image_files
 from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
 
@@ -105,8 +106,39 @@ def containers_of(image: build.Image) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+def test_files_of_an_image_are_read_without_running_it(
+    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = containers_of(small_image)
+    with engine.files(small_image.reference) as files:
+        folder, link = files.entry("/etc"), files.entry("/bin/sh")
+        assert folder
+        assert folder.is_folder
+        assert link
+        assert link.target
+        program = files.entry(link.target)
+        assert program
+        assert (program.target, program.is_folder, program.executable) == ("", False, True)
+        body = files.read("/bin/sh")
+        assert body == files.read(link.target)
+        assert body
+        assert body.startswith(b"\x7fELF")
+        assert "made-in-the-build" in dict(files.folder("/etc"))
+        for path in ("/nowhere", f"{link.target}/below-a-file", "/etc/made-in-the-build/x"):
+            assert files.entry(path) is None
+            assert files.read(path) is None
+            assert list(files.folder(path)) == []
+        assert files.read("/etc") is None
+        monkeypatch.setattr(image_files, "LONGEST_BYTES", len(body) - 1)
+        with pytest.raises(EngineError, match="too large"):
+            files.read("/bin/sh")
+    assert containers_of(small_image) == before
+
+
 def test_an_image_that_is_not_there_is_named(engine: Engine) -> None:
     with pytest.raises(EngineError) as caught:
         engine.run(RunSpec(image="stackcheck/none:none", command=("true",)))
     assert caught.value.exit_code == 4
     assert "stackcheck/none" in str(caught.value)
+    with pytest.raises(EngineError, match="no such image"), engine.files("stackcheck/none:none"):
+        pass

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,13 +19,13 @@ from typing import Any
 import pytest
 
 from harness import models
-from vendors import Absence, Device, Host, VendorName, multicast
+from vendors import Absence, Device, Host, VendorName, cpu, multicast
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 WRITE_PERIOD_S = 1.0
 ENVIRONMENT = (
     *("NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_", "MIOPEN_"),
-    *("NVIDIA_", "AMD_", "MSCCL", "TRITON_", "FLASH_ATTENTION_", "OMP_", "UCX_", "GLOO_"),
+    *("NVIDIA_", "AMD_", "MSCCL", "TRITON_", "FLASH_ATTENTION_", "OMP_", "UCX_", "GLOO_", "LD_LIBRARY_PATH"),
 )
 PACKAGES = (
     "torch",
@@ -94,11 +95,24 @@ def head(
         "image": run_file.get("image"),
         "inputs": run_file.get("inputs") or inputs(),
         "host": run_file.get("host") or describe(vendor, host),
+        "seen_devices": [anonymous(device.uuid) for device in host.devices] if host else [],
+        "interpreter": interpreter(run_file),
         "software": software(),
         "environment": {
             name: os.environ[name] for name in sorted(os.environ) if name.startswith(ENVIRONMENT)
         },
         "selection": {"arguments": arguments, "collected": 0, "deselected": 0, "dropped": 0},
+    }
+
+
+def interpreter(run_file: Mapping[str, Any]) -> dict[str, Any]:
+    """The Python that runs the suites. Only the host knows which package of the image owns it."""
+    file = os.path.realpath(sys.executable)
+    return {
+        "path": sys.executable,
+        "file": file,
+        "sha256": "sha256:" + hashlib.sha256(Path("/proc/self/exe").read_bytes()).hexdigest(),
+        "package": (run_file.get("interpreter") or {}).get("package"),
     }
 
 
@@ -123,6 +137,7 @@ def inputs() -> dict[str, str | None]:
         "trainers": _digest(_files(TESTS.parent / "trainers")),
         "thresholds": _digest(_files(bounds)),
         "matrix": None,
+        "runner": None,
     }
 
 
@@ -140,7 +155,7 @@ def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
         "kernel": platform.release(),
         "partition": ", ".join(partitions) or None,
         "nvls": multicast.state(vendor, len(devices)),
-        "cpu": f"{_cpu_model()} x {os.cpu_count()}",
+        "cpu": f"{cpu.processor()} x {os.cpu_count()}",
         "memory_bytes": memory,
     }
 
@@ -186,13 +201,6 @@ def _digest(files: Iterable[Path]) -> str:
         for path in files
     )
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def read_run_file(path: Path | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def read() -> Host:
         devices=(
             Device(
                 index=0,
-                uuid=f"cpu-{platform.node()}",
+                uuid=f"{platform.machine()} {processor()} x {os.cpu_count()}",  # as the host names it
                 bdf="",
                 name=platform.processor() or platform.machine(),
                 arch=platform.machine(),
@@ -50,6 +50,14 @@ def read() -> Host:
 
 
 read_devices = read
+
+
+def processor() -> str:
+    """The processor's name as the kernel gives it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:

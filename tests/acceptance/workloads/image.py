@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import site
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,17 @@ MODULES = (
     "pynvml",
     "psutil",
 )
+
+
+def import_path() -> list[str]:
+    """The folders that this process imports from or takes .pth files from, as a user's Python has them."""
+    own = {str(Path.cwd()), str(Path(__file__).resolve().parents[1])}
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [
+        path
+        for path in dict.fromkeys((*sys.path, *site.getsitepackages(), *user))
+        if path and path not in own
+    ]
 
 
 def loaded() -> dict[str, Any]:

@@ -82,13 +82,20 @@ def test_the_summary_names_device_driver_inputs_checks_and_figures(
         "6.1",
         2,
     )
-    assert set(said["inputs"]) == {"suites", "trainers", "thresholds", "matrix"}
+    assert set(said["inputs"]) == {"suites", "trainers", "thresholds", "matrix", "runner"}
     assert said["required"] == ["test_a.py::test_one[1]", "test_a.py::test_one[2]"]
     assert said["passed"] == ["test_a.py::test_one[1]", "test_a.py::test_one[2]"]
     assert [(item["name"], item["value"], item["unit"]) for item in said["metrics"]] == [
         ("busbw", 10.0, "GB/s")
     ]
     assert said["experimental"] is False
+
+
+def test_the_test_result_names_the_python_that_ran_the_suites(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    said = predicates_of(certify(image, key))[TEST_RESULT]
+    assert said["urn:stackcheck:run:v1"]["interpreter"] == result_files.INTERPRETER
 
 
 def test_the_summary_refers_to_the_evidence_by_digest(

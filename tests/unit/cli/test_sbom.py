@@ -30,6 +30,7 @@ def test_the_list_of_packages_is_printed_from_what_was_published(
     assert done.code == 0
     assert [line.split() for line in done.out.splitlines()] == [
         ["package", "version", "kind", "licence"],
+        ["python3-minimal", "3.11.2-1", "deb", "not", "stated"],
         ["a", "1", "pypi", "MIT"],
         ["torch", "2.13.0+cpu", "pypi", "not", "stated"],
     ]

@@ -220,7 +220,9 @@ def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_e
     answered()
 
 
-@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PYTHONPATH", "PYTEST_ADDOPTS", "PATH"])
+@pytest.mark.parametrize(
+    "name", ["PYTHONOPTIMIZE", "PYTHONPATH", "PYTEST_ADDOPTS", "PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"]
+)
 def test_a_variable_that_changes_how_the_suites_run_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is set by the tool itself"):
         matrix.parse(_changed(env={name: "1"}))

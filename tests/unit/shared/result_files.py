@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 CONFIG_DIGEST = "sha256:" + "c" * 64
 DIGEST = "sha256:" + "0" * 64
+
+INTERPRETER = {
+    "path": "/opt/venv/bin/python3",
+    "file": "/usr/bin/python3.11",
+    "sha256": DIGEST,
+    "package": "deb:python3.11-minimal 3.11.2-6",
+}
 
 
 THROTTLED = {"kind": "throttled", "words": "device 0 throttled: hardware thermal", "device": 0}
@@ -72,8 +80,25 @@ def result(*checks: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "image": {"reference": "stackcheck/x:1", "config_digest": CONFIG_DIGEST, "manifest_digest": None},
         "inputs": {"suites": DIGEST, "trainers": DIGEST, "thresholds": DIGEST, "matrix": DIGEST},
         "host": host(),
+        "interpreter": INTERPRETER,
         "software": {"python": "3.11.2", "torch": "2.13.0+cpu"},
         "environment": {},
         "selection": {"arguments": [], "collected": len(checks), "deselected": 0, "dropped": 0},
         "checks": list(checks),
     } | changes
+
+
+def told_again(told: dict[str, Any]) -> dict[str, Any]:
+    """What a result repeats of run.json, and what healthy suites then see in their container."""
+    names = ("run_id", "tier", "stack_id", "image", "inputs", "host", "interpreter")
+    return {name: told[name] for name in names} | {
+        "seen_devices": [device["id"] for device in told["host"]["devices"]]
+    }
+
+
+def exit_code(text: str | None) -> int:
+    """How pytest ends after this result; without one, as a container that was killed."""
+    if text is None:
+        return 137
+    bad = {"failed", "error", "invalid"}
+    return int(any(check["outcome"] in bad for check in json.loads(text)["checks"]))

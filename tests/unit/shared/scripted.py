@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import result_files
 import shell_image
+from fake_files import STATUS, dpkg
 from small_checkout import CHECKS, write_checks
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
@@ -30,6 +31,7 @@ LABEL = label(REFERENCE)
 PYTHON = r"""#!/bin/bash
 if [ "${*: -1}" = /stackcheck/suite/inventory.py ]; then # what is in the image
     echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
+    echo '{"kind": "dpkg", "text": "STATUS"}'
     echo '{"kind": "end", "folders": 1, "unread": []}'
     exit
 fi
@@ -45,12 +47,14 @@ answer=${answer//RUN_TIME/$now}
 [[ $told =~ \"inputs\":\ (\{[^}]*\}) ]]
 echo "${answer//\"INPUTS\"/${BASH_REMATCH[1]}}" > /stackcheck/out/result.json
 """
+PYTHON = PYTHON.replace("STATUS", STATUS.replace("\n", "\\n"))
 BALLAST_BYTES = 48 << 20  # enough to be interrupted while it is copied
 
 
 def make_layout(folder: Path) -> None:
     """The image: a shell, `sleep`, and the script above as python3."""
-    files = {"/usr/bin/python3": PYTHON.encode(), "/ballast": os.urandom(BALLAST_BYTES)}
+    owned = dpkg(("/usr/bin/python3", PYTHON.encode()))
+    files = {"/usr/bin/python3": PYTHON.encode(), "/ballast": os.urandom(BALLAST_BYTES), **owned}
     shell_image.make_layout(folder, programs=("bash", "sleep"), files=files)
 
 
@@ -69,8 +73,9 @@ def make_checkout(root: Path) -> Path:
 def let_pass(checkout: Path) -> None:
     """Prepare a healthy result, with the image and host of the last run."""
     last_run = json.loads((checkout / "build" / LABEL / "run.json").read_text())
-    checks = [result_files.check(name) for name in CHECKS]
-    same = {name: last_run[name] for name in ("tier", "stack_id", "image", "host")}
+    checks = [result_files.check(name, devices=[]) for name in CHECKS]
+    same = {name: last_run[name] for name in ("tier", "stack_id", "image", "host", "interpreter")}
+    same["seen_devices"] = [device["id"] for device in last_run["host"]["devices"]]
     of_next_run = {"run_id": "RUN_ID", "inputs": "INPUTS", "started": "RUN_TIME", "finished": "RUN_TIME"}
     document = result_files.result(*checks, **same, **of_next_run)
     (checkout / "tests" / "acceptance" / "answer.json").write_text(json.dumps(document))

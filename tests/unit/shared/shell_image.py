@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
@@ -36,14 +36,18 @@ def layer(programs: Sequence[str], files: Mapping[str, bytes]) -> bytes:
 
 
 def make_layout(
-    folder: Path, *, programs: Sequence[str] = ("bash",), files: Mapping[str, bytes] | None = None
+    folder: Path,
+    *,
+    programs: Sequence[str] = ("bash",),
+    files: Mapping[str, bytes] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write a layout with one image of one layer; returns the manifest's digest."""
+    """Write a layout with one image of one layer, with `settings` in its config; the manifest's digest."""
     layout, body = OciLayout(folder), layer(programs, files or {})
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Env": ["PATH=/usr/bin:/bin"]},
+        "config": {"Env": ["PATH=/usr/bin:/bin"], **(settings or {})},
         "rootfs": {"type": "layers", "diff_ids": [sha256(body)]},
         "history": [{"created_by": "a test"}],
     }

@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 
 import result_files
+from fake_files import STATUS, HasFiles
 from small_images import make_image
 from stackcheck import cli, vendors
 from stackcheck.build import bootstrap
@@ -44,8 +45,8 @@ def answer(*changes: tuple[str, str], required: Sequence[str] = ()) -> Callable[
     def write(told: dict[str, Any]) -> str:
         now = dt.datetime.now(dt.UTC).isoformat()
         names = required or CHECKS
-        checks = [result_files.check(name, outcomes.get(name, "passed")) for name in names]
-        same = {name: told[name] for name in ("run_id", "tier", "stack_id", "image", "inputs", "host")}
+        checks = [result_files.check(name, outcomes.get(name, "passed"), devices=[]) for name in names]
+        same = result_files.told_again(told)
         return json.dumps(result_files.result(*checks, **same, started=now, finished=now))
 
     return write
@@ -67,7 +68,7 @@ def write_checks(root: Path) -> None:
     shutil.copy(ROOT / "tests" / "acceptance" / "devices.json", root / "tests" / "acceptance")
 
 
-class FakeEngine:
+class FakeEngine(HasFiles):
     """The engine's boundary: a build writes a small layout, a run writes what `answer` gives for run.json."""
 
     description = "fake 1 (containerd store)"
@@ -79,8 +80,10 @@ class FakeEngine:
         self.runs: list[RunSpec] = []
         self.names: set[str] = set()
         self.labels: dict[str, str] = {}
+        self.env: dict[str, str] = {}
         self.inventory: list[dict[str, Any]] = [
             {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
+            {"kind": "dpkg", "text": STATUS},
             {"kind": "end", "folders": 1, "unread": []},
         ]
 
@@ -112,7 +115,8 @@ class FakeEngine:
         make_image(layout, reference.encode())
 
     def inspect(self, reference: str) -> Any:
-        return SimpleNamespace(id=f"sha256:{reference.encode().hex():0<64.64}", labels=self.labels)
+        name = f"sha256:{reference.encode().hex():0<64.64}"
+        return SimpleNamespace(id=name, labels=self.labels, env=self.env)
 
     def run(self, spec: RunSpec) -> int:
         if spec.command[-1] == sbom.PROGRAM:  # lists the packages, does not run the suites
@@ -125,7 +129,7 @@ class FakeEngine:
         text = self.answer(json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8")))
         if text is not None:
             (paths["/stackcheck/out"] / "result.json").write_text(text, encoding="utf-8")
-        return 0 if text else 137
+        return result_files.exit_code(text)
 
 
 def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

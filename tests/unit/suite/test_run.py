@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
 import os
+import pwd
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
 import result_files
+from fake_files import HasFiles
 from stackcheck.build.image import Image
 from stackcheck.build.provenance import Provenance
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.matrix.policy import Policy
 from stackcheck.oci.documents import sha256
-from stackcheck.suite import device_leases
+from stackcheck.suite import device_leases, steering
 from stackcheck.suite import run as suite
 from stackcheck.suite.subject import Subject
 from stackcheck.vendors import amd, nvidia
@@ -34,12 +38,16 @@ CONFIG = result_files.CONFIG_DIGEST
 HOUR, NONE = dt.timedelta(hours=1), dt.timedelta()
 
 
-class FakeEngine:
+class FakeEngine(HasFiles):
     """Stands in for a container: writes what `answer` makes of run.json, and keeps the RunSpec."""
 
-    def __init__(self, answer: Callable[[dict[str, Any]], str | None]) -> None:
-        self._answer = answer
+    def __init__(self, answer: Callable[[dict[str, Any]], str | None], code: int | None = None) -> None:
+        self._answer, self._code = answer, code
         self.specs: list[RunSpec] = []
+        self.env: dict[str, str] = {}
+
+    def inspect(self, _reference: str) -> Any:
+        return SimpleNamespace(env=self.env)
 
     def run(self, spec: RunSpec) -> int:
         self.specs.append(spec)
@@ -50,7 +58,7 @@ class FakeEngine:
             (paths["/stackcheck/out"] / "result.json").write_text(text, encoding="utf-8")
         assert spec.on_line is not None
         spec.on_line("last words")
-        return 0 if text else 137
+        return result_files.exit_code(text) if self._code is None else self._code
 
 
 def healthy(told: dict[str, Any]) -> str:
@@ -58,7 +66,7 @@ def healthy(told: dict[str, Any]) -> str:
 
 
 def of_run(told: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    same = {name: told[name] for name in ("run_id", "tier", "stack_id", "image", "inputs", "host")}
+    same = result_files.told_again(told)
     now = dt.datetime.now(dt.UTC).isoformat()
     document = result_files.result(result_files.check("test_a.py::test_a"), **same, started=now, finished=now)
     return document | changes
@@ -104,17 +112,73 @@ def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
     assert [mount.target for mount in spec.mounts if not mount.read_only] == ["/stackcheck/out"]
 
 
-def test_what_an_image_sets_chooses_no_checks_and_strips_no_asserts(tmp_path: Path) -> None:
+def test_only_the_identified_python_starts_and_nothing_of_the_image_before_it(tmp_path: Path) -> None:
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
-    names = (
-        "PYTHONOPTIMIZE",
-        "PYTEST_ADDOPTS",
-        "PYTEST_PLUGINS",
-        "PYTHONPATH",
-        "PYTHONSTARTUP",
-        "LD_PRELOAD",
-    )
-    assert [spec.env.get(name) for name in names] == [""] * len(names)
+    assert spec.entrypoint == ("/usr/bin/python3",)
+    assert spec.command[:2] == ("-I", "-S")
+    (launcher,) = [word for word in spec.command if word.endswith("launcher.py")]
+    targets = {mount.target: mount for mount in spec.mounts}
+    runner = targets[str(Path(launcher).parent)]
+    assert runner.read_only
+    assert (runner.source / "launcher.py").exists()
+    assert (runner.source / "pytest" / "_pytest").is_dir()
+
+
+HOSTILE = {
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONPATH": "/evil",
+    "PYTHONPYCACHEPREFIX": "/evil",
+    "PYTHON_OF_TOMORROW": "/evil",
+    "PYTEST_ADDOPTS": "-k nothing",
+    "PYTEST_PLUGINS": "evil",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "",
+    "LD_PRELOAD": "/evil.so",
+    "LD_AUDIT": "/evil.so",
+    "GLIBC_TUNABLES": "x",
+    "STACKCHECK_STACK_FILE": "/evil.json",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "HIP_VISIBLE_DEVICES": "0",
+    "ROCR_VISIBLE_DEVICES": "0",
+    "GPU_DEVICE_ORDINAL": "0",
+    "ZE_AFFINITY_MASK": "0",
+    "TOMORROWS_VISIBLE_DEVICES": "0",
+}
+HARMLESS = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/rocm/lib", "PYTORCH_VERSION": "2.13.0", "LANG": "C"}
+
+
+def test_what_an_image_sets_chooses_nothing_that_runs_and_hides_no_device(tmp_path: Path) -> None:
+    engine = FakeEngine(healthy)
+    engine.env = HOSTILE | HARMLESS
+    suite.run(make_plan(tmp_path), engine, out=tmp_path, report=lambda _line: None)  # type: ignore[arg-type]
+    (spec,) = engine.specs
+    assert set(HOSTILE) <= set(spec.env)
+    assert [spec.env[name] for name in HOSTILE if name not in steering.OURS] == [None] * (len(HOSTILE) - 2)
+    assert spec.env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] == "1"
+    assert spec.env["PYTEST_PLUGINS"] == "pytest_timeout,xdist.plugin"
+    assert not set(HARMLESS) & set(spec.env)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "hidden", "shown"),
+    [
+        ("nvidia", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+        ("amd", "ROCR_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES"),
+    ],
+)
+def test_all_devices_are_shown_whatever_an_image_says(vendor: Any, hidden: str, shown: str) -> None:
+    found = steering.environment({hidden, shown}, vendor, {shown: "0"})
+    assert (found[hidden], found[shown]) == (None, "all")
+
+
+def test_the_user_of_the_container_has_no_account_and_only_root_comes_to_its_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (spec,) = run(make_plan(out), out).specs
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    number = int((spec.user or "").partition(":")[0])
+    assert (out / "run").stat().st_uid == number
+    if os.geteuid() == 0:
+        with pytest.raises(KeyError):
+            pwd.getpwuid(number)
 
 
 def test_suites_and_trainers_are_mounted_beside_each_other(tmp_path: Path) -> None:
@@ -176,6 +240,60 @@ def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: P
     with pytest.raises(ChecksFailedError) as caught:
         run(make_plan(tmp_path), tmp_path, answer=plant)
     assert "own words" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 126, 127, 134, 137, 139, 143])
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_a_container_that_broke_off_is_refused_whatever_it_wrote(
+    tmp_path: Path, code: int, outcome: str
+) -> None:
+    engine: Any = FakeEngine(lambda told: healthy(told).replace('"passed"', f'"{outcome}"'), code)
+    plan = make_plan(tmp_path)
+    with pytest.raises(ChecksFailedError, match="killed or broke off") as caught:
+        suite.run(plan, engine, out=tmp_path, report=lambda _line: None)
+    assert f"exit code {code}" in str(caught.value)
+    assert ("SIGKILL" in str(caught.value)) == ("dmesg" in str(caught.value)) == (code == 137)
+    assert suite.earlier_result(plan, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "fits"),
+    [
+        ("passed", 0, True),
+        ("passed", 1, False),
+        ("skipped", 0, True),
+        ("failed", 1, True),
+        ("failed", 0, False),
+        ("error", 0, False),
+        ("invalid", 1, True),
+        ("invalid", 0, False),
+    ],
+)
+def test_an_exit_code_that_contradicts_the_outcomes_is_refused(
+    tmp_path: Path, outcome: str, code: int, *, fits: bool
+) -> None:
+    engine: Any = FakeEngine(lambda told: healthy(told).replace('"passed"', f'"{outcome}"'), code)
+    expectation = (
+        contextlib.nullcontext() if fits else pytest.raises(ChecksFailedError, match="contradicts its result")
+    )
+    with expectation:
+        suite.run(make_plan(tmp_path), engine, out=tmp_path, report=lambda _line: None)
+
+
+@pytest.mark.parametrize(
+    "reported", [None, {"path": "/evil/python3"}, {"sha256": result_files.DIGEST}, {"package": None}]
+)
+def test_a_result_of_another_python_is_refused(tmp_path: Path, reported: dict[str, Any] | None) -> None:
+    def other(told: dict[str, Any]) -> str:
+        return json.dumps(of_run(told, interpreter=reported and told["interpreter"] | reported))
+
+    with pytest.raises(ChecksFailedError, match="another Python"):
+        run(make_plan(tmp_path), tmp_path, answer=other)
+
+
+def test_a_result_that_names_no_devices_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ChecksFailedError, match="which devices the suites saw"):
+        run(make_plan(tmp_path), tmp_path, lambda told: json.dumps(of_run(told, seen_devices=None)))
 
 
 def test_the_result_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_files import PYTHON, STATUS, HasFiles, dpkg
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck.build.image import Image
 from stackcheck.certificate import attached_sbom, attachments, publish
@@ -21,9 +23,11 @@ from stackcheck.certificate.statement import SBOM, VSA
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import components, inventory, sbom
+from stackcheck.suite import components, interpreter, inventory, sbom
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stackcheck.engine.client import RunSpec
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
@@ -45,12 +49,22 @@ ODD = [
 ]
 
 
-class ReaderEngine:
-    """The one call that reading an image needs: a container that prints lines and ends with a code."""
+BASH = "Package: bash\nStatus: install ok installed\nVersion: 5.2.15-2+b13\n"
+OF_BASH = {"/usr/bin/python3": PYTHON, **dpkg(("/usr/bin/python3", PYTHON), status=BASH)}
+FOUND = interpreter.Interpreter(path="/usr/bin/python3", file="/usr/bin/python3", sha256="", package="")
+
+
+class ReaderEngine(HasFiles):
+    """What reading an image needs: a Python of a package, and a container that prints lines and ends."""
+
+    image: Mapping[str, bytes | str] = OF_BASH
 
     def __init__(self, lines: list[str], code: int = 0) -> None:
         self.lines, self.code = lines, code
         self.specs: list[RunSpec] = []
+
+    def inspect(self, _reference: str) -> Any:
+        return SimpleNamespace(env={"LD_PRELOAD": "/evil.so", "PATH": "/usr/bin", "PYTHONHOME": "/evil"})
 
     def run(self, spec: RunSpec) -> int:
         self.specs.append(spec)
@@ -161,15 +175,25 @@ def test_whatever_an_image_holds_makes_a_document_and_no_traceback(
 def test_an_image_that_cannot_be_listed_is_an_error(lines: list[str], code: int) -> None:
     engine: Any = ReaderEngine(lines, code)
     with pytest.raises(ChecksFailedError, match="could not be listed"):
-        sbom.list_packages("stackcheck/x:1", engine)
+        sbom.list_packages("stackcheck/x:1", FOUND, engine)
 
 
 def test_the_image_is_read_without_any_right_and_without_its_own_start_up_code(image: Image) -> None:
     engine: Any = ReaderEngine(INVENTORY)
-    assert sbom.list_packages(image.reference, engine) == RECORDS
+    assert sbom.list_packages(image.reference, FOUND, engine) == RECORDS
     (spec,) = engine.specs
     assert (spec.cap_drop, spec.network, spec.read_only) == (("ALL",), "none", True)
+    assert spec.entrypoint == ("/usr/bin/python3",)
     assert {"-I", "-S"} <= set(spec.command)
+    assert {name for name, value in spec.env.items() if value is None} == {"LD_PRELOAD", "PYTHONHOME"}
+
+
+def test_a_python_whose_package_the_image_does_not_list_is_refused(image: Image, tmp_path: Path) -> None:
+    engine: Any = ReaderEngine(INVENTORY)
+    engine.image = {"/usr/bin/python3": PYTHON, **dpkg(("/usr/bin/python3", PYTHON), status=STATUS)}
+    with pytest.raises(ChecksFailedError, match="does not list the package of the image's Python"):
+        sbom.load_or_create(image, engine, tmp_path, quiet)
+    assert not (tmp_path / "sbom.json").exists()
 
 
 def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None:

@@ -161,6 +161,24 @@ def test_devices_that_this_host_does_not_see_are_failed() -> None:
     assert verdict.reasons == ("the result is about 1 devices, this host sees 2 (by id)",)
 
 
+@pytest.mark.parametrize(
+    ("seen", "used", "says"),
+    [
+        (["d0"], ["d0"], None),
+        ([], ["d0"], "the suites saw 0 devices, this host sees 1 (by id)"),
+        (["d1"], ["d0"], "the suites saw 1 devices, this host sees 1 (by id)"),
+        (["d0", "d0"], ["d0"], "the suites saw 2 devices, this host sees 1 (by id)"),
+        (["d0"], ["d0", "d1"], "checks used 1 devices that this host does not have (by id)"),
+    ],
+)
+def test_the_suites_see_and_use_the_devices_of_this_host(
+    seen: list[str], used: list[str], says: str | None
+) -> None:
+    checks = [check | {"devices": used} for check in HEALTHY]
+    verdict = judged(*checks, held_to={"devices": ("d0",)}, seen_devices=seen)
+    assert verdict.reasons == ((says,) if says else ())
+
+
 FAST = check("test_b.py::test_speed", metrics=[metric()])
 KEY = ("test_b.py::test_speed", 0)
 

@@ -61,6 +61,20 @@ def test_a_uuid_never_leaves_the_host(amd_host: Path) -> None:
     assert amd_host.exists()
 
 
+def test_an_amd_gpu_has_the_id_that_the_suites_see_in_the_container(amd_host: Path) -> None:
+    """HIP, ROCr and harness/resultfile.py write 77 so, before they hash it."""
+    (device,) = amd.devices()
+    assert device.id == vendors.anonymous_id("GPU-000000000000004d")
+    assert amd_host.exists()
+
+
+def test_each_variable_that_a_vendor_names_is_known_to_hide_devices() -> None:
+    named = [name for vendor in ("amd", "nvidia", "cpu") for name in vendors.module(vendor).visibility()]
+    assert {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"} <= set(named)
+    assert all(vendors.hides_devices(name) for name in named)
+    assert not vendors.hides_devices("CUDA_DEVICE_ORDER")
+
+
 def test_amd_nodes_are_passed_by_path_and_not_as_the_whole_folder(amd_host: Path) -> None:
     needs = amd.container_needs()
     assert needs.devices == (str(amd_host / "dev/kfd"), str(amd_host / "dev/dri/renderD128"))

@@ -1,0 +1,164 @@
+"""Images that write their own PASSED, on a real daemon: each way in is closed, or the result is refused.
+
+The images hold a shell and no torch. Their fake Python writes a perfect result: run.json has most of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import shell_image
+import small_stacks
+from fake_files import dpkg
+from stackcheck.build.image import Image
+from stackcheck.build.provenance import Provenance
+from stackcheck.errors import ChecksFailedError
+from stackcheck.matrix.policy import Policy
+from stackcheck.suite import run as suite
+from stackcheck.suite.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.suite.results import RunResult
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+DIGEST = "sha256:" + "c" * 64
+# The result: what run.json tells, and a check that passed, at this time, on the devices that the host has.
+FORGE = r"""
+forge() {
+    told=$(</stackcheck/run.json)
+    TZ=UTC0 printf -v now '%(%FT%T)T.%sZ' "${EPOCHREALTIME%.*}" "${EPOCHREALTIME#*.}"
+    [[ $told =~ \"id\":\ (\"[0-9a-f]+\") ]]
+    echo '{"schema": 1, "state": "finished", "started": "'$now'", "finished": "'$now'", "software": {},
+        "environment": {}, "seen_devices": ['${BASH_REMATCH[1]}'],
+        "selection": {"arguments": [], "collected": 1, "deselected": 0, "dropped": 0},
+        "checks": [{"id": "test_kernels.py::test_gemm", "outcome": "passed", "seconds": 1.0}],
+        '"${told#*\{}" > /stackcheck/out/result.json
+}
+"""
+LIAR = f"#!/bin/bash\n{FORGE}\nforge\n".encode()
+HONEST = b'#!/bin/bash\nexport -p\necho "I run"\nexit 3\n'
+
+
+@contextlib.contextmanager
+def started(
+    engine: Engine, folder: Path, files: Mapping[str, bytes], settings: Mapping[str, Any] | None = None
+) -> Iterator[RunResult]:
+    """The result of a run in an image of these files."""
+    reference = f"stackcheck-test/faked:{uuid.uuid4().hex[:12]}"
+    shell_image.make_layout(folder / "oci", programs=("bash", "sleep"), files=dict(files), settings=settings)
+    engine.load(folder / "oci", reference)
+    image = Image(
+        stack_id=None,
+        reference=reference,
+        config_digest=DIGEST,
+        manifest_digest=DIGEST,
+        layout=folder / "oci",
+        size_bytes=0,
+        layers=(),
+        reused=False,
+        seconds=0.0,
+    )
+    subject = Subject(
+        name="faked",
+        image=image,
+        vendor="cpu",
+        policy=Policy(certifies={"cpu": "smoke"}),
+        stack=None,
+        machines=None,
+        provenance=Provenance(),
+    )
+    plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder / "out")
+    try:
+        yield suite.run(plan, engine, out=folder / "out", report=small_stacks.silent)
+    finally:
+        engine.remove(reference)
+
+
+def refusal(
+    engine: Engine, folder: Path, files: Mapping[str, bytes], settings: Mapping[str, Any] | None = None
+) -> str:
+    with pytest.raises(ChecksFailedError) as caught, started(engine, folder, files, settings):
+        pass
+    return str(caught.value)
+
+
+def as_python(body: bytes) -> dict[str, bytes]:
+    """A program as the Python that a package installed."""
+    return {"/usr/bin/python3": body, **dpkg(("/usr/bin/python3", body))}
+
+
+def test_another_python_first_on_path_is_refused_before_it_runs(engine: Engine, tmp_path: Path) -> None:
+    files = {**as_python(HONEST), "/evil/bin/python3": LIAR}
+    text = refusal(engine, tmp_path, files, {"Env": ["PATH=/evil/bin:/usr/bin:/bin"]})
+    assert "belongs to no package" in text
+    assert "/evil/bin/python3" in text
+    assert not (tmp_path / "out" / "container.log").exists()
+
+
+def test_a_python_that_was_written_over_is_refused(engine: Engine, tmp_path: Path) -> None:
+    text = refusal(engine, tmp_path, {**as_python(HONEST), "/usr/bin/python3": LIAR})
+    assert "belongs to no package" in text
+
+
+def test_the_forged_result_is_perfect(engine: Engine, tmp_path: Path) -> None:
+    """Without this the refusals above could have another reason. It also shows the limit that
+    docs/certificates.md names: an image that forges its package database too is not recognised.
+    """
+    with started(engine, tmp_path, as_python(LIAR)) as result:
+        assert [check.outcome for check in result.checks] == ["passed"]
+
+
+def test_the_entrypoint_and_the_health_check_of_an_image_do_not_run(engine: Engine, tmp_path: Path) -> None:
+    waiting = b"#!/bin/bash\necho started\nsleep 4\nexit 3\n"
+    settings = {
+        "Entrypoint": ["/evil"],
+        "Env": ["PATH=/usr/bin:/bin"],
+        "Healthcheck": {"Test": ["CMD", "/evil"], "Interval": 200_000_000},
+    }
+    text = refusal(engine, tmp_path, {**as_python(waiting), "/evil": LIAR}, settings)
+    assert "ended without a result" in text
+    assert "started" in text
+    assert "exit code 3" in text
+
+
+def test_variables_of_an_image_that_steer_or_hide_are_not_there(engine: Engine, tmp_path: Path) -> None:
+    hostile = (
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "PYTEST_ADDOPTS", "LD_PRELOAD", "LD_AUDIT"),
+        *("STACKCHECK_STACK_FILE", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+    )
+    kept = ("LD_LIBRARY_PATH", "PYTORCH_VERSION")
+    settings = {"Env": ["PATH=/usr/bin:/bin", *(f"{name}=/evil" for name in (*hostile, *kept))]}
+    refusal(engine, tmp_path, as_python(HONEST), settings)
+    lines = (tmp_path / "out" / "container.log").read_text().splitlines()
+    there = {line.removeprefix("declare -x ").partition("=")[0] for line in lines if "=" in line}
+    assert not there & set(hostile)
+    assert {*kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD"} <= there
+
+
+def test_a_container_that_was_killed_is_refused_though_its_result_is_perfect(
+    engine: Engine, tmp_path: Path
+) -> None:
+    killed = f"#!/bin/bash\n{FORGE}\nforge\nkill -KILL $$\n".encode()
+    text = refusal(engine, tmp_path, as_python(killed))
+    assert "exit code 137 (SIGKILL" in text
+    assert "dmesg" in text
+    assert json.loads((tmp_path / "out" / "run" / "result.json").read_text())["state"] == "finished"
+
+
+def test_the_result_belongs_to_nobody_on_the_host(engine: Engine, tmp_path: Path) -> None:
+    with started(engine, tmp_path, as_python(LIAR)):
+        owner = (tmp_path / "out" / "run" / "result.json").stat().st_uid
+    assert owner != 1000
+    assert (owner == os.geteuid()) == (os.geteuid() != 0)
+    assert (tmp_path / "out").stat().st_mode & 0o077 == 0

@@ -1,0 +1,136 @@
+"""Under the launcher no code of an image runs before the suites, and pytest is the tool's own.
+
+A virtual environment of this Python plays the image: it has a .pth file, a sitecustomize, a plug-in and a
+pytest, and each of them leaves a file behind when it runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stackcheck.suite import run, steering, toolkit
+
+SUITES_CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
+
+SUITE = """
+import json, sys
+import pytest
+
+def test_it(pytestconfig):
+    import site
+    found = {"pytest": pytest.__file__, "prefix": sys.prefix, "path": sys.path, "executable": sys.executable,
+             "timeout": pytestconfig.pluginmanager.hasplugin("pytest_timeout")}
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("frozen") / "runner"
+    toolkit.freeze(target)
+    return target
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The image's Python."""
+    folder = tmp_path / "venv"
+    venv.create(folder, symlinks=True, with_pip=False)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    mark = f"open({str(tmp_path)!r} + '/ran-' + NAME, 'w').close()"
+    (site / "evil.pth").write_text(f"import sys; NAME = 'pth'; {mark}\n")
+    for name in ("sitecustomize", "usercustomize", "pytest", "evil_plugin"):
+        (site / f"{name}.py").write_text(f"NAME = {name!r}\n{mark}\n")
+    (site / "evil-1.dist-info").mkdir()
+    (site / "evil-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
+    entries = ("evil", "timeout", "xdist", "pytest_timeout", "xdist.plugin")
+    points = "\n".join(f"{name} = evil_plugin" for name in entries)
+    (site / "evil-1.dist-info" / "entry_points.txt").write_text(f"[pytest11]\n{points}\n")
+    (tmp_path / "test_it.py").write_text(SUITE)
+    return folder / "bin" / "python3"
+
+
+def ran(image: Path) -> set[str]:
+    """Which code of the image ran."""
+    return {path.name.removeprefix("ran-") for path in image.parents[2].glob("ran-*")}
+
+
+def start(python: Path, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {"PATH": os.environ["PATH"], "HOME": str(python.parents[2]), **steering.OURS, **env}
+    words = [str(word) for word in (python, *command)]
+    return subprocess.run(
+        words, env=clean, cwd=python.parents[2], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_no_code_of_the_image_runs_before_the_suites(image: Path, runner: Path) -> None:
+    command = (*run.ISOLATED, runner / "launcher.py", "-m", "pytest", "-q", "-s", "test_it.py")
+    done = start(image, *command, "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ran(image) == set()
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert found["pytest"] == str(runner / "pytest" / "pytest" / "__init__.py")
+    assert found["timeout"]
+    assert found["executable"] == str(image)
+    assert found["prefix"] == str(image.parents[1])
+    (site,) = image.parents[1].glob("lib/python3*/site-packages")
+    assert found["path"].index(str(runner / "pytest")) < found["path"].index(str(site))
+
+
+def test_the_same_image_runs_its_code_without_the_launcher(image: Path) -> None:
+    """What the launcher is for; a test that could not fail would prove nothing."""
+    start(image, "-m", "pytest", "test_it.py")
+    assert {"pth", "sitecustomize", "pytest"} <= ran(image)
+
+
+def test_a_worker_of_xdist_starts_alike(image: Path, runner: Path) -> None:
+    command = (*run.ISOLATED, runner / "launcher.py", "-u", "-c")
+    done = start(image, *command, "import sys, pytest; print(pytest.__file__, sys.argv)")
+    assert done.stdout.split() == [str(runner / "pytest" / "pytest" / "__init__.py"), "['-c']"], done.stderr
+    assert ran(image) == set()
+
+
+def test_the_launcher_runs_nothing_else(image: Path, runner: Path) -> None:
+    done = start(image, *run.ISOLATED, runner / "launcher.py", "script.py", "x")
+    assert done.returncode == 1
+    assert "expected -m MODULE or -c CODE" in done.stderr
+
+
+def test_the_toolkit_has_modules_and_no_metadata(runner: Path) -> None:
+    assert not list((runner / "pytest").glob("*.dist-info"))
+    for name in ("pytest", "_pytest", "pluggy", "execnet", "xdist", "exceptiongroup"):
+        assert (runner / "pytest" / name / "__init__.py").exists(), name
+    assert (runner / "pytest" / "pytest_timeout.py").exists()
+
+
+def test_a_python_of_the_oldest_images_can_parse_the_launcher() -> None:
+    ast.parse(toolkit.LAUNCHER.read_text(), feature_version=(3, 10))
+
+
+def test_the_workers_of_xdist_are_started_by_the_launcher_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("suites_conftest", SUITES_CONFTEST)
+    assert spec
+    assert spec.loader
+    conftest: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    command = ["/opt/my venv/bin/python3", *run.ISOLATED, f"{run.RUNNER}/launcher.py"]
+    option = SimpleNamespace(tx=["popen", "popen"])
+    for started, expected in (
+        (["python", "-m", "pytest"], ["popen", "popen"]),
+        ([*command, "-m", "pytest", "-n2"], [f"popen//python={shlex.join(command)}"] * 2),
+    ):
+        monkeypatch.setattr(sys, "orig_argv", started)
+        conftest._start_workers_alike(SimpleNamespace(option=option))
+        assert option.tx == expected
