@@ -188,7 +188,9 @@ def test_groups_set_up_and_torn_down(shared: dict[str, Any], record_metric: Reco
     assert shared["groups"], "no world was set up"
     for ways in shared["groups"]:
         way = ways["way"]
-        assert not ways["stuck"], f"{way}: a world was not set up and torn down in 30 s"
+        assert not ways["stuck"], (
+            f"{way}: a world was not set up and torn down in 30 s; {ways['error'] or 'no error'}"
+        )
         conditions = {"way": way, "cycles": ways["cycles"]}
         record_metric("world_cycle_s", ways["median_s"], unit="s", conditions=conditions)
         for name, grown in ways["grown"].items():

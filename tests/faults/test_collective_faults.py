@@ -59,6 +59,16 @@ FAULTS = (
         "was not set up and torn down",
     ),
     fault(
+        "a world that is refused on one rank",
+        "test_groups_set_up_and_torn_down",
+        {
+            CYCLE: "lambda r, key, **k: exec('raise RuntimeError(\\'no world here\\')') "
+            "if r.rank == 0 and key.endswith('/3') else original(r, key, **k)",
+            "workloads.collective_groups:LIMIT_S": "5.0",
+        },
+        "world 3: no world here",
+    ),
+    fault(
         "a second use replaces the first",
         "test_module_used_twice",
         {

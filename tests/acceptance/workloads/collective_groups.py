@@ -16,6 +16,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from workloads.ranks import Ranks
 
 CYCLES, WARM, LEAST = 200, 4, 8
 BUDGET_S = {"standard": 4.0, "soak": 600.0}  # for each way; a cycle on GPUs takes tenths of a second
-LIMIT_S, LEAVE_S = 30.0, 2.0  # for one cycle, and for the other ranks to leave after one that hung
+LIMIT_S, LEAVE_S = 30.0, 2.0  # for one cycle, and between the end of one that hung and that of its process
 STATUS, DESCRIPTORS = Path("/proc/self/status"), Path("/proc/self/fd")
 
 
@@ -36,50 +37,62 @@ def run(ranks: Ranks, tier: str, report: Mapping[str, Any]) -> list[dict[str, An
     ways = ("without a device id", *(("with a device id",) if ranks.device.type == "cuda" else ()))
     found: list[dict[str, Any]] = []
     for way in ways:
-        with _watched(ranks, {**report, "groups": [*found, {"way": way, "stuck": True}]}) as alive:
-            entry = _cycles(ranks, way, BUDGET_S[tier], alive)
+        watch = Watch(time.monotonic() + LIMIT_S, {"way": way, "stuck": True, "error": None})
+        with _watched(ranks, watch, {**report, "groups": [*found, watch.entry]}):
+            entry = _cycles(ranks, watch, BUDGET_S[tier])
         everyone = ranks.collect(entry, about=f"groups {way}")
         found += [_merged(everyone)] if everyone is not None else []
     return None if ranks.rank else found
 
 
-@contextlib.contextmanager
-def _watched(ranks: Ranks, report: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """End this process if a cycle takes longer than its limit; rank 0 prints the report first. The block sets
-    `end`, the moment when the present cycle is overdue.
-    """
-    alive, over = {"end": time.monotonic() + LIMIT_S}, threading.Event()
+@dataclass
+class Watch:
+    """When the present cycle is overdue, and what rank 0 then has to report."""
 
-    def watch() -> None:
+    end: float
+    entry: dict[str, Any]
+
+
+@contextlib.contextmanager
+def _watched(ranks: Ranks, watch: Watch, report: Mapping[str, Any]) -> Iterator[None]:
+    """End this process if a cycle is overdue; rank 0 prints the report first."""
+    over = threading.Event()
+
+    def run() -> None:
         while not over.wait(0.2):
-            if time.monotonic() > alive["end"]:
+            if time.monotonic() > watch.end:
                 if ranks.rank == 0:
                     print(json.dumps(report), flush=True)
-                    time.sleep(LEAVE_S)  # the store may be in this process, and the others still need it
+                time.sleep(LEAVE_S)  # until rank 0 has reported, and because its process may hold the store
                 os._exit(0)
 
-    threading.Thread(target=watch, daemon=True).start()
-    yield alive
+    threading.Thread(target=run, daemon=True).start()
+    yield
     over.set()
 
 
-def _cycles(ranks: Ranks, way: str, budget_s: float, alive: dict[str, float]) -> dict[str, Any]:
-    begun, seconds, wrong = time.monotonic(), list[float](), list[int]()
+def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
+    way, begun, seconds, wrong = watch.entry["way"], time.monotonic(), list[float](), list[int]()
     before: dict[str, float] = {}
     for number in itertools.count():
-        alive["end"] = time.monotonic() + LIMIT_S
+        watch.end = time.monotonic() + LIMIT_S
         if number == WARM:
             before = holdings(ranks)
         late = number >= LEAST + WARM and time.monotonic() - begun > budget_s
         if not _goes_on(ranks, f"{way}/{number}", over=number >= CYCLES or late):
             break
         start = time.monotonic()
-        if not cycle(ranks, f"{way}/{number}", bound="with a" in way):
-            wrong.append(number)
+        try:
+            right = cycle(ranks, f"{way}/{number}", bound="with a" in way)
+        except RuntimeError as error:  # the other ranks may wait in vain: all end by their watch
+            watch.entry["error"] = f"world {number}: {str(error)[:300]}"
+            time.sleep(10 * LIMIT_S)
+            raise
         seconds.append(time.monotonic() - start)
+        wrong += [] if right else [number]
     after = holdings(ranks)
     return {
-        "way": way,
+        **watch.entry,
         "stuck": False,
         "cycles": len(seconds),
         "counted": len(seconds) - WARM,
@@ -104,7 +117,7 @@ def cycle(ranks: Ranks, key: str, *, bound: bool) -> bool:
         store=dist.PrefixStore(f"world/{key}", ranks.store),
         rank=ranks.rank,
         world_size=ranks.size,
-        timeout=dt.timedelta(seconds=LIMIT_S),
+        timeout=dt.timedelta(seconds=4 * LIMIT_S),  # the watch comes first
         **({"device_id": ranks.device} if bound else {}),
     )
     mine = torch.full((1024,), float(ranks.rank + 1), device=ranks.device)
