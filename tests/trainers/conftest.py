@@ -2,9 +2,41 @@
 
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-TRAINERS = Path(__file__).resolve().parents[2] / "trainers"
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+TRAINERS = TESTS.parent / "trainers"
 sys.path.insert(0, str(TRAINERS))
+sys.path.append(str(TESTS / "acceptance"))
 sys.dont_write_bytecode = True
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from harness.launch import launch  # noqa: E402 - tests/acceptance has to be on the path first
+from harness.server import Server  # noqa: E402
+
+Record = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+    """The record of train.py on so many ranks, which are forked from one process that has loaded torch."""
+    server = Server(tmp_path_factory.mktemp("server"))
+
+    def run(ranks: int, *arguments: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("run")
+        return launch(
+            "train.py",
+            arguments,
+            nproc=ranks,
+            environment={},
+            timeout_s=150,
+            folder=folder,
+            server=server,
+        )
+
+    yield run
+    server.stop()

@@ -1,6 +1,5 @@
 """Every layout of ranks trains the same model: losses within a band of one process, and clear refusals."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -8,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from conftest import Record
 
 TRAIN = Path(__file__).resolve().parents[2] / "trainers" / "train.py"
 BATCH = ("--steps", "6", "--global-batch", "8", "--seed", "3")
@@ -22,15 +23,8 @@ def start(ranks: int, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def record(ranks: int, *arguments: str) -> dict:
-    process = start(ranks, *arguments)
-    out, errors = process.communicate(timeout=150)
-    assert process.returncode == 0, errors[-3000:]
-    return json.loads(out.strip().splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
-def alone() -> list[float]:
+def alone(record: Record) -> list[float]:
     return record(1, *BATCH, "--micro-batch", "8")["losses"]
 
 
@@ -60,7 +54,7 @@ OWN_CODE = {"fsdp2", "full-shard", "zero1", "tensor", "pipeline"}
     "layout",
     [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
 )
-def test_losses_equal_one_process(layout: str, alone: list[float]) -> None:
+def test_losses_equal_one_process(layout: str, alone: list[float], record: Record) -> None:
     ranks, *flags = LAYOUTS[layout]
     got = record(ranks, *BATCH, *flags)
     assert got["ranks_agree"]
@@ -68,24 +62,24 @@ def test_losses_equal_one_process(layout: str, alone: list[float]) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--implementation", "fused")], ids=["autograd", "fused"])
-def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float]) -> None:
+def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float], record: Record) -> None:
     got = record(2, *BATCH, "--precision", "bf16", "--parallel", "zero1", *flags)
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
 @SLOW
-def test_recomputation_changes_no_loss() -> None:
+def test_recomputation_changes_no_loss(record: Record) -> None:
     # test_blocks.py holds where it happens: this alone passes in torch 2.13 with it around a block too.
     flags = (*BATCH, "--precision", "bf16", "--parallel", "fsdp2", "--no-reshard")
     assert record(2, *flags, "--recompute", "full")["losses"] == record(2, *flags)["losses"]
 
 
-def test_fp8_stays_in_its_band(alone: list[float]) -> None:
+def test_fp8_stays_in_its_band(alone: list[float], record: Record) -> None:
     got = record(2, *BATCH, "--precision", "fp8", "--parallel", "zero1", "--implementation", "fused")
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
-def test_the_librarys_own_model_is_the_same_job_in_our_loop(alone: list[float]) -> None:
+def test_the_librarys_own_model_is_the_same_job_in_our_loop(alone: list[float], record: Record) -> None:
     pytest.importorskip("transformers")
     assert record(2, *BATCH, "--implementation", "transformers")["losses"] == pytest.approx(alone, rel=BAND)
 
@@ -93,7 +87,7 @@ def test_the_librarys_own_model_is_the_same_job_in_our_loop(alone: list[float]) 
 @pytest.mark.parametrize(
     "model", ["moe", "flux", *(pytest.param(name, marks=SLOW) for name in ("mistral", "mpt", "gpt"))]
 )
-def test_each_family_trains(model: str) -> None:
+def test_each_family_trains(model: str, record: Record) -> None:
     losses = record(2, "--model", model, "--steps", "24", "--lr", "5e-3")["losses"]
     assert sum(losses[-6:]) < 0.97 * sum(losses[:6])
 
@@ -119,7 +113,7 @@ def test_what_cannot_run_is_refused_with_one_line(flags: tuple[str, ...]) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank() -> None:
+def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank(record: Record) -> None:
     got = record(2, "--steps", "1000000", "--warmup-s", "2", "--budget-s", "5", "--no-digest")
     assert got["ranks_agree"]
     assert got["last_step"] == len(got["losses"]) < 1000000
@@ -130,7 +124,9 @@ def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank() 
 
 
 @pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
-def test_a_checkpoint_resumes_on_another_number_of_ranks(parallel: str, tmp_path: Path) -> None:
+def test_a_checkpoint_resumes_on_another_number_of_ranks(
+    parallel: str, tmp_path: Path, record: Record
+) -> None:
     flags = ("--parallel", parallel, "--global-batch", "8", "--checkpoint-every", "3", "--full-every", "3")
     whole = record(2, *flags, "--steps", "6", "--checkpoint", str(tmp_path))
     (tmp_path / "step_00000006").rename(tmp_path / "later")
@@ -140,7 +136,9 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(parallel: str, tmp_path
 
 
 @SLOW
-def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(tmp_path: Path) -> None:
+def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(
+    tmp_path: Path, record: Record
+) -> None:
     flags = ("--steps", "400", "--parallel", "zero1", "--lr-warmup", "50", "--checkpoint-every", "20")
     whole = record(2, *flags)
     process = start(2, *flags, "--checkpoint", str(tmp_path), "--asynchronous")
