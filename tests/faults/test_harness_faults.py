@@ -140,12 +140,13 @@ def test_workers_of_xdist_report_into_one_file(tmp_path) -> None:
     outcomes = {check["id"].rpartition("::")[2]: check["outcome"] for check in result["checks"]}
     expected = {
         "test_figure": "passed",
+        "test_figure_of_another_shape": "passed",
         "test_after": "passed",
         "test_invalid": "invalid",
         "test_ranks": "passed",
     }
     assert outcomes == expected, result["output"]
-    assert result["selection"]["collected"] == 4
+    assert result["selection"]["collected"] == 5
 
 
 def test_naming_the_suites_without_a_vendor_is_a_usage_error(suite_python) -> None:
