@@ -5,7 +5,7 @@ failed.
 import pytest
 
 from harness import skips
-from harness.fixtures import Launch, OnDevice, RecordMetric
+from harness.fixtures import InNewProcesses, Launch, OnDevice, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import (
     activations,
@@ -216,16 +216,23 @@ def test_graph_replay(on_device: OnDevice, record_metric: RecordMetric) -> None:
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 def test_graph_in_new_processes(
-    acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+    acceptance: AcceptanceSession, in_new_processes: InNewProcesses, record_metric: RecordMetric
 ) -> None:
     """Hundreds of replays of a captured block give the bits of eager mode, in each of several processes."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "a CPU has no graphs")
-    found = []
-    for number in range(GRAPH_PROCESSES):  # another environment makes the worker start anew
-        environment = {**graph_processes.ENVIRONMENT, "STACKCHECK_GRAPH_PROCESS": str(number)}
-        report = on_device(graph_processes.check, env=environment, dtype="bf16", replays=GRAPH_REPLAYS)
-        found += [{**case, "name": f"process {number}: {case['name']}"} for case in report["cases"]]
+    reports = in_new_processes(
+        graph_processes.check,
+        processes=GRAPH_PROCESSES,
+        env=graph_processes.ENVIRONMENT,
+        dtype="bf16",
+        replays=GRAPH_REPLAYS,
+    )
+    found = [
+        {**case, "name": f"process {number}: {case['name']}"}
+        for number, report in enumerate(reports)
+        for case in report["cases"]
+    ]
     cases.require({"cases": found}, record_metric)
 
 

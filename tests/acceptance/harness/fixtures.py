@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ from harness.worker import Worker
 from vendors import Device, Host, Sample
 
 CLEAN_WAIT_S = 30.0
+PROCESSES_AT_ONCE = 5  # more of them would share the queues of a device
 GONE_WAIT_S = 10.0  # the readings still show a process for a moment after it ended
 
 
@@ -78,6 +80,21 @@ class InChild(Protocol):
         fresh: bool = False,
         **kwargs: object,
     ) -> Any: ...  # what the workload returns, read from JSON
+
+
+class InNewProcesses(Protocol):
+    """Run a function of tests/acceptance/workloads in several new processes that share the leased devices."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        processes: int,
+        timeout_s: float = 120,
+        env: Mapping[str, str] | None = None,
+        **kwargs: object,
+    ) -> list[Any]: ...  # what each of them returns, read from JSON
 
 
 class Launch(Protocol):
@@ -208,6 +225,36 @@ def on_device(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leas
             return acceptance.worker.call(
                 _name_of(function), kwargs, environment=environment, timeout_s=timeout_s
             )
+
+    return call
+
+
+@pytest.fixture
+def in_new_processes(
+    acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.Lease
+) -> InNewProcesses:
+    """Run a function of `workloads` in several new processes, some of them at once."""
+
+    def call(
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        processes: int,
+        timeout_s: float = 120,
+        env: Mapping[str, str] | None = None,
+        **kwargs: object,
+    ) -> list[Any]:
+        environment = {**vendor.child_environment(lease.devices), **(env or {})}
+
+        def one(_: int) -> Any:
+            worker = Worker(acceptance.result_dir / "children")
+            try:
+                return worker.call(_name_of(function), kwargs, environment=environment, timeout_s=timeout_s)
+            finally:
+                worker.stop()
+
+        with _failing(acceptance, lease), ThreadPoolExecutor(PROCESSES_AT_ONCE) as pool:
+            return list(pool.map(one, range(processes)))
 
     return call
 

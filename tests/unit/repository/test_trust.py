@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import awaited
 from stackcheck.matrix import compat, known_issues
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,11 +59,6 @@ def judges(cell: str) -> set[str]:
     return {name for name in named(cell) if re.match(r"(test_|R[0-9]|K-)", name)}
 
 
-def test_nothing_is_awaited_that_has_arrived():
-    arrived = {name for name in awaited.CHECKS if name.partition("::")[2] in checks()}
-    assert arrived | (awaited.FAULTS & faults()) == set()
-
-
 def test_every_incident_is_there_once_with_its_link():
     links = [_LINK.match(row[0]) for row in (*REFUSED, *OTHERS)]
     assert all(links)
@@ -83,12 +77,11 @@ def test_the_page_counts_its_rows():
 
 def test_every_check_rule_and_known_issue_exists():
     found = {name for row in (*REFUSED, *OTHERS) for name in judges(row[2])}
-    found -= {name.partition("::")[2] for name in awaited.CHECKS}
     assert found <= checks() | RULES | ISSUES.keys(), found - checks() - RULES - ISSUES.keys()
 
 
 def test_every_fault_exists():
-    shown = {name for row in REFUSED for name in named(row[3])} - awaited.FAULTS
+    shown = {name for row in REFUSED for name in named(row[3])}
     known = faults() | functions("tests/faults") | functions("tests/unit")
     assert shown <= known, shown - known
 
