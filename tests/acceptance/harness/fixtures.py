@@ -310,7 +310,7 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
                 environment={**vendor.child_environment(lease.devices), **(env or {})},
                 timeout_s=timeout_s,
                 folder=acceptance.result_dir / "children",
-                server=None if fresh else acceptance.server,
+                server=None if fresh else acceptance.rank_server,
             )
 
     return run

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 
 from torch.distributed import TCPStore
 
@@ -25,6 +26,8 @@ END_S = 5.0
 
 def main(count: int, program: str, arguments: list[str]) -> int:
     """Run the ranks to their end; when one fails, end the others. Returns the exit code."""
+    # The store's thread does nothing that a rank continues; torchrun's agent forks beside it too.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
     ranks: dict[int, int] = {}
     for number in range(count):

@@ -17,6 +17,7 @@ TRAINERS = processes.ACCEPTANCE.parent.parent / "trainers"
 # The first line of torchrun's report about a rank that died: "E1121 12:06:08.562000 11831
 # torch/distributed/elastic/…".
 TORCHRUN = re.compile(r"[EW]\d{4} .* torch/distributed/elastic/multiprocessing/api\.py")
+THREADS = {"OMP_NUM_THREADS": "1"}  # of each rank; OpenMP reads it while it is loaded
 RANK = Path(__file__).with_name("rank.py")
 
 
@@ -103,5 +104,5 @@ def _recorder(home: Path) -> dict[str, str]:
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(home / "flight-recorder-"),
-        "OMP_NUM_THREADS": "1",
+        **THREADS,
     }

@@ -21,8 +21,8 @@ from harness import processes
 from harness.processes import Child, WorkloadError
 
 LOAD_S = 180.0  # a cold disk and no byte code: seen 40 s
-# Libraries read these when a device or a process group is made, or `server_main` passes them on.
-READ_WHEN_USED = ("OMP_NUM_THREADS", processes.TOKEN, processes.STACKS)
+# Read when a device or a process group is made, and by the harness itself.
+READ_WHEN_USED = (processes.TOKEN, processes.STACKS)
 READ_WHEN_USED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_")
 READY = "ready"
 
@@ -62,13 +62,17 @@ class Forked:
 class Server:
     """One server at a time; `start` starts it when it is first needed."""
 
-    def __init__(self, folder: Path, free: Iterable[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, free: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         """
         Args:
             folder: For the server's output.
             free: More variables that a child may change after the fork: those that select devices.
+            environment: Variables that torch has to see while it is loaded, beside those of this process.
         """
         self.folder = folder
+        self._loaded_with = dict(environment or {})
         self.remark: str | None = None  # why children are started anew, if they are
         self._free = {*READ_WHEN_USED, *free}
         self._process: Child | None = None
@@ -107,7 +111,7 @@ class Server:
         self._token = uuid.uuid4().hex
         home = self.folder / f"server-{self._token[:8]}"
         home.mkdir(parents=True)
-        self._environment = processes.environment({}, self._token, home)
+        self._environment = processes.environment(self._loaded_with, self._token, home)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = spawn(self._environment, home, theirs)
         theirs.close()

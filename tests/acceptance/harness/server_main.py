@@ -189,8 +189,6 @@ def _take_on(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     random.seed()
-    if threads := environment.get("OMP_NUM_THREADS"):  # OpenMP read it when it was loaded
-        torch.set_num_threads(int(threads))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ record travels to the controller as text on the teardown report.
 
 import functools
 import json
+import os
 import pickle
 import signal
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import vendors
-from harness import leases, order, records, resultfile, skips
+from harness import launch, leases, order, records, resultfile, skips
 from harness.check import Check
 from harness.evidence import evidence, link_states
 from harness.listener import Listener
@@ -54,7 +55,12 @@ class AcceptanceSession:
         self.run_id, self.result_dir, self.host, self.absence = begun
         self.monitor = Monitor(self.vendor)
         visibility = vendors.module(self.vendor).child_environment(())
-        self.server = Server(self.result_dir / "children", free=visibility)
+        children = self.result_dir / "children"
+        self.server = Server(children, free=visibility)
+        one_thread = launch.THREADS.items() <= os.environ.items()
+        self.rank_server = (
+            self.server if one_thread else Server(children, free=visibility, environment=launch.THREADS)
+        )
         self.worker = Worker(self.result_dir / "children", self.server)
         self.keeper = leases.Keeper(
             config.getoption("lease_dir") or leases.default_folder(), self.devices, shared=self.shares_devices
@@ -70,6 +76,9 @@ class AcceptanceSession:
             config.option.collectonly = True
         elif not self.is_worker:
             self._open_files()
+        elif not self.shares_devices:  # a whole run on GPUs: they load torch while the checks are collected
+            self.server.prepare()
+            self.rank_server.prepare()
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -239,6 +248,7 @@ class AcceptanceSession:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.worker.stop()
         self.server.stop()
+        self.rank_server.stop()
         self.keeper.give_back()
         self.monitor.stop()
         self.listener.stop()
