@@ -97,7 +97,7 @@ class _Server:
                 awake.recv(4096)
                 self._tell_ends()
             if self.control in ready:
-                path, fds, _, _ = socket.recv_fds(self.control, 4096, MOST_FDS)
+                path, fds = self._received()
                 if not path:
                     return None
                 request = self._forked(path.decode(), fds)
@@ -105,6 +105,14 @@ class _Server:
                     awake.close()
                     wake.close()
                     return request
+
+    def _received(self) -> tuple[bytes, list[int]]:
+        """The next request; empty when the other end is closed, also with an answer of ours unread."""
+        try:
+            path, fds, _, _ = socket.recv_fds(self.control, 4096, MOST_FDS)
+        except ConnectionResetError:
+            return b"", []
+        return path, fds
 
     def _forked(self, path: str, fds: list[int]) -> "_Request | None":
         status, *given = fds
