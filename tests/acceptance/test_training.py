@@ -75,6 +75,13 @@ def kept() -> Kept:
     return {}
 
 
+@pytest.fixture(scope="module")
+def used(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The fixtures of the checks of this file that run."""
+    chosen = (item for item in request.session.items if item.path == request.path)
+    return frozenset(name for item in chosen for name in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture
 def jobs(
     ranks: int,
@@ -83,9 +90,13 @@ def jobs(
     kept: Kept,
     acceptance: AcceptanceSession,
     check: Check,
+    used: frozenset[str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, Any]:
-    """One launch: preflight, the tiny jobs with a checkpoint in their middle, and the bf16 job."""
+    """One launch: preflight, the tiny jobs with a checkpoint in their middle, and the bf16 job.
+
+    Only those that a chosen check uses by a fixture of their name.
+    """
     if "jobs" not in kept:
         folder = tmp_path_factory.mktemp("training")
         flags = {
@@ -94,6 +105,7 @@ def jobs(
         }
         flags["tiny"] += ("--no-backend-check",)
         flags["proxy"] = CPU_PROXY if acceptance.vendor == "cpu" else PROXY
+        flags = {name: of for name, of in flags.items() if name in used}
         kept["jobs"] = {**training_jobs.launched(launch, flags, ranks, SMOKE_S), "folder": str(folder)}
     preflight.require(kept["jobs"]["preflight"]["problems"], acceptance, check)
     return kept["jobs"]
@@ -101,18 +113,26 @@ def jobs(
 
 @pytest.fixture
 def resumed(
-    jobs: Mapping[str, Any], ranks: int, launch: Launch, kept: Kept, tmp_path_factory: pytest.TempPathFactory
+    jobs: Mapping[str, Any],
+    *,
+    ranks: int,
+    launch: Launch,
+    kept: Kept,
+    used: frozenset[str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str, int], None]:
     """Judge a job that another process resumes from its checkpoint in the middle."""
     if "resumed" not in kept:
         folder = tmp_path_factory.mktemp("resumed")
-        for name, step in (("tiny", RESUME_AT), ("uneven", UNEVEN_RESUME_AT)):
+        steps = {"tiny": RESUME_AT, "uneven": UNEVEN_RESUME_AT}
+        for name, step in [(name, step) for name, step in steps.items() if name in used]:
             source = Path(jobs["folder"]) / name / f"step_{step:08}"
             shutil.copytree(source, folder / name / source.name)
         flags = {
             "tiny": (*TINY, "--checkpoint", folder / "tiny", "--no-backend-check"),
             "uneven": (*UNEVEN, "--checkpoint", folder / "uneven"),
         }
+        flags = {name: of for name, of in flags.items() if name in used}
         kept["resumed"] = training_jobs.launched(launch, flags, ranks, SMOKE_S, "--no-preflight", fresh=True)
 
     def judge(name: str, step: int) -> None:
@@ -160,6 +180,13 @@ def tiny(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @pytest.fixture
+def uneven(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of the tiny job whose tensors the ranks cannot divide evenly."""
+    record: Mapping[str, Any] = jobs["records"]["uneven"]
+    return record
+
+
+@pytest.fixture
 def proxy(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The record of the bf16 job, whose speed is recorded."""
     record: Mapping[str, Any] = jobs["records"]["proxy"]
@@ -182,6 +209,7 @@ def test_loss_falls(tiny: Mapping[str, Any], record_metric: RecordMetric) -> Non
     assert max(losses[-3:]) < bound, f"the last losses are {losses[-3:]}, expected less than {bound:.3f}"
 
 
+@pytest.mark.usefixtures("tiny")
 def test_loss_lies_in_the_reference_band(jobs: Mapping[str, Any], record_metric: RecordMetric) -> None:
     """The tiny job's losses stay in the widening band around the CPU's curve, and fall as low as they
     must.
@@ -217,6 +245,7 @@ def test_bf16_job_learns(proxy: Mapping[str, Any], record_metric: RecordMetric) 
     )
 
 
+@pytest.mark.usefixtures("tiny")
 def test_resume_is_bit_equal(resumed: Callable[[str, int], None]) -> None:
     """A run that resumes from a checkpoint has bitwise the losses, norms and weights of an uninterrupted
     run.
@@ -224,6 +253,7 @@ def test_resume_is_bit_equal(resumed: Callable[[str, int], None]) -> None:
     resumed("tiny", RESUME_AT)
 
 
+@pytest.mark.usefixtures("uneven")
 def test_resume_with_uneven_shards(ranks: int, resumed: Callable[[str, int], None]) -> None:
     """The same where ranks hold shards of different length: a vocabulary of 257, a hidden width of 161."""
     if ranks == 1:

@@ -60,9 +60,15 @@ def kept() -> Kept:
 
 @pytest.fixture
 def follows(
-    ranks: int, launch: Launch, kept: Kept, device_row: Mapping[str, Any], record_metric: RecordMetric
+    ranks: int,
+    *,
+    launch: Launch,
+    kept: Kept,
+    device_row: Mapping[str, Any],
+    record_metric: RecordMetric,
+    request: pytest.FixtureRequest,
 ) -> Callable[[str], Mapping[str, Any]]:
-    """Judge one tiny job by the reference curve; every job that can run here shares one launch."""
+    """Judge one tiny job by the reference curve; every chosen job that can run here shares one launch."""
 
     def judge(name: str) -> Mapping[str, Any]:
         if "jobs" not in kept:
@@ -70,9 +76,9 @@ def follows(
                 "the launch that these checks share failed; look at the first of them"
             )
             kept["not run"] = {}
-            kept["jobs"] = launch(
-                "training_variants.py", _text(_jobs(device_row)), nproc=ranks, timeout_s=TIMEOUT_S
-            )
+            chosen = _chosen(request)
+            flags = {name: of for name, of in _jobs(device_row).items() if name in chosen}
+            kept["jobs"] = launch("training_variants.py", _text(flags), nproc=ranks, timeout_s=TIMEOUT_S)
         record, verdict = kept["jobs"]["records"][name], kept["jobs"]["curves"][name]
         assert "error" not in record, f"the job raised:\n{record['error']}"
         assert verdict is not None, "trainers/curves has no reference curve for this job"
@@ -84,6 +90,13 @@ def follows(
         return options
 
     return judge
+
+
+def _chosen(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The recipes and scopes of the checks of this file that run."""
+    items = [item for item in request.session.items if item.path == request.path]
+    specs = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return frozenset(str(value) for params in specs for value in params.values())
 
 
 def _jobs(device_row: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:

@@ -68,7 +68,7 @@ FAULTS = (
             "train:learning_rate": "lambda step, peak, options: "
             "original(step, peak, options) * (options.precision != 'bf16')"
         },
-        says="the last losses are",
+        says="the mean of the last losses is",
     ),
     Fault(
         "attention in plain operations",

@@ -54,7 +54,7 @@ def run(
     binds: Mapping[str, Path] | None = None,
     writable: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = 300,  # a whole run of the suites, beside others
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` where AMD's library sees `state`; stdout and stderr come back together in `stdout`.
 
