@@ -6,7 +6,7 @@ The plain call is in `test_kernels.py::test_attention`.
 import pytest
 
 from harness import skips
-from harness.fixtures import OnDevice, RecordMetric
+from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import (
     arch,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from harness import causes, skips
+from harness.calls import Launch, RecordMetric
 from harness.check import Check
-from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import speed_conditions, speed_outliers
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness import skips
-from harness.fixtures import Launch, RecordMetric
+from harness.calls import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import cases, margins
 

@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 
 from harness import skips
-from harness.fixtures import OnDevice, RecordMetric
+from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import cases, compiled_gradients, compiled_models, grouped_gemm
 

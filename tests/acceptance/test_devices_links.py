@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import vendors
-from harness.fixtures import OnDevice, RecordMetric
+from harness.calls import OnDevice, RecordMetric
 from harness.readings import Findings, known, needs_pair, of, only_with, while_busy
 from harness.session import AcceptanceSession, every_device
 from vendors import Device, Host, Link, Reading, is_known

@@ -3,7 +3,7 @@
 import pytest
 
 import vendors
-from harness.fixtures import OnDevice, RecordMetric
+from harness.calls import OnDevice, RecordMetric
 from harness.readings import Findings, only_with
 from harness.session import AcceptanceSession, every_device
 from vendors import Absence, Device

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from harness import installed, skips, startup
-from harness.fixtures import InChild, RecordMetric
+from harness.calls import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
 from workloads import image

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness import skips
-from harness.fixtures import OnDevice, RecordMetric
+from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import arch, cases, convolution_halves, kernel_speed, speed_conditions
 

@@ -5,7 +5,7 @@ failed.
 import pytest
 
 from harness import skips
-from harness.fixtures import InNewProcesses, Launch, OnDevice, RecordMetric
+from harness.calls import InNewProcesses, Launch, OnDevice, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import (
     activations,

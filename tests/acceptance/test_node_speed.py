@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness import thresholds
-from harness.fixtures import Launch, RecordMetric
+from harness.calls import Launch, RecordMetric
 from harness.leases import Lease
 from harness.session import AcceptanceSession, every_device
 from workloads import speed_outliers

@@ -3,7 +3,7 @@
 import pytest
 
 from harness import skips
-from harness.fixtures import OnDevice, RecordMetric
+from harness.calls import OnDevice, RecordMetric
 from workloads import cases, package_layers
 
 

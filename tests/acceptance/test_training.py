@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from harness import preflight, skips, training_jobs
+from harness.calls import Launch, RecordMetric
 from harness.check import Check
-from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
 from workloads import large_job, margins
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from harness import preflight, skips, training_jobs
+from harness.calls import Launch, RecordMetric
 from harness.check import Check
-from harness.fixtures import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from test_training import TINY
 from vendors import Device, is_known

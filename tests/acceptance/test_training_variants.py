@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness import skips
-from harness.fixtures import Launch, RecordMetric
+from harness.calls import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
 from workloads import margins
 

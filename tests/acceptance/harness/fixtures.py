@@ -1,17 +1,18 @@
-"""The fixtures of the checks, and their types. In: the session. Out: devices, calls to children, metrics."""
+"""The fixtures of the checks. In: the session. Out: devices, calls to children, metrics."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 import vendors
 from harness import launch as launcher
 from harness import leases, models, order, skips
+from harness.calls import InChild, InNewProcesses, Launch, OnDevice, RecordMetric
 from harness.check import Check
 from harness.evidence import (
     device_names,
@@ -35,80 +36,6 @@ from vendors import Device, Host, Sample
 CLEAN_WAIT_S = 30.0
 PROCESSES_AT_ONCE = 5  # more of them would share the queues of a device
 GONE_WAIT_S = 10.0  # the readings still show a process for a moment after it ended
-
-
-class RecordMetric(Protocol):
-    """Record a metric of the check."""
-
-    def __call__(
-        self,
-        name: str,
-        value: float,
-        *,
-        unit: str,
-        repeats: Sequence[float] = (),
-        conditions: Mapping[str, Any] | None = None,
-        gate: bool = False,
-        bound_needed: bool = True,
-    ) -> None: ...
-
-
-class OnDevice(Protocol):
-    """Run a function of tests/acceptance/workloads in the process that owns the leased devices."""
-
-    def __call__(
-        self,
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        timeout_s: float = 120,
-        env: Mapping[str, str] | None = None,
-        **kwargs: object,
-    ) -> Any: ...  # what the workload returns, read from JSON
-
-
-class InChild(Protocol):
-    """Run a function of tests/acceptance/workloads in a child process that sees no device."""
-
-    def __call__(
-        self,
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        timeout_s: float = 300,
-        env: Mapping[str, str] | None = None,
-        fresh: bool = False,
-        **kwargs: object,
-    ) -> Any: ...  # what the workload returns, read from JSON
-
-
-class InNewProcesses(Protocol):
-    """Run a function of tests/acceptance/workloads in several new processes that share the leased devices."""
-
-    def __call__(
-        self,
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        processes: int,
-        timeout_s: float = 120,
-        env: Mapping[str, str] | None = None,
-        **kwargs: object,
-    ) -> list[Any]: ...  # what each of them returns, read from JSON
-
-
-class Launch(Protocol):
-    """Run a program under torchrun and return the JSON line of rank 0; with `fresh=True` in new processes."""
-
-    def __call__(
-        self,
-        program: str | Path,
-        *args: object,
-        nproc: int,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        fresh: bool = False,
-    ) -> dict[str, Any]: ...
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness import thresholds
+from harness.calls import RecordMetric
 from harness.check import Check
 from harness.evidence import doubts
-from harness.fixtures import RecordMetric
 from harness.session import AcceptanceSession
 
 SLOW_SHARE = 0.9  # of the bound that the checks of kernels and collectives hold the image to

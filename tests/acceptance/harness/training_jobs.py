@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.fixtures import Launch, RecordMetric
+from harness.calls import Launch, RecordMetric
 from workloads import large_job
 
 # The first step takes up to 9 s of the warm-up. The chips are hot already from the FSDP2 job before it.

@@ -106,7 +106,7 @@ def listen() -> Iterator[Event | None] | Absence:
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
     """By unique id, which does not depend on numbering; HIP then numbers the devices that ROCr shows."""
     numbered = ",".join(str(number) for number in range(len(devices)))
-    order = list(amd_kernel.topology())
+    order = list(amd_kernel.topology()) if devices else []  # a wedged driver hangs whoever reads it
     shown = ",".join(
         device.uuid if device.uuid.startswith("GPU-") else str(order.index(device.bdf)) for device in devices
     )
@@ -188,7 +188,7 @@ def _visible(devices: Sequence[Device]) -> list[Device]:
 
     ROCr numbers devices in the KFD's order, and HIP numbers the devices that ROCr shows.
     """
-    order = list(amd_kernel.topology())
+    order = list(amd_kernel.topology()) if devices else []  # a wedged driver hangs whoever reads it
     shown = sorted(devices, key=lambda device: order.index(device.bdf) if device.bdf in order else len(order))
     for chosen in (os.environ.get(VISIBILITY), _chosen_of_hip()):
         if chosen is not None:
