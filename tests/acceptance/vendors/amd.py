@@ -188,7 +188,7 @@ def _visible(devices: Sequence[Device]) -> list[Device]:
 
     ROCr numbers devices in the KFD's order, and HIP numbers the devices that ROCr shows.
     """
-    order = list(amd_kernel.topology()) if devices else []  # a wedged driver hangs whoever reads it
+    order = list(amd_kernel.topology())
     shown = sorted(devices, key=lambda device: order.index(device.bdf) if device.bdf in order else len(order))
     for chosen in (os.environ.get(VISIBILITY), _chosen_of_hip()):
         if chosen is not None:
