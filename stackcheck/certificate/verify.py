@@ -117,12 +117,8 @@ def verify(
         CertificateError: The image is not certified, or the store does not hold what was certified.
     """
     parsed = parse_reference(reference)
-    try:
-        store = open_store(parsed.target, plain_http=plain_http)
-        # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
-        manifest, envelopes = _read(store, parsed.name, public_key)
-    except RegistryError as error:
-        raise as_certificate_error(error, reference) from error
+    # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
+    manifest, envelopes = _signed(reference, parsed, public_key, plain_http=plain_http)
     statements = [item.statement for item in envelopes]
     # 4. Look at the newest VSA. 5. Keep the valid verdicts.
     moment = now or dt.datetime.now(dt.UTC)
@@ -143,13 +139,18 @@ def verify(
     _check_subject(reference, chosen, manifest)
     # 9. Check that nothing was removed.
     _check_complete(reference, chosen, statements)
+    return _verified(Reference(target=parsed.target, digest=manifest.digest), chosen, wanted)
+
+
+def _verified(image: Reference, chosen: Statement, wanted: _Wanted) -> Verified:
+    assert image.digest is not None
     return Verified(
-        reference=Reference(target=parsed.target, digest=manifest.digest),
-        digest=manifest.digest,
+        reference=image,
+        digest=image.digest,
         config_digest=facts(chosen)["configDigest"],
         stack_id=facts(chosen)["stackId"],
-        device_model=device_model,
-        driver=driver,
+        device_model=wanted.device_model,
+        driver=wanted.driver,
         verified_at=time_verified(chosen),
         facts=facts(chosen),
     )
@@ -169,6 +170,15 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
         expected=error.expected,
         next_step=error.next_step or "fetch the image again from where it was published",
     )
+
+
+def _signed(
+    reference: str, parsed: Reference, public_key: EllipticCurvePublicKey, *, plain_http: bool
+) -> tuple[Manifest, tuple[Envelope, ...]]:
+    try:
+        return _read(open_store(parsed.target, plain_http=plain_http), parsed.name, public_key)
+    except RegistryError as error:
+        raise as_certificate_error(error, reference) from error
 
 
 def _read(
@@ -219,7 +229,9 @@ def _verdict_for(reference: str, verdicts: Sequence[Statement], wanted: _Wanted)
         )
     chosen = newest(item for item in fit if not _refusal(reference, item, wanted))
     if chosen is None:
-        raise _refusal(reference, newest_fit, wanted) or AssertionError
+        refusal = _refusal(reference, newest_fit, wanted)
+        assert refusal is not None
+        raise refusal
     return chosen
 
 

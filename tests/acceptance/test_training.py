@@ -313,6 +313,14 @@ def judged(
     return judge
 
 
+def unless_it_fits(needed_gib: float, present_gib: float, acceptance: AcceptanceSession) -> None:
+    """Skip a timed job that needs a GPU, or more memory than each device has."""
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "layers of an 8B model need a GPU")
+    if needed_gib > present_gib:
+        skips.without_memory(needed_gib, present_gib)
+
+
 @pytest.mark.tier("standard")
 def test_throughput_8b(
     large_ranks: int,
@@ -323,12 +331,8 @@ def test_throughput_8b(
     judged: Callable[[Mapping[str, Any], str, str], None],
 ) -> None:
     """Llama 3.1 8B reaches the device model's bound in tokens per second and GPU, at the power cap."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "an 8B model needs a GPU")
     present = device_row["memory_bytes"] / large_job.GIB
-    needed = large_job.large_gib(large_ranks, large_job.samples_of(present))
-    if needed > present:
-        skips.without_memory(needed, present)
+    unless_it_fits(large_job.large_gib(large_ranks, large_job.samples_of(present)), present, acceptance)
     judged(request.getfixturevalue("timed_jobs"), "large", "train_tokens_per_s_per_gpu")
 
 
@@ -341,10 +345,6 @@ def test_throughput_fsdp2(
     judged: Callable[[Mapping[str, Any], str, str], None],
 ) -> None:
     """Eight layers of Llama 3.1 8B, sharded with FSDP2 and compiled, reach the device model's bound."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "layers of an 8B model need a GPU")
     present = device_row["memory_bytes"] / large_job.GIB
-    needed = large_job.fsdp2_gib(fsdp2_ranks)
-    if needed > present:
-        skips.without_memory(needed, present)
+    unless_it_fits(large_job.fsdp2_gib(fsdp2_ranks), present, acceptance)
     judged(request.getfixturevalue("timed_jobs"), "fsdp2", "train_fsdp2_tokens_per_s_per_gpu")

@@ -116,3 +116,20 @@ def _environ(folder: Path) -> bytes:
         return (folder / "environ").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        # /dev/null, which every child has open, stands for a device.
+        ({"harness.server_main:MEMORY": "-1"}, "loading torch opened /dev/null"),
+        ({"harness.server_main:_asked_device": "lambda: 'asked'"}, "loading torch asked"),
+    ],
+    ids=["opened", "asked"],
+)
+def test_children_are_started_anew_and_the_run_says_so_if_loading_torch_touched_a_device(
+    patch: dict[str, str], said: str, plant
+) -> None:
+    check = "test_collectives.py::test_all_reduce_values"
+    result = plant(planting.Fault("nothing", check, outcome="passed", tier="smoke", patches=patch))
+    assert f"RuntimeWarning: children are not forked, because {said}" in result["output"]

@@ -197,10 +197,7 @@ def _load() -> None:
 
 def _become(request: Mapping[str, Any], loaded: frozenset[str]) -> None:
     """Take on a run's environment, output and import path; a planted sitecustomize runs as at a start."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, number)
-        os.close(file)
+    _write_to(request["stdout"], request["stderr"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     env = request["env"]

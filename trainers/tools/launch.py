@@ -130,9 +130,8 @@ def _code(code: int | None, err: Path) -> int | None:
     """The exit code of the rank that failed first: torchrun prints it, and itself always ends with 1."""
     if code is None:
         return None
-    first = err.read_text(errors="replace").rpartition("Root Cause")[
-        2
-    ]  # the other ranks failed because of it
+    # The other ranks failed because of the one that torchrun calls the root cause.
+    _, _, first = err.read_text(errors="replace").rpartition("Root Cause")
     said = [line for line in first.splitlines() if "exitcode  :" in line]
     return int(said[0].split(":")[1].split()[0]) if said else code
 

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import NoReturn
 
 
@@ -20,13 +19,15 @@ def run(function: Callable[[], object]) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; there is no public way
         atexit._run_exitfuncs()
     # The end of a process: any error is written, and the code says that there was one.
-    except BaseException:  # noqa: BLE001
-        sys.excepthook(*_current())
+    except BaseException as error:  # noqa: BLE001
         code = code or 1
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 def _exit_code(function: Callable[[], object]) -> int:
@@ -38,7 +39,3 @@ def _exit_code(function: Callable[[], object]) -> int:
         print(ended.code, file=sys.stderr)
         return 1
     return 0
-
-
-def _current() -> tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]:
-    return sys.exc_info()

@@ -33,27 +33,25 @@ def launch(
 ) -> dict[str, Any]:
     """Run a program on ranks. Raises `WorkloadError` on a hang, a failed rank, or no JSON line.
 
-    With a `server` the ranks are forks of it (`harness.forked_ranks`). Without one they are torchrun's, and
-    each loads torch anew.
+    The ranks are forks of the `server` where it can fork for this environment (`harness.forked_ranks`). Else
+    they are torchrun's, and each loads torch anew.
     """
     token = uuid.uuid4().hex
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
+    variables = processes.environment({**_recorder(home), **environment}, token, home)
+    forks = server is not None and server.can_fork(variables)
     rank = (str(find(program)), *arguments)
     # The log folder: otherwise torchrun leaves one in /tmp.
     torchrun = ("--standalone", "--nproc-per-node", str(nproc), "--log-dir", str(home), str(RANK), *rank)
-    start, module, words = (
-        (server.start, "harness.forked_ranks", (str(nproc), *rank))
-        if server
-        else (processes.start_module, "torch.distributed.run", torchrun)
-    )
-    process = start(
-        module,
-        words,
-        environment=processes.environment({**_recorder(home), **environment}, token, home),
+    started = processes.Program(
+        module="harness.forked_ranks" if forks else "torch.distributed.run",
+        arguments=(str(nproc), *rank) if forks else torchrun,
+        environment=variables,
         stdout=home / "stdout.txt",
         stderr=home / "stderr.txt",
     )
+    process = server.start(started) if server else processes.start_program(started)
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:

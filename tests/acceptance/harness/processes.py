@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +38,18 @@ class Child(Protocol):
 
     def wait(self, timeout: float | None = None) -> int:
         """The return code. Raises `subprocess.TimeoutExpired`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What a child runs: `python -m MODULE FD… ARGUMENT…`, with its output in files."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str]
+    stdout: Path
+    stderr: Path
+    pass_fds: tuple[int, ...] = ()
 
 
 def environment(extra: Mapping[str, str], token: str, stacks: Path) -> dict[str, str]:
@@ -74,19 +87,15 @@ def start(
         )
 
 
-def start_module(
-    module: str,
-    arguments: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    stdout: Path,
-    stderr: Path,
-    pass_fds: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start `python -m module FD… ARGUMENT…` in a new Python."""
-    words = (*map(str, pass_fds), *arguments)
+def start_program(program: Program) -> subprocess.Popen[bytes]:
+    """Start a program in a new Python."""
+    words = (*map(str, program.pass_fds), *program.arguments)
     return start(
-        python("-m", module, *words), env=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds
+        python("-m", program.module, *words),
+        env=program.environment,
+        stdout=program.stdout,
+        stderr=program.stderr,
+        pass_fds=program.pass_fds,
     )
 
 

@@ -14,13 +14,14 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness import processes
-from harness.processes import Child, WorkloadError
+from harness.processes import Child, Program, WorkloadError
 
-LOAD_S = 180.0  # a cold disk and no byte code: seen 40 s
+LOAD_S = 180.0  # loading takes 2 to 8 s of a processor; a busy machine with a cold disk needs more
 # Read when a device or a process group is made, and by the harness itself.
 READ_WHEN_USED = (processes.TOKEN, processes.STACKS)
 READ_WHEN_USED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_")
@@ -73,34 +74,29 @@ class Server:
         """
         self.folder = folder
         self._loaded_with = dict(environment or {})
-        self.remark: str | None = None  # why children are started anew, if they are
         self._free = {*READ_WHEN_USED, *free}
         self._process: Child | None = None
         self._socket: socket.socket | None = None
-        self._ready = False
+        self._forks: bool | None = None  # None: torch is not loaded yet
         self._token = ""
         self._environment: dict[str, str] = {}
 
-    def start(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        stdout: Path,
-        stderr: Path,
-        pass_fds: Sequence[int] = (),
-    ) -> Child:
-        """Start `python -m module FD… ARGUMENT…` in its own session, by a fork where that changes nothing.
+    def start(self, program: Program) -> Child:
+        """Start a program in its own session, by a fork where that changes nothing.
 
         Raises:
             WorkloadError: The server ended or did not load torch in time.
         """
+        can_fork = self.can_fork(program.environment)
+        return self._fork(program) if can_fork else processes.start_program(program)
+
+    def can_fork(self, environment: Mapping[str, str]) -> bool:
+        """Whether a child with this environment may be a fork. Waits until torch is loaded, if it may."""
         self.prepare()
-        start = self._fork if self._can_fork(environment) else processes.start_module
-        return start(
-            module, arguments, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds
-        )
+        names = self._environment.keys() | environment.keys()
+        changed = {name for name in names if self._environment.get(name) != environment.get(name)}
+        fixed = [name for name in changed - self._free if not name.startswith(READ_WHEN_USED_PREFIXES)]
+        return not fixed and self._is_ready()
 
     def prepare(self) -> None:
         """Let the server load torch, without waiting for it."""
@@ -115,7 +111,7 @@ class Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = spawn(self._environment, home, theirs)
         theirs.close()
-        self._socket, self._ready = ours, False
+        self._socket, self._forks = ours, None
 
     def stop(self) -> None:
         """End the server, which ends its children."""
@@ -129,44 +125,31 @@ class Server:
         except subprocess.TimeoutExpired:
             processes.kill(self._token, self._process)
 
-    def _can_fork(self, environment: Mapping[str, str]) -> bool:
-        names = self._environment.keys() | environment.keys()
-        changed = {name for name in names if self._environment.get(name) != environment.get(name)}
-        fixed = [name for name in changed - self._free if not name.startswith(READ_WHEN_USED_PREFIXES)]
-        return not fixed and self._is_ready()
-
     def _is_ready(self) -> bool:
-        """Wait until torch is loaded; False if that opened a device."""
-        if not self._ready:
+        """Wait until torch is loaded. False, with a warning that pytest prints, if that opened a device."""
+        if self._forks is None:
             said = self._receive(LOAD_S)
-            self._ready = True
-            self.remark = None if said == READY else said
-        return self.remark is None
+            self._forks = said == READY
+            if not self._forks:
+                warnings.warn(said, RuntimeWarning, stacklevel=2)
+        return self._forks
 
-    def _fork(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        stdout: Path,
-        stderr: Path,
-        pass_fds: Sequence[int] = (),
-    ) -> Forked:
+    def _fork(self, program: Program) -> Forked:
         assert self._socket is not None
         request = {
-            "module": module,
-            "arguments": list(arguments),
-            "environment": dict(environment),
-            "stdout": str(stdout),
-            "stderr": str(stderr),
+            "module": program.module,
+            "arguments": program.arguments,
+            "environment": dict(program.environment),
+            "stdout": str(program.stdout),
+            "stderr": str(program.stderr),
         }
-        file = stdout.with_name("request.json")  # a message between processes holds no more than 200 kB
+        # A file, because a message of a socket holds about 200 kB (net.core.wmem_default).
+        file = program.stdout.with_name("request.json")
         file.write_text(json.dumps(request), encoding="utf-8")
         status, child_status = os.pipe()
         try:
-            socket.send_fds(self._socket, [str(file).encode()], [child_status, *pass_fds])
-            return Forked(int(self._receive(LOAD_S)), status, module)
+            socket.send_fds(self._socket, [str(file).encode()], [child_status, *program.pass_fds])
+            return Forked(int(self._receive(LOAD_S)), status, program.module)
         except (OSError, WorkloadError):
             os.close(status)
             raise

@@ -82,7 +82,6 @@ class _Request:
 @dataclass
 class _Server:
     control: socket.socket
-    mark: Mark
     children: dict[int, int] = field(default_factory=dict)  # process id -> pipe for its return code
 
     def serve(self) -> "_Request | None":
@@ -150,13 +149,12 @@ def main(control: socket.socket, mark: Mark) -> None:
     for name in MODULES:
         with contextlib.suppress(ImportError):  # an older torch has fewer
             importlib.import_module(name)
-    opened = _opened_device()
-    control.send(
-        (f"loading torch opened {opened}, so children cannot be forked" if opened else READY).encode()
-    )
+    touched = _opened_device() or _asked_device()
+    said = f"children are not forked, because loading torch {touched}" if touched else READY
+    control.send(said.encode())
     gc.collect()
     gc.freeze()
-    server = _Server(control, mark)
+    server = _Server(control)
     request = server.serve()
     if request is not None:
         _become(request, mark)
@@ -188,15 +186,11 @@ def _become(request: _Request, mark: Mark) -> None:
         os.dup2(file, number)
         os.close(file)
     mark.put(request.environment[TOKEN])
-    _take_on(request.environment)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    random.seed()
     sys.argv = [request.module, *map(str, request.fds), *request.arguments]
     forked.run(lambda: runpy.run_module(request.module, run_name="__main__", alter_sys=True))
-
-
-def _take_on(environment: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    random.seed()
 
 
 if __name__ == "__main__":

@@ -115,15 +115,15 @@ def _start(folder: Path, environment: Mapping[str, str], server: Server | None) 
     home.mkdir(parents=True)
     child_reads, requests = os.pipe()
     answers, child_writes = os.pipe()
+    program = processes.Program(
+        module="harness.worker_main",
+        environment=processes.environment(environment, token, home),
+        stdout=home / "stdout.txt",
+        stderr=home / "stderr.txt",
+        pass_fds=(child_reads, child_writes),
+    )
     try:
-        process = (server.start if server else processes.start_module)(
-            "harness.worker_main",
-            (),
-            environment=processes.environment(environment, token, home),
-            stdout=home / "stdout.txt",
-            stderr=home / "stderr.txt",
-            pass_fds=(child_reads, child_writes),
-        )
+        process = server.start(program) if server else processes.start_program(program)
     finally:
         os.close(child_reads)
         os.close(child_writes)

@@ -37,9 +37,8 @@ def _follow(events: Iterator[Event | None], parent: int, file: TextIO) -> None:
         if event is not None:
             now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
             _write(file, {"index": event.index, "what": event.what, "time": now})
-        if select.select([parent], [], [], 0)[
-            0
-        ]:  # nothing writes to the pipe, so it is readable only once it is closed
+        closed, _, _ = select.select([parent], [], [], 0)  # nothing writes to the pipe
+        if closed:
             return
 
 
