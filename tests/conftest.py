@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ TESTS = Path(__file__).resolve().parent
 ACCEPTANCE = TESTS / "acceptance"
 OWN_TESTS = ("unit", "faults", "integration", "trainers")
 
-# More than four workers would only wait for devices. Each needs cores to compile and to load modules.
-MOST_WORKERS, CORES_PER_WORKER = 4, 8
+# More workers would only wait for devices. Each needs cores to compile, and for references on the processor.
+MOST_WORKERS, CORES_PER_WORKER = 10, 3
 
 XDIST = ("xdist", "xdist.plugin")  # its name where pytest found it by itself, and where it was named
 LAUNCHER = "/stackcheck/runner/launcher.py"  # what stackcheck starts in an image in place of pytest
@@ -57,8 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """In a whole run on GPUs, run several files at once, if pytest-xdist is installed (-n 0 turns that off).
 
-    This hook runs before pytest-xdist reads its options. A file stays in one worker: its checks share
-    launches.
+    This hook runs before pytest-xdist reads its options. A file whose checks share launches stays in one
+    worker.
     """
     if hasattr(config, "workerinput") or not any(map(config.pluginmanager.hasplugin, XDIST)):
         return
@@ -93,6 +94,20 @@ def pytest_configure(config: pytest.Config) -> None:
     from harness.session import PLUGIN, AcceptanceSession
 
     config.pluginmanager.register(AcceptanceSession(config), PLUGIN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out the acceptance checks by `order.scope`. pytest-xdist, which may be absent, has the types."""
+    if not config.getoption("gpu_vendor") or config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no py.typed
+
+    from harness import order
+
+    scheduling = LoadFileScheduling(config, log)
+    scheduling._split_scope = order.scope
+    return scheduling
 
 
 def pytest_report_header(config: pytest.Config) -> str:

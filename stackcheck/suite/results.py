@@ -162,6 +162,7 @@ class MachineFinding(_Part):
 class CheckResult(_Part):
     """One test item: how it ended and what it measured.
 
+    `seconds` does not count `waited_s`, the time for which it waited for devices or for other checks.
     `cause` is `no_threshold` if missing thresholds are all that failed, else None. Results of older suites
     lack the field.
     """
@@ -173,7 +174,9 @@ class CheckResult(_Part):
     doc: str | None = None
     skip: dict[str, JsonValue] | None = None
     machine: tuple[MachineFinding, ...] = ()
+    started: AwareDatetime | None = None
     seconds: NonNegative
+    waited_s: NonNegative = 0.0
     devices: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()
     evidence: Evidence = Field(default_factory=Evidence)

@@ -26,6 +26,7 @@ OPERATORS = attention_backends.OPERATORS
 WAYS = attention_models.WAYS
 
 
+@pytest.mark.long
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])
@@ -61,6 +62,7 @@ def test_varlen_attention(way: str, on_device: OnDevice, record_metric: RecordMe
 
 
 @pytest.mark.tier("standard")
+@pytest.mark.long
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "flex", "package"])
 def test_sliding_window_attention(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
@@ -86,6 +88,7 @@ def test_attention_default_is_fused(on_device: OnDevice) -> None:
         assert ran in fused, f"{ran} ran for {chosen['shape']}, expected one of {fused}: {chosen}"
 
 
+@pytest.mark.long
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("way", [w if w == "default" else pytest.param(w, marks=STANDARD) for w in WAYS])

@@ -16,6 +16,7 @@ TIMEOUT_S = 300
 
 
 @pytest.mark.tier("standard")
+@pytest.mark.long
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("family", compiled_models.FAMILIES)
 def test_compiled_models(family: str, on_device: OnDevice, record_metric: RecordMetric) -> None:

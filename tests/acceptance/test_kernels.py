@@ -214,6 +214,7 @@ def test_graph_replay(on_device: OnDevice, record_metric: RecordMetric) -> None:
 
 
 @pytest.mark.tier("standard")
+@pytest.mark.long
 @pytest.mark.gpus(1)
 def test_graph_in_new_processes(
     acceptance: AcceptanceSession, in_new_processes: InNewProcesses, record_metric: RecordMetric
@@ -237,7 +238,7 @@ def test_graph_in_new_processes(
 
 
 @pytest.mark.tier("standard")
-@pytest.mark.gpus(1)
+@pytest.mark.gpus(1, whole=True)
 def test_beyond_32_bits(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Tensors with more than 2^31 elements are indexed right."""
     skips.if_lacking(on_device(large_tensors.lacks))
@@ -245,7 +246,7 @@ def test_beyond_32_bits(on_device: OnDevice, record_metric: RecordMetric) -> Non
 
 
 @pytest.mark.tier("standard")
-@pytest.mark.gpus(1)
+@pytest.mark.gpus(1, whole=True)
 @pytest.mark.parametrize("limit", sorted(large_models.LIMITS))
 @pytest.mark.parametrize("operation", sorted(large_models.OPERATIONS))
 def test_sizes_of_models(

@@ -2,6 +2,8 @@
 behind.
 """
 
+import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -29,13 +31,14 @@ def device(index: int) -> Device:
 
 
 EIGHT = tuple(device(index) for index in range(8))
+PAIR = tuple(dataclasses.replace(device(index), memory_bytes=64 << 30) for index in range(2))
 
 
-def take(folder, count, alone, seconds, log) -> None:
-    with leases.hold(folder, EIGHT, count, alone=alone) as lease:
+def take(folder, count, use, seconds, log) -> None:
+    with leases.hold(folder, EIGHT, count, use=use) as lease:
         started = time.monotonic()
         time.sleep(seconds)
-        log.put(([device.index for device in lease.devices], alone, started, time.monotonic()))
+        log.put(([device.index for device in lease.devices], use, started, time.monotonic()))
 
 
 def held_by_many(folder, wishes) -> list[tuple]:
@@ -54,31 +57,71 @@ def overlap(a, b) -> bool:
     return a[2] < b[3] and b[2] < a[3]
 
 
-def test_no_device_is_held_twice_and_performance_is_alone(tmp_path) -> None:
-    wishes = [
-        (1, False),
-        (2, False),
-        (8, False),
-        (4, False),
-        (1, True),
-        (8, True),
-        (2, False),
-        (1, False),
+MAY_RUN_BESIDE = {
+    "shared": {"shared", "whole"},
+    "whole": {"shared", "whole"},
+    "quiet": {"quiet"},
+    "alone": set(),
+}
+
+
+def test_only_what_may_run_beside_each_other_does(tmp_path) -> None:
+    wishes = [(1, "shared")] * 20 + [
+        (1, "whole"),
+        (8, "whole"),
+        (4, "whole"),
+        (1, "alone"),
+        (8, "alone"),
+        (2, "whole"),
+        *[(1, "quiet")] * 4,
     ] * 2
     records = held_by_many(tmp_path, wishes)
     assert len(records) == len(wishes)
     for number, a in enumerate(records):
         for b in records[number + 1 :]:
             if overlap(a, b):
-                assert not any((a[1], b[1])), "performance was not alone"
-                assert not set(a[0]) & set(b[0]), "one device was held twice"
+                assert b[1] in MAY_RUN_BESIDE[a[1]], f"{b[1]} ran beside {a[1]}"
+                assert not set(a[0]) & set(b[0]) or {a[1], b[1]} == {"shared"}, "one device was held twice"
+
+
+def test_as_many_checks_share_a_device_as_its_memory_is_enough_for(tmp_path) -> None:
+    large = dataclasses.replace(device(0), memory_bytes=100 << 30)
+    with contextlib.ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(leases.hold(tmp_path, [large], 1, use="shared"))
+        with pytest.raises(leases.LeaseError), leases.hold(tmp_path, [large], 1, use="shared", wait_s=0.2):
+            pass
+        with pytest.raises(leases.LeaseError), leases.hold(tmp_path, [large], 1, use="whole", wait_s=0.2):
+            pass
+
+
+@pytest.mark.healthy
+def test_checks_share_a_device_only_when_every_device_has_one(tmp_path) -> None:
+    with contextlib.ExitStack() as held:
+        taken = [held.enter_context(leases.hold(tmp_path, PAIR, 1, use="shared")) for _ in range(4)]
+    assert [lease.devices[0].index for lease in taken] == [0, 1, 0, 1]
+
+
+def test_a_shared_device_is_waited_for_before_it_is_judged(tmp_path) -> None:
+    ours, other = (leases.Keeper(tmp_path, PAIR, unlocked=False) for _ in range(2))
+    lease = ours.take(leases.Wish("test_a.py", 1, use="shared"))
+    beside = [other.take(leases.Wish(f"test_{n}.py", 1, use="shared")) for n in "bc"][-1]
+    assert beside.devices[0].index == 1, "the wait below would be for nobody"
+    ours.have_whole(lease)
+    with (
+        pytest.raises(leases.LeaseError),
+        leases.hold(tmp_path, lease.devices, 1, use="shared", wait_s=0.2),
+    ):
+        pass
+    ours.give_back()
+    other.give_back()
 
 
 @pytest.mark.healthy
 def test_devices_come_in_index_order(tmp_path) -> None:
     with (
-        leases.hold(tmp_path, EIGHT, 3, alone=False) as first,
-        leases.hold(tmp_path, EIGHT, 2, alone=False) as second,
+        leases.hold(tmp_path, EIGHT, 3, use="whole") as first,
+        leases.hold(tmp_path, EIGHT, 2, use="whole") as second,
     ):
         assert [device.index for device in first.devices] == [0, 1, 2]
         assert [device.index for device in second.devices] == [3, 4]
@@ -86,33 +129,33 @@ def test_devices_come_in_index_order(tmp_path) -> None:
 
 def test_killed_holder_leaves_nothing_behind(tmp_path) -> None:
     context = multiprocessing.get_context("fork")
-    holder = context.Process(target=take, args=(tmp_path, 8, True, 600, context.Queue()))
+    holder = context.Process(target=take, args=(tmp_path, 8, "alone", 600, context.Queue()))
     holder.start()
     while not (tmp_path / "machine.lock").exists():
         time.sleep(0.02)
     time.sleep(0.2)
     os.kill(holder.pid, signal.SIGKILL)
     holder.join(10)
-    with leases.hold(tmp_path, EIGHT, 8, alone=True, wait_s=60) as lease:
+    with leases.hold(tmp_path, EIGHT, 8, use="alone", wait_s=60) as lease:
         assert len(lease.devices) == 8
 
 
 def test_device_that_is_not_freed_is_an_error_and_no_endless_wait(tmp_path) -> None:
     with (
-        leases.hold(tmp_path, EIGHT, 8, alone=False),
+        leases.hold(tmp_path, EIGHT, 8, use="whole"),
         pytest.raises(leases.LeaseError, match="was not free in time"),
-        leases.hold(tmp_path, EIGHT, 1, alone=False, wait_s=0.3),
+        leases.hold(tmp_path, EIGHT, 1, use="whole", wait_s=0.3),
     ):
         pass
 
 
 def keeper(folder) -> leases.Keeper:
-    return leases.Keeper(folder, EIGHT, shared=False)
+    return leases.Keeper(folder, EIGHT, unlocked=False)
 
 
 def is_free(folder, count: int) -> bool:
     try:
-        with leases.hold(folder, EIGHT, count, alone=False, wait_s=0.2):
+        with leases.hold(folder, EIGHT, count, use="whole", wait_s=0.2):
             return True
     except leases.LeaseError:
         return False
@@ -120,8 +163,8 @@ def is_free(folder, count: int) -> bool:
 
 def test_nobody_slips_in_between_two_checks_with_the_same_wish(tmp_path) -> None:
     ours = keeper(tmp_path)
-    first = ours.take(leases.Wish("test_a.py", 8, alone=False))
-    assert ours.take(leases.Wish("test_a.py", 8, alone=False)) is first
+    first = ours.take(leases.Wish("test_a.py", 8, use="whole"))
+    assert ours.take(leases.Wish("test_a.py", 8, use="whole")) is first
     assert not is_free(tmp_path, 1)
     ours.give_back()
     assert is_free(tmp_path, 8)
@@ -130,18 +173,18 @@ def test_nobody_slips_in_between_two_checks_with_the_same_wish(tmp_path) -> None
 @pytest.mark.parametrize(
     "other",
     [
-        leases.Wish("test_a.py", 2, alone=False),
-        leases.Wish("test_a.py", 8, alone=True),
-        leases.Wish("test_b.py", 8, alone=False),
+        leases.Wish("test_a.py", 2, use="whole"),
+        leases.Wish("test_a.py", 8, use="alone"),
+        leases.Wish("test_b.py", 8, use="whole"),
     ],
     ids=["fewer devices", "alone", "another file"],
 )
 def test_another_wish_gives_the_kept_lease_back_first(tmp_path, other) -> None:
     ours = keeper(tmp_path)
-    kept = ours.take(leases.Wish("test_a.py", 8, alone=False))
+    kept = ours.take(leases.Wish("test_a.py", 8, use="whole"))
     taken = ours.take(other)
     assert taken is not kept
-    assert (len(taken.devices), taken.alone) == (other.count, other.alone)
+    assert (len(taken.devices), taken.use) == (other.count, other.use)
     assert is_free(tmp_path, 1) is (other.count == 2)
     ours.give_back()
 
@@ -149,7 +192,7 @@ def test_another_wish_gives_the_kept_lease_back_first(tmp_path, other) -> None:
 def test_another_uid_may_take_what_a_narrow_umask_made(tmp_path) -> None:
     before = os.umask(0o077)
     try:
-        with leases.hold(tmp_path / "leases", EIGHT, 1, alone=False):
+        with leases.hold(tmp_path / "leases", EIGHT, 1, use="whole"):
             pass
     finally:
         os.umask(before)
@@ -160,6 +203,6 @@ def test_another_uid_may_take_what_a_narrow_umask_made(tmp_path) -> None:
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path) -> None:
     (tmp_path / "turnstile.lock").symlink_to(tmp_path / "made")
-    with pytest.raises(leases.LeaseError), leases.hold(tmp_path, EIGHT, 1, alone=False):
+    with pytest.raises(leases.LeaseError), leases.hold(tmp_path, EIGHT, 1, use="whole"):
         pass
     assert not (tmp_path / "made").exists()

@@ -80,9 +80,18 @@ def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> No
     assert not listener.heard().listening
 
 
-def item(file: str, count: int = 0, *, last: bool = False, perf: bool = False) -> SimpleNamespace:
+def item(
+    file: str,
+    count: int = 0,
+    *,
+    last: bool = False,
+    perf: bool = False,
+    whole: bool = False,
+    long: bool = False,
+) -> SimpleNamespace:
     """The parts of a collected check that decide its place in the run."""
-    marks = {"last": last, "gpus": count and SimpleNamespace(args=(count,), kwargs={"perf": perf})}
+    kwargs = {"perf": perf, "whole": whole}
+    marks = {"last": last, "long": long, "gpus": count and SimpleNamespace(args=(count,), kwargs=kwargs)}
     return SimpleNamespace(path=Path(file), get_closest_marker=lambda name: marks.get(name) or None)
 
 
@@ -112,6 +121,35 @@ def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it
     assert speeds == [*sorted(speeds[:-1]), False], "performance follows correctness, and the judge is last"
 
 
+@pytest.mark.healthy
+def test_long_checks_begin_early_and_those_that_need_a_device_whole_follow() -> None:
+    collected = [item("whole", 1, whole=True), item("short", 1), item("long", 1, long=True)]
+    assert [one.path.name for one in order.ordered(collected)] == ["long", "short", "whole"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "use"),
+    [
+        ({"count": 1}, "shared"),
+        ({"count": 1, "whole": True}, "whole"),
+        ({"count": 2}, "whole"),
+        ({"count": 1, "perf": True}, "quiet"),
+        ({"count": 2, "perf": True}, "alone"),
+    ],
+)
+def test_what_may_run_beside_a_check_follows_from_its_mark(marks, use) -> None:
+    assert order.wish(item("a", **marks)).use == use
+
+
+def test_only_files_whose_checks_share_no_launch_are_spread_over_workers() -> None:
+    assert order.scope("acceptance/test_training.py::test_a[2]") == "acceptance/test_training.py"
+    for name in order.INDEPENDENT:
+        text = (planting.TESTS / "acceptance" / name).read_text(encoding="utf-8")
+        assert 'scope="module"' not in text, f"{name}: its checks share what one worker keeps"
+        checks = (f"acceptance/{name}::test_a[1]", f"acceptance/{name}::test_a[2]")
+        assert tuple(map(order.scope, checks)) == checks
+
+
 def parallel(monkeypatch, *, cores: int, plugins=("xdist",), worker: bool = False, **given) -> tuple:
     """How many workers a run gets, and how files are distributed, by its options."""
     spec = importlib.util.spec_from_file_location("conftest_of_tests", planting.TESTS / "conftest.py")
@@ -138,8 +176,8 @@ AS_ASKED = (None, "no", True)
 
 @pytest.mark.healthy
 def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> None:
-    assert parallel(monkeypatch, cores=64) == (4, "loadfile", False)
-    assert parallel(monkeypatch, cores=16) == (2, "loadfile", False)
+    assert parallel(monkeypatch, cores=64) == (10, "loadfile", False)
+    assert parallel(monkeypatch, cores=16) == (5, "loadfile", False)
     assert parallel(monkeypatch, cores=64, numprocesses=3) == (3, "loadfile", False)
 
 
@@ -147,7 +185,7 @@ def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> 
 @pytest.mark.parametrize(
     "run",
     [
-        {"cores": 8},
+        {"cores": 5},
         {"cores": 64, "gpu_vendor": "cpu"},
         {"cores": 64, "gpu_vendor": None},
         {"cores": 64, "keyword": "gemm"},

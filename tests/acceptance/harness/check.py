@@ -2,10 +2,13 @@
 ends.
 """
 
+import contextlib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pytest
@@ -55,6 +58,17 @@ class Check:
     skip: dict[str, Any] | None = None  # kind and facts, if the check was skipped
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
     cause: Literal["no_threshold"] | None = None  # set when missing bounds alone fail the check
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    waited_s: float = 0.0  # for devices, or for other checks to end
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of this block as waiting, not as work of the check."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began
 
     def record(
         self,

@@ -98,7 +98,8 @@ def lease(
     wish = order.wish(request.node)
     if wish.count > len(acceptance.devices) and not acceptance.shares_devices:
         skips.without_devices(wish.count, len(acceptance.devices))
-    held = acceptance.keeper.take(wish)
+    with check.waiting():
+        held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
     perf = order.is_performance(request.node)
     check.before = evidence(_state(acceptance, held, check, perf=perf), held.devices)
@@ -115,7 +116,9 @@ def lease(
 @pytest.fixture
 def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
     """The machine after every other check; its states before and after the run become evidence."""
-    if not acceptance.ended.wait_for(acceptance.before_last):
+    with check.waiting():
+        ended = acceptance.ended.wait_for(acceptance.before_last)
+    if not ended:
         pytest.fail(
             "other checks of this run did not end, so this check cannot judge the whole run", pytrace=False
         )
@@ -319,12 +322,13 @@ def _not_clean(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
     if acceptance.shares_devices:
         return ""
     early = acceptance.machine_at_start()
-    deadline = time.monotonic() + CLEAN_WAIT_S
     try:
+        acceptance.keeper.have_whole(lease)
+        deadline = time.monotonic() + CLEAN_WAIT_S
         while dirty := newly_used(early, machine(acceptance.monitor.read_devices), lease.devices):
             if time.monotonic() > deadline:
                 return f"devices {list(dirty)} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
             time.sleep(1)
-    except InvalidRun as unread:
+    except (InvalidRun, leases.LeaseError) as unread:
         return str(unread)
     return ""

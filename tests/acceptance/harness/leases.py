@@ -2,23 +2,37 @@
 
 Containers may share the lock folder: the locks are flocks, so a killed holder leaves no lock behind. A
 turnstile keeps the waiting fair: the process that waits holds it, so a check that needs eight devices is not
-starved by checks that need one. A `Keeper` keeps a lease that the next check needs too. Correctness checks
-share the machine's lock; a performance check holds it exclusively.
+starved by checks that need one. A `Keeper` keeps a lease that the next check needs too.
+
+What else may run is the lease's `Use`. Small correctness checks share a device, because they leave it idle
+most of the time. Two locks of the machine keep speed apart from the rest: checks of correctness hold
+`machine` together, checks of single devices' speed hold `quiet` together, and a check that is alone holds
+both.
 """
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vendors import Device
 
 POLL_S = 0.05
 WAIT_S = 2 * 3600.0  # a soak check of another worker may hold a device this long
+# How a check uses its devices, and what may run beside it:
+#   shared  other checks on the same device, too
+#   whole   other checks of correctness, on other devices
+#   quiet   only other quiet checks, on other devices
+#   alone   nothing
+Use = Literal["shared", "whole", "quiet", "alone"]
+# Checks that share a device: each leaves it idle most of the time, and more would wait for processor cores.
+MOST_SHARERS, BYTES_PER_SHARER = 4, 30 << 30  # checks that need more memory have the device whole
 
 
 class LeaseError(Exception):
@@ -30,7 +44,7 @@ class Lease:
     """Devices that this process holds until the context ends, in index order."""
 
     devices: tuple[Device, ...]
-    alone: bool
+    use: Use
 
 
 def default_folder() -> Path:
@@ -51,19 +65,23 @@ def hold(
     devices: Sequence[Device],
     count: int,
     *,
-    alone: bool,
-    shared: bool = False,
+    use: Use,
+    unlocked: bool = False,
     wait_s: float = WAIT_S,
 ) -> Iterator[Lease]:
-    """Hold `count` of the devices; `shared` ones (a CPU) need no lock. Raises `LeaseError` after `wait_s`."""
+    """Hold `count` of the devices; `unlocked` ones (a CPU) need no lock.
+
+    Raises:
+        LeaseError: They were not free within `wait_s`, or the folder cannot be used.
+    """
     _make(folder)
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as held:
         with _locked(folder / "turnstile.lock", fcntl.LOCK_EX, deadline):
-            how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-            held.enter_context(_locked(folder / "machine.lock", how, deadline))
-            chosen = tuple(devices) if shared else _take(held, folder, devices, count, deadline)
-        yield Lease(devices=chosen, alone=alone)
+            _take_machine(held, folder, use, deadline)
+            choices = functools.partial(_choices, folder, devices, use)
+            chosen = tuple(devices) if unlocked else _take(held, choices, count, deadline)
+        yield Lease(devices=chosen, use=use)
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,12 @@ class Wish:
 
     group: str
     count: int
-    alone: bool
+    use: Use
+
+
+def sharers(device: Device) -> int:
+    """How many checks may share a device: as many as its memory is enough for."""
+    return max(1, min(MOST_SHARERS, device.memory_bytes // BYTES_PER_SHARER))
 
 
 class Keeper:
@@ -82,8 +105,8 @@ class Keeper:
     each check would wait for all devices again.
     """
 
-    def __init__(self, folder: Path, devices: Sequence[Device], *, shared: bool) -> None:
-        self._folder, self._devices, self._shared = folder, devices, shared
+    def __init__(self, folder: Path, devices: Sequence[Device], *, unlocked: bool) -> None:
+        self._folder, self._devices, self._unlocked = folder, devices, unlocked
         self._held = contextlib.ExitStack()
         self._wish: Wish | None = None
         self._lease: Lease | None = None
@@ -92,9 +115,15 @@ class Keeper:
         """Wait for the devices of this wish, and hold them. Raises `LeaseError`."""
         if self._lease is None or self._wish != wish:
             self.give_back()
-            asked = hold(self._folder, self._devices, wish.count, alone=wish.alone, shared=self._shared)
+            asked = hold(self._folder, self._devices, wish.count, use=wish.use, unlocked=self._unlocked)
             self._lease, self._wish = self._held.enter_context(asked), wish
         return self._lease
+
+    def have_whole(self, lease: Lease) -> None:
+        """Wait until the devices of a shared lease are ours alone, and hold them. Raises `LeaseError`."""
+        if lease.use == "shared" and not self._unlocked:
+            self.give_back()
+            self._held.enter_context(hold(self._folder, lease.devices, len(lease.devices), use="whole"))
 
     def give_back(self) -> None:
         """Free the devices, if any are held."""
@@ -102,21 +131,70 @@ class Keeper:
         self._held.close()
 
 
+def _take_machine(held: contextlib.ExitStack, folder: Path, use: Use, deadline: float) -> None:
+    """Wait until no check runs that this use excludes, and keep those out that start later.
+
+    Only the holder of the turnstile calls this, so nobody else takes a lock that was only tried here.
+    """
+    machine, quiet = folder / "machine.lock", folder / "quiet.lock"
+    for path, holds in ((machine, use in ("shared", "whole")), (quiet, use == "quiet")):
+        if use == "alone":
+            held.enter_context(_locked(path, fcntl.LOCK_EX, deadline))
+        elif holds:
+            held.enter_context(_locked(path, fcntl.LOCK_SH, deadline))
+        else:
+            with _locked(path, fcntl.LOCK_EX, deadline):
+                pass
+
+
+Locks = Sequence[tuple[Path, int]]
+
+
 def _take(
-    held: contextlib.ExitStack, folder: Path, devices: Sequence[Device], count: int, deadline: float
+    held: contextlib.ExitStack,
+    choices: Callable[[], Iterable[tuple[Device, Locks]]],
+    count: int,
+    deadline: float,
 ) -> tuple[Device, ...]:
     taken: dict[int, Device] = {}
-    while len(taken) < count:
-        for device in devices:
-            if len(taken) == count or device.index in taken:
-                continue
-            descriptor = _try_lock(folder / f"device-{device_key(device)}.lock", fcntl.LOCK_EX)
-            if descriptor is not None:
-                held.callback(os.close, descriptor)
+    while True:
+        for device, locks in choices():
+            if len(taken) < count and device.index not in taken and _hold_all(held, locks):
                 taken[device.index] = device
-        if len(taken) < count:
-            _wait(deadline, f"{count} of {len(devices)} devices in {folder}")
-    return tuple(taken[index] for index in sorted(taken))
+        if len(taken) == count:
+            return tuple(taken[index] for index in sorted(taken))
+        _wait(deadline, f"{count} devices")
+
+
+def _choices(folder: Path, devices: Sequence[Device], use: Use) -> Iterator[tuple[Device, Locks]]:
+    """Each device with the locks that its use takes; for a shared one each place, the first of all devices
+    before the second.
+    """
+    names = {device.index: folder / f"device-{device_key(device)}.lock" for device in devices}
+    if use != "shared":
+        yield from ((device, [(names[device.index], fcntl.LOCK_EX)]) for device in devices)
+        return
+    for place in range(MOST_SHARERS):
+        for device in devices:
+            if place < sharers(device):
+                name = names[device.index]
+                own = name.with_name(f"{name.stem}-{place}.lock")
+                yield device, [(name, fcntl.LOCK_SH), (own, fcntl.LOCK_EX)]
+
+
+def _hold_all(held: contextlib.ExitStack, locks: Locks) -> bool:
+    """Take all of these locks, or none."""
+    taken: list[int] = []
+    for path, how in locks:
+        descriptor = _try_lock(path, how)
+        if descriptor is None:
+            for other in taken:
+                os.close(other)
+            return False
+        taken.append(descriptor)
+    for descriptor in taken:
+        held.callback(os.close, descriptor)
+    return True
 
 
 @contextlib.contextmanager

@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.leases import Wish
+from harness.leases import Use, Wish
 
 TIERS = ("smoke", "standard", "soak")
 # If no check ends for this long beyond any announced time, a worker is gone or hangs behind its own watchdog.
 STALL_S = 900.0
+# Checks of these files share no launch, so they may run in any worker.
+INDEPENDENT = frozenset(
+    {"test_attention.py", "test_compiled.py", "test_kernel_speed.py", "test_kernels.py", "test_packages.py"}
+)
 LASTS = "lasts-"  # prefix of the mark of a check that announced how long it takes
 POLL_S = 0.1
 
@@ -41,8 +45,8 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Correctness, then performance, then the checks that judge the run; files stay together within each.
 
     Files that begin with few devices come first: side by side they fill the machine, and files that need no
-    device run beside them. Files that need most of the machine follow, because each of them waits for all
-    others.
+    device run beside them. Checks that have a device whole follow, then files that need most of the machine,
+    because each of them waits for all others. Checks that take long come first among their like.
     """
     items = list(items)
     least: dict[Path, int] = {}
@@ -53,9 +57,21 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
     def place(item: pytest.Item) -> tuple[bool | int, ...]:
         count = least.get(item.path, devices(item))
-        return is_last(item), is_performance(item), count > few, count == 0, count
+        whole = wish(item).use == "whole"
+        return is_last(item), is_performance(item), count > few, count == 0, count, whole, not is_long(item)
 
     return sorted(items, key=place)
+
+
+def scope(nodeid: str) -> str:
+    """What one worker of pytest-xdist runs as a whole: a file, whose checks share launches, or one check."""
+    file = nodeid.partition("::")[0]
+    return nodeid if Path(file).name in INDEPENDENT else file
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Whether a check takes long, so that it should not begin when the others end."""
+    return item.get_closest_marker("long") is not None
 
 
 def devices(item: pytest.Item) -> int:
@@ -65,12 +81,19 @@ def devices(item: pytest.Item) -> int:
 
 
 def wish(item: pytest.Item) -> Wish:
-    """What a check leases: one device unless its mark says more; a performance check has the machine
-    alone.
-    """
+    """What a check leases, by its mark; one device without a mark."""
     mark = item.get_closest_marker("gpus")
-    alone = bool(mark and (mark.kwargs.get("perf") or mark.kwargs.get("exclusive")))
-    return Wish(group=str(item.path), count=devices(item) or 1, alone=alone)
+    count = devices(item) or 1
+    return Wish(group=str(item.path), count=count, use=_use(count, **mark.kwargs if mark else {}))
+
+
+def _use(count: int, *, perf: bool = False, exclusive: bool = False, whole: bool = False) -> Use:
+    """The speed of one device is measured beside that of others; of several devices, alone on the machine."""
+    if exclusive or (perf and count > 1):
+        return "alone"
+    if perf:
+        return "quiet"
+    return "whole" if whole or count > 1 else "shared"
 
 
 class Ended:

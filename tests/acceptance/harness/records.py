@@ -91,6 +91,8 @@ def measured(item: pytest.Item, check: Check) -> dict[str, Any]:
         "skip": check.skip,
         "machine": [asdict(found) for found in check.machine],
         "cause": check.cause,
+        "started": check.started,
+        "waited_s": round(check.waited_s, 4),
         "devices": list(check.devices),
         "metrics": [asdict(metric) for metric in check.metrics],
         "evidence": {"before": check.before, "after": {**after, **check.more_evidence}},
@@ -110,6 +112,8 @@ def new_record(name: str) -> dict[str, Any]:
         "skip": None,
         "machine": [],
         "seconds": 0.0,
+        "started": None,
+        "waited_s": 0.0,
         "devices": [],
         "metrics": [],
         "evidence": {"before": {}, "after": {}},
@@ -131,6 +135,8 @@ def merge(record: dict[str, Any], report: pytest.TestReport) -> None:
     if extra:
         record["reason"] = "\n".join(filter(None, (record["reason"], *extra)))
     record.update(found)
+    if report.when == "teardown":
+        record["seconds"] = round(max(0.0, record["seconds"] - record["waited_s"]), 4)
     if report.when == "teardown" and report.failed:  # then something else failed as well
         record["cause"] = None
 

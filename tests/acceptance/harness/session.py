@@ -54,6 +54,8 @@ class AcceptanceSession:
         begun: Shared = pickle.loads(bytes.fromhex(shared)) if shared else self._begin()
         self.run_id, self.result_dir, self.host, self.absence = begun
         self.monitor = Monitor(self.vendor)
+        if self.is_worker:
+            _share_cores()
         visibility = vendors.module(self.vendor).child_environment(())
         children = self.result_dir / "children"
         self.server = Server(children, free=visibility)
@@ -63,7 +65,9 @@ class AcceptanceSession:
         )
         self.worker = Worker(self.result_dir / "children", self.server)
         self.keeper = leases.Keeper(
-            config.getoption("lease_dir") or leases.default_folder(), self.devices, shared=self.shares_devices
+            config.getoption("lease_dir") or leases.default_folder(),
+            self.devices,
+            unlocked=self.shares_devices,
         )
         self.selection = {"collected": 0, "deselected": 0, "dropped": 0}
         self.results: resultfile.ResultFile | None = None
@@ -304,6 +308,12 @@ def every_device(
         count = cpu if session.vendor == "cpu" else session.device_count
         mark = pytest.mark.gpus(count, perf=perf, exclusive=exclusive)
         metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+
+
+def _share_cores() -> None:
+    """Let each worker's children use their part of the cores: OpenMP's threads wait by spinning."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
 
 
 def _interrupt(number: int, frame: object) -> None:
