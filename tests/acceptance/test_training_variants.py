@@ -45,11 +45,12 @@ Kept = dict[str, Mapping[str, Any]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is two, or one on a host with one GPU."""
+    """`ranks` is two, or one on a host with one GPU. The tiny jobs share their devices with other checks."""
     session = session_of(metafunc.config)
     if "ranks" in metafunc.fixturenames:
         count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, session.device_count)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=pytest.mark.gpus(count), id=f"{count}")])
+        mark = pytest.mark.gpus(count, whole=False)
+        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
 
 @pytest.fixture(scope="module")

@@ -15,35 +15,53 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 FILE = TESTS / "acceptance" / "checks.json"
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8)
+WANTED = [("cpu", 1), ("amd", 2), *(("nvidia", count) for count in COUNTS)]
 TIMEOUT_S = 300
 Tiers = dict[str, str]
 
 
 # One process for all: importing torch takes longer than collecting.
-PROGRAM = "import json, pytest, sys; [pytest.main(arguments) for arguments in json.loads(sys.argv[1])]"
+PROGRAM = """
+import json, sys
+import pytest
+
+class Scopes:
+    def pytest_collection_finish(self, session):
+        from harness import order
+        pairs = {(order.scope(item.nodeid), order.is_performance(item)) for item in session.items}
+        print("scopes", json.dumps(sorted(pairs)))
+
+for arguments in json.loads(sys.argv[1]):
+    pytest.main(arguments, plugins=[Scopes()])
+"""
+
+
+@functools.cache
+def listed() -> str:
+    """What pytest prints while it collects the checks of each vendor and device count."""
+    calls = [
+        [str(TESTS), f"--gpu-vendor={vendor}", "--tier=soak", f"--list-checks={count}", "-q"]
+        for vendor, count in WANTED
+    ]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ended.stdout.count("scopes") == len(WANTED), ended.stdout[-2000:] + ended.stderr[-2000:]
+    return ended.stdout
 
 
 @functools.cache
 def collected() -> dict[str, Tiers]:
     """Vendor and device count -> check id -> the first tier that runs it, as pytest collects them."""
-    wanted = [("cpu", 1), ("amd", 2), *(("nvidia", count) for count in COUNTS)]
-    calls = [
-        [str(TESTS), f"--gpu-vendor={vendor}", "--tier=soak", f"--list-checks={count}", "-q"]
-        for vendor, count in wanted
-    ]
-    command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    listings = re.findall(r"^\{$.*?^\}$", ended.stdout, re.MULTILINE | re.DOTALL)
-    assert len(listings) == len(wanted), ended.stdout[-2000:] + ended.stderr[-2000:]
+    listings = re.findall(r"^\{$.*?^\}$", listed(), re.MULTILINE | re.DOTALL)
     return {
-        f"{vendor} {count}": json.loads(text) for (vendor, count), text in zip(wanted, listings, strict=True)
+        f"{vendor} {count}": json.loads(text) for (vendor, count), text in zip(WANTED, listings, strict=True)
     }
 
 
 def listing() -> dict[str, Tiers]:
     """`every`: checks of any machine. `cpu`, `1`, `2`, …: more of a processor, or of so many GPUs."""
-    listed = collected()
-    found = {"cpu": listed["cpu 1"], **{str(count): listed[f"nvidia {count}"] for count in COUNTS}}
+    of = collected()
+    found = {"cpu": of["cpu 1"], **{str(count): of[f"nvidia {count}"] for count in COUNTS}}
     every = set.intersection(*(set(tiers) for tiers in found.values()))
     common = {name: found["cpu"][name] for name in sorted(every)}
     return {"every": common} | {
@@ -60,3 +78,12 @@ def test_the_committed_list_is_what_the_suites_collect() -> None:
 
 def test_both_gpu_vendors_have_the_same_checks() -> None:
     assert collected()["amd 2"] == collected()["nvidia 2"]
+
+
+def test_no_worker_keeps_a_correctness_check_behind_a_performance_check() -> None:
+    lines = re.findall(r"^scopes (.*)$", listed(), re.MULTILINE)
+    assert len(lines) == len(WANTED)
+    for line in lines:
+        scopes = [scope for scope, _ in json.loads(line)]
+        mixed = sorted(scope for scope in set(scopes) if scopes.count(scope) > 1)
+        assert not mixed, f"name the performance checks of these files in order.SPEED: {mixed}"

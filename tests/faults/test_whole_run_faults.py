@@ -86,7 +86,7 @@ def item(
     *,
     last: bool = False,
     perf: bool = False,
-    whole: bool = False,
+    whole: bool | None = None,
     long: bool = False,
 ) -> SimpleNamespace:
     """The parts of a collected check that decide its place in the run."""
@@ -133,6 +133,7 @@ def test_long_checks_begin_early_and_those_that_need_a_device_whole_follow() -> 
         ({"count": 1}, "shared"),
         ({"count": 1, "whole": True}, "whole"),
         ({"count": 2}, "whole"),
+        ({"count": 2, "whole": False}, "shared"),
         ({"count": 1, "perf": True}, "quiet"),
         ({"count": 2, "perf": True}, "alone"),
     ],

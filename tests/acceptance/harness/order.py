@@ -23,6 +23,16 @@ STALL_S = 900.0
 INDEPENDENT = frozenset(
     {"test_attention.py", "test_compiled.py", "test_kernel_speed.py", "test_kernels.py", "test_packages.py"}
 )
+# The performance checks of the other files that have checks of correctness too.
+SPEED = frozenset(
+    {
+        "test_fp8_is_worth_it",
+        "test_host_bandwidth",
+        "test_peer_bandwidth",
+        "test_throughput_8b",
+        "test_throughput_fsdp2",
+    }
+)
 LASTS = "lasts-"  # prefix of the mark of a check that announced how long it takes
 POLL_S = 0.1
 
@@ -64,9 +74,15 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def scope(nodeid: str) -> str:
-    """What one worker of pytest-xdist runs as a whole: a file, whose checks share launches, or one check."""
-    file = nodeid.partition("::")[0]
-    return nodeid if Path(file).name in INDEPENDENT else file
+    """What one worker of pytest-xdist runs as a whole: a file, whose checks share launches, or one check.
+
+    Correctness and performance are apart: a performance check waits until all of the first have ended, and
+    none of them may wait for it in the same worker.
+    """
+    file, _, check = nodeid.partition("::")
+    if Path(file).name in INDEPENDENT:
+        return nodeid
+    return f"{file}::speed" if check.partition("[")[0] in SPEED else file
 
 
 def is_long(item: pytest.Item) -> bool:
@@ -87,13 +103,15 @@ def wish(item: pytest.Item) -> Wish:
     return Wish(group=str(item.path), count=count, use=_use(count, **mark.kwargs if mark else {}))
 
 
-def _use(count: int, *, perf: bool = False, exclusive: bool = False, whole: bool = False) -> Use:
+def _use(count: int, *, perf: bool = False, exclusive: bool = False, whole: bool | None = None) -> Use:
     """The speed of one device is measured beside that of others; of several devices, alone on the machine."""
     if exclusive or (perf and count > 1):
         return "alone"
     if perf:
         return "quiet"
-    return "whole" if whole or count > 1 else "shared"
+    if whole is None:
+        whole = count > 1
+    return "whole" if whole else "shared"
 
 
 class Ended:
@@ -120,11 +138,11 @@ class Ended:
         self.expected.touch()
 
     def wait_for(self, count: int, *, stall_s: float = STALL_S) -> bool:
-        """Wait until `count` checks have ended. False if none ended for too long, announced times
+        """Wait until the first `count` checks have ended. False if none ended for too long, announced times
         included.
         """
         seen, since = -1, time.monotonic()
-        while (now := self._count()) < count:
+        while (now := self._count(count)) < count:
             if now != seen:
                 seen, since = now, time.monotonic()
             if time.monotonic() - since > stall_s + self._longest():
@@ -132,8 +150,8 @@ class Ended:
             time.sleep(POLL_S)
         return True
 
-    def _count(self) -> int:
-        return sum(not name.startswith(LASTS) for name in self._marks())
+    def _count(self, below: int) -> int:
+        return sum(not name.startswith(LASTS) and int(name) < below for name in self._marks())
 
     def _longest(self) -> float:
         announced = (

@@ -73,7 +73,7 @@ class AcceptanceSession:
         self.results: resultfile.ResultFile | None = None
         self.unfinished: dict[str, dict[str, Any]] = {}  # records of checks whose teardown is still to come
         self.numbers: dict[str, int] = {}
-        self.before_last = 0
+        self.before_speed = self.before_last = 0  # how many checks come before those
         self.ended = order.Ended(self.result_dir / "children" / f"ended-{self.run_id}")
         self.listener = Listener(self.result_dir / "children" / f"faults-{self.run_id}.jsonl")
         if self.listed:
@@ -178,6 +178,8 @@ class AcceptanceSession:
         self.selection["collected"] = len(session.items)
         self.numbers = {item.nodeid: number for number, item in enumerate(session.items)}
         self.before_last = sum(not order.is_last(item) for item in session.items)
+        speed = sum(order.is_performance(item) for item in session.items)
+        self.before_speed = self.before_last - speed
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:

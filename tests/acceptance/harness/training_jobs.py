@@ -12,7 +12,7 @@ from harness.calls import Launch, RecordMetric
 from workloads import large_job
 
 # The first step takes up to 9 s of the warm-up. The chips are hot already from the FSDP2 job before it.
-LARGE_WARM_S, LARGE_BUDGET_S = 15, 30
+LARGE_WARM_S, LARGE_BUDGET_S = 11, 22
 TIMED_S = 400  # for both timed jobs
 LARGE = (
     *("--size", "8b", "--precision", "bf16", "--parallel", "zero1", "--implementation", "fused"),
@@ -28,7 +28,7 @@ FSDP2_JOB = (
     *("--micro-batch", large_job.FSDP2_SAMPLES, "--parallel", "fsdp2", "--implementation", "native"),
     *("--lr", "3e-5", "--warmup", 16, "--no-digest", "--phase-limit-s", 150),
 )
-FSDP2 = (*FSDP2_JOB, "--steps", 40)
+FSDP2 = (*FSDP2_JOB, "--steps", 30)
 LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
 PLANNED = {
     "seq": "seq_len",
