@@ -64,11 +64,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, [pytest.param(count, marks=mark, id=f"{count}")])
     if "large_ranks" in metafunc.fixturenames:
         count = large_job.ranks_of(session.device_count)
-        mark = pytest.mark.gpus(count, perf=True)
+        mark = pytest.mark.gpus(count, perf=True, exclusive=True)
         metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
     if "fsdp2_ranks" in metafunc.fixturenames:
         count = large_job.fsdp2_ranks_of(session.device_count)
-        mark = pytest.mark.gpus(count, perf=True)
+        mark = pytest.mark.gpus(count, perf=True, exclusive=True)
         metafunc.parametrize("fsdp2_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
 

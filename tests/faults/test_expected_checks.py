@@ -28,7 +28,7 @@ import pytest
 class Scopes:
     def pytest_collection_finish(self, session):
         from harness import order
-        pairs = {(order.scope(item.nodeid), order.is_performance(item)) for item in session.items}
+        pairs = {(order.scope(item.nodeid), order.phase(item)) for item in session.items}
         print("scopes", json.dumps(sorted(pairs)))
 
 for arguments in json.loads(sys.argv[1]):
@@ -80,10 +80,10 @@ def test_both_gpu_vendors_have_the_same_checks() -> None:
     assert collected()["amd 2"] == collected()["nvidia 2"]
 
 
-def test_no_worker_keeps_a_correctness_check_behind_a_performance_check() -> None:
+def test_no_worker_keeps_a_check_behind_one_that_waits_for_it() -> None:
     lines = re.findall(r"^scopes (.*)$", listed(), re.MULTILINE)
     assert len(lines) == len(WANTED)
     for line in lines:
         scopes = [scope for scope, _ in json.loads(line)]
         mixed = sorted(scope for scope in set(scopes) if scopes.count(scope) > 1)
-        assert not mixed, f"name the performance checks of these files in order.SPEED: {mixed}"
+        assert not mixed, f"checks of several phases; name those of speed in order.SPEED: {mixed}"

@@ -101,7 +101,7 @@ def lease(
     perf = order.is_performance(request.node)
     with check.waiting():
         if perf:  # only to keep the order: the lease itself excludes others
-            acceptance.ended.wait_for(acceptance.before_speed)
+            acceptance.earlier_ended(request.node)
         held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
     check.before = evidence(_state(acceptance, held, check, perf=perf), held.devices)
@@ -116,10 +116,10 @@ def lease(
 
 
 @pytest.fixture
-def whole_run(acceptance: AcceptanceSession, check: Check) -> Host:
+def whole_run(request: pytest.FixtureRequest, acceptance: AcceptanceSession, check: Check) -> Host:
     """The machine after every other check; its states before and after the run become evidence."""
     with check.waiting():
-        ended = acceptance.ended.wait_for(acceptance.before_last)
+        ended = acceptance.earlier_ended(request.node)
     if not ended:
         pytest.fail(
             "other checks of this run did not end, so this check cannot judge the whole run", pytrace=False

@@ -2,8 +2,9 @@
 see.
 
 Correctness comes first, then performance, then the checks marked `last`, which judge the whole run and have a
-file of their own. pytest-xdist hands out files in order, but earlier files may still run in another worker.
-So each check that ends leaves a mark in a folder that all workers see, and a last check waits for all marks.
+file of their own. pytest-xdist hands out checks in order, but earlier ones may still run in another worker.
+So each check that ends leaves a mark in a folder that all workers see, and a check waits for all marks of
+earlier phases.
 A check that takes long in this tier announces it there before it begins.
 """
 
@@ -52,7 +53,7 @@ def is_last(item: pytest.Item) -> bool:
 
 
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Correctness, then performance, then the checks that judge the run; files stay together within each.
+    """The checks by phase; files stay together within each.
 
     Files that begin with few devices come first: side by side they fill the machine, and files that need no
     device run beside them. Checks that have a device whole follow, then files that need most of the machine,
@@ -68,16 +69,27 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     def place(item: pytest.Item) -> tuple[bool | int, ...]:
         count = least.get(item.path, devices(item))
         whole = wish(item).use == "whole"
-        return is_last(item), is_performance(item), count > few, count == 0, count, whole, not is_long(item)
+        return phase(item), count > few, count == 0, count, whole, not is_long(item)
 
     return sorted(items, key=place)
+
+
+def phase(item: pytest.Item) -> int:
+    """Correctness, then the speed of single devices, then that of several, then what judges the run.
+
+    A check of a later phase waits for all earlier ones, or devices would idle while checks of each kind wait
+    for the other.
+    """
+    if is_last(item):
+        return 3
+    return 1 + (wish(item).use == "alone") if is_performance(item) else 0
 
 
 def scope(nodeid: str) -> str:
     """What one worker of pytest-xdist runs as a whole: a file, whose checks share launches, or one check.
 
-    Correctness and performance are apart: a performance check waits until all of the first have ended, and
-    none of them may wait for it in the same worker.
+    Each scope is of one phase: a check waits for all earlier phases, so none of them may come after it in the
+    same worker.
     """
     file, _, check = nodeid.partition("::")
     if Path(file).name in INDEPENDENT:

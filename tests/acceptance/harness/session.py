@@ -4,6 +4,7 @@ Under pytest-xdist the controller reads the host, hands it to the workers and wr
 record travels to the controller as text on the teardown report.
 """
 
+import bisect
 import functools
 import json
 import os
@@ -73,7 +74,7 @@ class AcceptanceSession:
         self.results: resultfile.ResultFile | None = None
         self.unfinished: dict[str, dict[str, Any]] = {}  # records of checks whose teardown is still to come
         self.numbers: dict[str, int] = {}
-        self.before_speed = self.before_last = 0  # how many checks come before those
+        self.phases: list[int] = []  # of the checks, in their order
         self.ended = order.Ended(self.result_dir / "children" / f"ended-{self.run_id}")
         self.listener = Listener(self.result_dir / "children" / f"faults-{self.run_id}.jsonl")
         if self.listed:
@@ -103,6 +104,10 @@ class AcceptanceSession:
         """The machine before the first check. A check that asks for it runs only where there are devices."""
         assert self.host is not None, self.absence
         return self.host
+
+    def earlier_ended(self, item: pytest.Item) -> bool:
+        """Wait for all checks of earlier phases. False if one of them does not end."""
+        return self.ended.wait_for(bisect.bisect_left(self.phases, order.phase(item)))
 
     @functools.cached_property
     def model(self) -> str:
@@ -177,9 +182,7 @@ class AcceptanceSession:
             print(json.dumps(tiers, indent=0, sort_keys=True))
         self.selection["collected"] = len(session.items)
         self.numbers = {item.nodeid: number for number, item in enumerate(session.items)}
-        self.before_last = sum(not order.is_last(item) for item in session.items)
-        speed = sum(order.is_performance(item) for item in session.items)
-        self.before_speed = self.before_last - speed
+        self.phases = [order.phase(item) for item in session.items]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
