@@ -1,4 +1,4 @@
-"""What a record says. In: its bytes. Out: `Kept`: the run, its points, and the checks that did not pass.
+"""What a record says. In: its bytes. Out: `Kept`: the run, its points, and the checks that failed.
 
 The result in a record was checked when it was appended, so it is read here without a schema: a rebuild reads
 every record.
@@ -30,7 +30,7 @@ class Kept:
     Attributes:
         run: The run.
         points: Its metrics.
-        notable: Id of each check that did not simply pass -> how it ended (`waived` for a waived one).
+        notable: Id of each check that neither passed nor was skipped -> how it ended, or `waived`.
         judged: When the verdict was given.
         result_digest: Digest of result.json: two records of one result are two verdicts on it.
     """
@@ -161,7 +161,11 @@ def _labels(conditions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _notable(result: Mapping[str, Any], waived: Iterable[str]) -> dict[str, str]:
-    ended = {check["id"]: check["outcome"] for check in result["checks"] if check["outcome"] != "passed"}
+    ended = {
+        check["id"]: check["outcome"]
+        for check in result["checks"]
+        if check["outcome"] not in {"passed", "skipped"}
+    }
     return ended | dict.fromkeys(waived, "waived")
 
 
