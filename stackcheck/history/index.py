@@ -15,7 +15,17 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from stackcheck.history import loading, reading, tables
 from stackcheck.history.runs import HistoryError, Point, Query, Run
-from stackcheck.history.tables import NOTABLE, POINTS, RUNS, SERIES, engine, micros, to_point, to_run
+from stackcheck.history.tables import (
+    NOTABLE,
+    POINTS,
+    RUN_COLUMNS,
+    RUNS,
+    SERIES,
+    engine,
+    micros,
+    to_point,
+    to_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -76,20 +86,21 @@ class Index:
 
     def runs(self, query: Query) -> list[Run]:
         """The runs that a query asks for."""
-        wanted = sa.select(RUNS).where(*_run_filters(query), *_by_check(query))
+        wanted = sa.select(*RUN_COLUMNS).where(*_run_filters(query), *_by_check(query))
         ordered = _ordered(wanted, query, (RUNS.c.started, RUNS.c.id))
         with self._transaction() as connection:
-            return [to_run(row) for row in connection.execute(ordered).mappings()]
+            return [to_run(row) for row in connection.execute(ordered)]
 
     def points(self, query: Query) -> list[tuple[Run, Point]]:
         """The points that a query asks for, each with its run."""
         keys = (SERIES.c["check"], SERIES.c["name"], SERIES.c["unit"])
         joined = RUNS.join(POINTS, POINTS.c.run == RUNS.c.id).join(SERIES, SERIES.c.id == POINTS.c.series)
         filters = (*_run_filters(query, POINTS.c.started), *_series(query))
-        wanted = sa.select(RUNS, *keys, *(POINTS.c[name] for name in _VALUES)).select_from(joined)
+        values = (POINTS.c[name] for name in _VALUES)
+        wanted = sa.select(POINTS.c.run, *keys, *values, *RUN_COLUMNS).select_from(joined)
         ordered = _ordered(wanted.where(*filters), query, (POINTS.c.started, POINTS.c.run))
         with self._transaction() as connection:
-            return list(_with_runs(connection.execute(ordered).mappings()))
+            return list(_with_runs(connection.execute(ordered)))
 
     def latest(self, query: Query) -> Run | None:
         """The newest run that a query asks for."""
@@ -107,8 +118,8 @@ class Index:
         ]
         matches = (sa.and_(column >= text, column < text + "g") for column, text in starts)
         with self._transaction() as connection:
-            rows = connection.execute(sa.select(RUNS).where(sa.or_(*matches)).limit(_PREFIX_LIMIT))
-            return [to_run(row) for row in rows.mappings()]
+            rows = connection.execute(sa.select(*RUN_COLUMNS).where(sa.or_(*matches)).limit(_PREFIX_LIMIT))
+            return [to_run(row) for row in rows]
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -133,12 +144,13 @@ def _hidden(url: str) -> str:
         return url
 
 
-def _with_runs(rows: Iterable[sa.RowMapping]) -> Iterator[tuple[Run, Point]]:
+def _with_runs(rows: Iterable[sa.Row[Any]]) -> Iterator[tuple[Run, Point]]:
     runs: dict[int, Run] = {}
-    for row in rows:
-        run = runs.get(row["id"]) or runs.setdefault(row["id"], to_run(row))
-        key = row["check"], row["name"], row["unit"]
-        yield run, to_point(run.record, key, [row[name] for name in _VALUES])
+    for number, check, name, unit, *rest in (tuple(row) for row in rows):
+        run = runs.get(number)
+        if run is None:
+            run = runs[number] = to_run(rest[len(_VALUES) :])
+        yield run, to_point(run.record, (check, name, unit), rest[: len(_VALUES)])
 
 
 def _run_filters(query: Query, started: sa.Column[Any] = RUNS.c.started) -> Iterator[sa.ColumnElement[bool]]:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pydantic_core import from_json
 
 from stackcheck.files.atomic import TEMPORARY, write_atomically
+from stackcheck.history import abstract
 from stackcheck.history.runs import HistoryError
 from stackcheck.oci.documents import sha256
 from stackcheck.suite.results import parse
@@ -65,9 +67,15 @@ def record(
         "verdict": verdict,
         "fingerprint": fingerprint,
         "result_digest": sha256(result),
+        "abstract": abstract.of(from_json(result)),
     }
     text = json.dumps(head, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return text[:-1].encode() + _RESULT + result + b"}"
+
+
+def head_of(data: bytes) -> bytes:
+    """A record without its result: one JSON object."""
+    return data[: data.index(_RESULT)] + b"}"
 
 
 def result_of(data: bytes) -> bytes:

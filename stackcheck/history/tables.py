@@ -82,6 +82,8 @@ NOTABLE = sa.Table(
 _LOCK = 7305124  # any number that no other program uses in the same database
 _JSON_FIELDS = ("reasons", "failed", "waived")
 _TIMES = ("started", "finished")
+_RUN_FIELDS = tuple(Run.__dataclass_fields__)
+RUN_COLUMNS = tuple(RUNS.c[name] for name in _RUN_FIELDS)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -152,11 +154,13 @@ def point_row(point: Point) -> tuple[Any, ...]:
     return point.value, packed, point.direction, point.bound, point.ceiling
 
 
-def to_run(row: sa.RowMapping) -> Run:
-    """The run of a row."""
-    values: dict[str, Any] = {name: row[name] for name in Run.__dataclass_fields__}
-    values |= {name: tuple(json.loads(values[name])) for name in _JSON_FIELDS}
-    values |= {name: _EPOCH + dt.timedelta(microseconds=values[name]) for name in _TIMES}
+def to_run(row: Sequence[Any]) -> Run:
+    """The run of a row of `runs` whose columns are in the order of `RUN_COLUMNS`."""
+    values = dict(zip(_RUN_FIELDS, row, strict=True))
+    for name in _JSON_FIELDS:
+        values[name] = () if values[name] == "[]" else tuple(json.loads(values[name]))
+    for name in _TIMES:
+        values[name] = _EPOCH + dt.timedelta(microseconds=values[name])
     return Run(**values)
 
 
