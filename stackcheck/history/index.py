@@ -107,6 +107,12 @@ class Index:
         found = self.runs(dataclasses.replace(query, limit=1, newest_first=True))
         return found[0] if found else None
 
+    def of_result(self, digest: str) -> Run | None:
+        """The run of a result.json, by the digest of the file."""
+        with self._transaction() as connection:
+            row = connection.execute(sa.select(*RUN_COLUMNS).where(RUNS.c.result == digest)).first()
+        return to_run(row) if row else None
+
     def find(self, prefix: str) -> list[Run]:
         """The runs whose run id, record or image digest begins with a text; at most 50."""
         # A range, as an index serves it in every database and collation: the texts are hexadecimal.
