@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stackcheck.history.runs import Point, Run
+    from stackcheck.history.runs import Point
 
 Verdict = Literal["worse", "unclear", "better", "changed", "only in A", "only in B", "equal"]
 ORDER: tuple[Verdict, ...] = ("worse", "unclear", "better", "changed", "only in A", "only in B", "equal")
@@ -35,14 +35,14 @@ class Side:
     """One of the two runs.
 
     Attributes:
-        label: How the user named it.
-        run: The run.
+        label: Which run it is, in a few words.
+        node: Anonymous id of its machine.
         points: Its metrics.
         facts: What may explain a difference: group -> name -> value, the likeliest causes first.
     """
 
     label: str
-    run: Run
+    node: str
     points: tuple[Point, ...]
     facts: Mapping[str, Mapping[str, str]]
 
@@ -103,7 +103,7 @@ class Comparison:
 
 def compare(a: Side, b: Side) -> Comparison:
     """Every metric of two runs, and what differs between them."""
-    margin = SAME_MACHINE if a.run.node == b.run.node else OTHER_MACHINE
+    margin = SAME_MACHINE if a.node == b.node else OTHER_MACHINE
     mine = {(point.check, point.name, point.unit): point for point in a.points}
     yours = {(point.check, point.name, point.unit): point for point in b.points}
     keys = dict.fromkeys((*mine, *yours))
