@@ -1,4 +1,4 @@
-"""The verb `compare`. In: two runs, or with --paired two images. Out: what got worse, and the likely cause."""
+"""The verb `compare`. In: two runs, or with --paired two images. Out: what got worse, and likely causes."""
 
 from __future__ import annotations
 

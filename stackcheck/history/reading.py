@@ -86,7 +86,7 @@ def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kep
     return Kept(
         run=run,
         points=tuple(points(found["points"], digest)),
-        notable=found["notable"] | dict.fromkeys(waived, "waived"),
+        notable=dict.fromkeys(run.failed, "failed") | found["notable"] | dict.fromkeys(waived, "waived"),
         judged=dt.datetime.fromisoformat(head["judged"]),
         result_digest=head["result_digest"],
         head=head,
