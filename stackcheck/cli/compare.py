@@ -188,7 +188,8 @@ def _paired_row(each: PairedMetric) -> tuple[str, ...]:
     from statistics import median
 
     pair = each.pair
-    numbers = (f"{pair.loss:+.2%}", f"{pair.limit:.2%}", f"{pair.resolves:.2%}")
+    finds = f"{pair.resolves:.2%}" if pair.resolves < 1 else "nothing"
+    numbers = (f"{pair.loss:+.2%}", f"{pair.limit:.2%}", finds)
     return (
         pair.verdict,
         each.name,
