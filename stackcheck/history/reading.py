@@ -1,0 +1,110 @@
+"""What a record says. In: its bytes. Out: `Kept`: the run, its points, and the checks that failed.
+
+The result in a record was checked when it was appended, so the head is read here without a schema.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
+
+from stackcheck.history import abstract
+from stackcheck.history.records import SCHEMA, head_of, result_of
+from stackcheck.history.runs import HistoryError, Point, Run
+from stackcheck.oci.documents import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """One record, read.
+
+    Attributes:
+        run: The run.
+        points: Its metrics.
+        notable: Id of each check that neither passed nor was skipped -> how it ended, or `waived`.
+        judged: When the verdict was given.
+        result_digest: Digest of result.json: two records of one result are two verdicts on it.
+        head: The record without the result: verdict, fingerprint, source, ….
+    """
+
+    run: Run
+    points: tuple[Point, ...]
+    notable: Mapping[str, str]
+    judged: dt.datetime
+    result_digest: str
+    head: Mapping[str, Any]
+
+
+def read(data: bytes, digest: str | None = None) -> Kept:
+    """Read a record.
+
+    Args:
+        data: The record's bytes.
+        digest: Its digest, if it is known.
+
+    Raises:
+        HistoryError: It is not a record of this schema.
+    """
+    digest = digest or sha256(data)
+    try:
+        head = from_json(head_of(data))
+        if head["schema"] != SCHEMA:
+            raise ValueError(f"schema {head['schema']}")
+        found = head["abstract"]
+        if found["version"] != abstract.VERSION:
+            found = abstract.of(from_json(result_of(data)))
+        return _kept(head, found, digest)
+    except (ValueError, KeyError, TypeError) as error:
+        raise HistoryError(
+            "a record of the history cannot be read",
+            where=digest,
+            got=f"{type(error).__name__}: {error}",
+            expected=f"a record of schema {SCHEMA}",
+            next_step="use the version of stackcheck that wrote it, or import the run's result.json again",
+        ) from error
+
+
+def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kept:
+    verdict, facts = head["verdict"], dict(found["run"])
+    facts |= {name: dt.datetime.fromisoformat(facts[name]) for name in ("started", "finished")}
+    waived = tuple(verdict["warned"])
+    run = Run(
+        record=digest,
+        status=verdict["status"],
+        reasons=tuple(verdict["reasons"]),
+        failed=tuple(verdict["failed"]),
+        waived=waived,
+        simulated=head["simulated"],
+        **facts,
+    )
+    return Kept(
+        run=run,
+        points=tuple(points(found["points"], digest)),
+        notable=dict.fromkeys(run.failed, "failed") | found["notable"] | dict.fromkeys(waived, "waived"),
+        judged=dt.datetime.fromisoformat(head["judged"]),
+        result_digest=head["result_digest"],
+        head=head,
+    )
+
+
+def points(kept: Mapping[str, Any], digest: str) -> Iterator[Point]:
+    """The points that an abstract holds, for the record of this digest."""
+    for check, rows in kept.items():
+        for name, unit, value, repeats, direction, bound, ceiling in rows:
+            yield Point(
+                record=digest,
+                check=check,
+                name=name,
+                unit=unit,
+                value=value,
+                repeats=tuple(repeats),
+                direction=direction,
+                bound=bound,
+                ceiling=ceiling,
+            )
