@@ -1,0 +1,137 @@
+"""How fast each stack is. In: runs and their points. Out: `Group`s of `Series`: one metric over the runs. Pure.
+
+A group is one stack on one number of one device model; drivers change inside of it, so that a step at a new
+driver shows. Of the points those that a bound judges count; where there are none (a processor has no bounds),
+those with a unit per second.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from stackcheck.history.runs import Point, Run
+
+# A month ago: the two weeks around the day 30 days before the newest run.
+MONTH_FROM, MONTH_TO = dt.timedelta(days=37), dt.timedelta(days=23)
+Direction = Literal["min", "max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One metric of one check over the runs of a group.
+
+    Attributes:
+        values: One for each run of the group; None where the run has no such figure.
+        bound: The bound of the newest figure.
+        ceiling: What the device could reach at most.
+        month: The median of the figures a month before the newest; None if there is none.
+    """
+
+    check: str
+    name: str
+    unit: str
+    direction: Direction | None
+    bound: float | None
+    ceiling: float | None
+    values: tuple[float | None, ...]
+    month: float | None
+
+    @property
+    def latest(self) -> float | None:
+        """The figure of the newest run that has one."""
+        return next((value for value in reversed(self.values) if value is not None), None)
+
+    @property
+    def margin(self) -> float | None:
+        """By which share of the bound the newest figure is better than it; negative: worse."""
+        if self.latest is None or not self.bound or self.direction is None:
+            return None
+        share = self.latest / self.bound - 1
+        return share if self.direction == "min" else -share
+
+    @property
+    def change(self) -> float | None:
+        """By which share of last month's figure the newest one is larger."""
+        return None if self.latest is None or not self.month else self.latest / self.month - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One stack on one number of one device model, with its runs, oldest first."""
+
+    stack: str
+    device_model: str
+    device_count: int
+    runs: tuple[Run, ...]
+    series: tuple[Series, ...]
+
+    @property
+    def title(self) -> str:
+        """As a reader says it."""
+        return f"{self.stack} on {self.device_count} x {self.device_model}"
+
+
+_Place = tuple[str, str, int]
+_Measured = tuple["Run", "Point"]
+
+
+def groups(points: Iterable[tuple[Run, Point]]) -> tuple[Group, ...]:
+    """The groups of measured points, by stack and device."""
+    places: dict[_Place, list[_Measured]] = {}
+    for run, point in points:
+        places.setdefault((run.stack, run.device_model, run.device_count), []).append((run, point))
+    return tuple(_group(place, places[place]) for place in sorted(places))
+
+
+def is_figure(point: Point) -> bool:
+    """Whether a point is a speed, though no bound judges it."""
+    return point.unit.endswith("/s") or "/s/" in point.unit
+
+
+def _group(place: _Place, measured: Sequence[_Measured]) -> Group:
+    judged = [item for item in measured if item[1].direction is not None and item[1].bound is not None]
+    chosen = judged or [item for item in measured if is_figure(item[1])]
+    runs = {run.record: run for run, _ in measured}
+    ordered = tuple(sorted(runs.values(), key=lambda run: run.started))
+    at = {run.record: number for number, run in enumerate(ordered)}
+    names: dict[tuple[str, str], list[_Measured]] = {}
+    for run, point in chosen:
+        names.setdefault((point.check, point.name), []).append((run, point))
+    return Group(
+        stack=place[0],
+        device_model=place[1],
+        device_count=place[2],
+        runs=ordered,
+        series=tuple(_series(names[key], ordered, at) for key in sorted(names)),
+    )
+
+
+def _series(measured: Sequence[_Measured], runs: Sequence[Run], at: Mapping[str, int]) -> Series:
+    values: list[float | None] = [None] * len(runs)
+    for run, point in measured:
+        values[at[run.record]] = point.value
+    _, last = max(measured, key=lambda item: at[item[0].record])
+    return Series(
+        check=last.check,
+        name=last.name,
+        unit=last.unit,
+        direction=last.direction,
+        bound=last.bound,
+        ceiling=last.ceiling,
+        values=tuple(values),
+        month=_month(runs, values),
+    )
+
+
+def _month(runs: Sequence[Run], values: Sequence[float | None]) -> float | None:
+    """The median of the figures a month before the newest one."""
+    pairs = [(run, value) for run, value in zip(runs, values, strict=True) if value is not None]
+    newest = pairs[-1][0].started
+    old = [value for run, value in pairs if newest - MONTH_FROM <= run.started <= newest - MONTH_TO]
+    return statistics.median(old) if old else None
