@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stackcheck.history.runs import Run
+    from stackcheck.report.standing import Machine
 
 LENGTH = dt.timedelta(hours=24)
 
@@ -28,11 +29,13 @@ class Trouble:
         run: The run.
         since: When the series of runs without a pass began, on this stack and machine; None: it is new.
         nights: How many runs in a row did not pass.
+        others: How many earlier runs of this night did not pass either, on the same stack and machine.
     """
 
     run: Run
     since: dt.datetime | None
     nights: int
+    others: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class Night:
         newest: When the newest run started; None for an empty history.
         counts: Verdict -> how many runs.
         runs: The runs.
-        troubles: Those that did not pass, FAILED first.
+        troubles: The newest run of each stack and machine that did not pass, FAILED first.
     """
 
     missing: bool
@@ -62,7 +65,9 @@ def last_night(runs: Sequence[Run], now: dt.datetime) -> Night:
     missing = newest <= now - LENGTH
     end = newest if missing else now
     chosen = tuple(run for run in runs if end - LENGTH < run.started <= end)
-    troubles = [_trouble(run, runs) for run in chosen if run.status != "PASSED"]
+    newest_of = {_place(run): run for run in chosen if run.status != "PASSED"}
+    others = Counter(_place(run) for run in chosen if run.status != "PASSED")
+    troubles = [_trouble(run, runs, others[place] - 1) for place, run in newest_of.items()]
     return Night(
         missing=missing,
         newest=newest,
@@ -72,17 +77,17 @@ def last_night(runs: Sequence[Run], now: dt.datetime) -> Night:
     )
 
 
-def _trouble(run: Run, runs: Sequence[Run]) -> Trouble:
-    row = [other for other in _before(run, runs)]
+def _trouble(run: Run, runs: Sequence[Run], others: int) -> Trouble:
+    row = _before(run, runs)
     since = row[-1].started if row else None
-    return Trouble(run=run, since=since, nights=len(row) + 1)
+    return Trouble(run=run, since=since, nights=len(row) + 1, others=others)
 
 
 def _before(run: Run, runs: Sequence[Run]) -> list[Run]:
     """The runs on the same stack and machine just before this one that did not pass either, newest first."""
     found: list[Run] = []
     for other in reversed(runs):
-        if other.started >= run.started or not _same_place(run, other):
+        if other.started >= run.started or _place(other) != _place(run):
             continue
         if other.status == "PASSED":
             break
@@ -90,9 +95,5 @@ def _before(run: Run, runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-def _same_place(run: Run, other: Run) -> bool:
-    return (run.stack, machine_of(run), run.device_count) == (
-        other.stack,
-        machine_of(other),
-        other.device_count,
-    )
+def _place(run: Run) -> tuple[str, Machine, int]:
+    return run.stack, machine_of(run), run.device_count

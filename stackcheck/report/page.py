@@ -10,6 +10,7 @@ import base64
 import datetime as dt
 import functools
 import hashlib
+import math
 import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stackcheck import __version__
-from stackcheck.report import blocks, standing
+from stackcheck.report import blocks, speed, standing
+from stackcheck.suite.judgement import NO_IMAGE
 
 if TYPE_CHECKING:
     from stackcheck.history.runs import Run
@@ -45,6 +47,7 @@ def render(content: Content) -> bytes:
         words=standing.WORDS,
         version=__version__,
         shown=FAILURES_SHOWN,
+        first=_first_group(content),
         offers=functools.partial(_offers, content),
         elsewhere=functools.partial(_elsewhere, content),
         cell=functools.partial(_cell, content),
@@ -62,7 +65,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"moment": moment, "ordinal": ordinal, "many": many, "short": _short}
+    environment.filters |= {"moment": moment, "ordinal": ordinal, "many": many, "short": _short, "title_of": title_of}
     return environment
 
 
@@ -91,6 +94,24 @@ def ordinal(number: int) -> str:
 def many(number: int, one: str, several: str | None = None) -> str:
     """A number with its noun."""
     return f"{number:,} {one if number == 1 else several or one + 's'}".replace(",", "\u202f")
+
+
+def title_of(stack: str) -> str:
+    """A stack's name for a title: twelve digits of a digest tell it."""
+    short = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}", r"\1…", stack)
+    return re.sub(rf"^{re.escape(NO_IMAGE)}", f"{NO_IMAGE} (pytest alone)", short)
+
+
+def _first_group(content: Content) -> int:
+    """The group that is shown first: of the machine that is shown first, the one nearest to its bounds."""
+
+    def rank(group: speed.Group) -> tuple[bool, float]:
+        here = content.here is not None and group.device_model == content.here.device_model
+        margins = [series.margin for series in group.series if series.margin is not None]
+        return not here, min(margins, default=math.inf)
+
+    numbered = enumerate(content.groups)
+    return min(numbered, key=lambda pair: rank(pair[1]), default=(0, None))[0]
 
 
 def _short(digest: str) -> str:

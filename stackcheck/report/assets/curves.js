@@ -1,7 +1,7 @@
 // Bandwidth by message size, and losses in their band.
 "use strict";
 (() => {
-  const { block, make, moment, run } = Report;
+  const { block, make, moment, run, title } = Report;
 
   const bandwidthOf = (part, curve) => {
     const newest = run(part.run);
@@ -14,7 +14,7 @@
     ].filter(Boolean);
     Report.plot(document.getElementById("bandwidth"), {
       name: curve.name, unit: curve.unit, kind: "bytes", across: "message size", x: curve.sizes, series,
-      note: `${curve.unit}, ${part.title}, run of ${moment(newest.started)}`,
+      note: `${curve.unit}, ${title(part.title)}, run of ${moment(newest.started)}`,
       summary: `${curve.sizes.length} message sizes.`,
       simulated: newest.simulated,
       bands: bounds && ceilings ? [[1, 2]] : null,
@@ -23,8 +23,8 @@
   };
 
   const chooser = document.getElementById("curve");
-  const showBandwidth = (title) => {
-    const part = (block("data-curves") || []).find((item) => item.title === title);
+  const showBandwidth = (name) => {
+    const part = (block("data-curves") || []).find((item) => item.title === name);
     document.getElementById("bandwidth-part").hidden = !part;
     if (!part) return;
     chooser.replaceChildren(...part.curves.map((curve, at) => make("option", { value: at }, curve.name)));
@@ -41,19 +41,20 @@
     document.getElementById("losses-part").hidden = !found || !found.runs.length;
     if (!found || !found.runs.length) return;
     const steps = found.reference.map((_value, at) => at + 1);
-    const fit = (values) => steps.map((_step, at) => (at < values.length ? values[at] : null));
+    // As a deviation: the curves themselves lie on each other.
+    const off = (values) => steps.map((_step, at) => (at < values.length && values[at] !== null ? 100 * (values[at] / found.reference[at] - 1) : null));
     const shown = found.runs.slice(0, 8);
     Report.plot(document.getElementById("losses"), {
-      name: "Loss of the small Llama job", unit: "nats", kind: "step", across: "step", x: steps,
-      note: `the newest run of each stack, in the band around the processor's curve (${found.source})`,
+      name: "Loss of the small Llama job", unit: "%", kind: "step", across: "step", x: steps,
+      note: `how far the newest run of each stack is from the processor's curve, in %, and how far it may be (${found.source})`,
       summary: `${shown.length} runs over ${steps.length} steps.`,
       simulated: shown.some((item) => run(item.run).simulated),
       bands: [[1, 2]],
       series: [
-        { name: "upper edge", values: found.high, colour: "ceiling", width: 0.6, quiet: true },
-        { name: "band", values: found.low, colour: "ceiling", width: 0.6, quiet: true, band: true },
+        { name: "upper edge", values: off(found.high), colour: "ceiling", width: 0.6, quiet: true },
+        { name: "band", values: off(found.low), colour: "ceiling", width: 0.6, quiet: true, band: true },
         ...shown.map((item, at) => ({
-          name: item.title + (run(item.run).simulated ? " (simulated)" : ""), values: fit(item.losses),
+          name: title(item.title) + (run(item.run).simulated ? " (simulated)" : ""), values: off(item.losses),
           colour: COLOURS[at % COLOURS.length], dash: DASHES[at % DASHES.length],
         })),
       ],

@@ -14,13 +14,11 @@ Report.plot = (() => {
   };
 
   const key = (series) => {
-    const parts = series.hollow
-      ? [draw("circle", { cx: 12, cy: 5, r: 3.2, fill: "none", stroke: `var(--${series.colour})`, "stroke-width": 1.5 })]
-      : series.points
-        ? [draw("circle", { cx: 12, cy: 5, r: 3.2, fill: `var(--${series.colour})` })]
-        : series.band
-          ? [draw("rect", { x: 0, y: 0, width: 24, height: 10, fill: "var(--band)" })]
-          : [draw("path", { d: "M0 5H24", stroke: `var(--${series.colour})`, "stroke-width": 2, "stroke-dasharray": series.dash ? series.dash.join(" ") : null })];
+    const paint = `var(--${series.colour})`;
+    const line = draw("path", { d: "M0 5H24", stroke: paint, "stroke-width": 2, "stroke-dasharray": series.dash ? series.dash.join(" ") : null });
+    const dot = draw("circle", { cx: 12, cy: 5, r: 3.2, fill: series.hollow ? "var(--page)" : paint, stroke: paint, "stroke-width": 1.5 });
+    const parts = series.band ? [draw("rect", { x: 0, y: 0, width: 24, height: 10, fill: "var(--band)" })]
+      : [series.line === false ? null : line, series.points || series.hollow ? dot : null];
     return make("span", {}, draw("svg", { viewBox: "0 0 24 10", "aria-hidden": "true" }, parts), series.name);
   };
 
@@ -118,7 +116,7 @@ Report.plot = (() => {
   // Draw a plot into an element, in place of what is there; drawn when it is about to be seen.
   return (holder, spec) => {
     const canvas = make("div", { class: "canvas", tabindex: 0, role: "group", "aria-label": `Plot of ${spec.name}: ${spec.summary || ""} Left and right arrow keys read its points.` });
-    const readout = make("p", { class: "readout", "aria-live": "polite" });
+    const readout = make("p", { class: "readout", "aria-live": "polite" }, "Point at the plot, or focus it and press the arrow keys, to read its points.");
     const caption = make("figcaption", {}, make("span", { class: "name" }, spec.name), " ", spec.simulated ? Report.simulated() : null, " ", make("span", { class: "note" }, spec.note || ""));
     holder.replaceChildren(make("figure", { class: "plot", style: "margin: 0" }, caption, canvas, readout,
       make("div", { class: "keys" }, spec.series.filter((series) => !series.quiet || series.band).map(key)), asTable(spec)));

@@ -30,7 +30,7 @@
     const [state, words] = WORDS[one.status];
     const line = make("tr", {},
       make("td", {}, moment(one.started)), make("td", {}, icon(state), " ", words),
-      make("td", { class: "stack" }, one.stack, " ", one.simulated ? Report.simulated() : null),
+      make("td", { class: "stack" }, Report.title(one.stack), " ", one.simulated ? Report.simulated() : null),
       make("td", {}, `${one.count} x ${one.device}`), make("td", {}, one.driver || "–"), make("td", {}, one.tier), make("td", {}, make("code", {}, one.node)));
     const button = make("button", { type: "button", "aria-expanded": "false", click: () => {
       const open = button.getAttribute("aria-expanded") === "true";

@@ -30,8 +30,9 @@ window.Report = (() => {
   const number = (value) => {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    if (size >= 1e5 || (size < 1e-3 && size > 0)) return value.toExponential(2);
-    return value.toLocaleString("en", { maximumSignificantDigits: 4, useGrouping: size >= 1e4 });
+    const text = size >= 1e5 || (size < 1e-3 && size > 0) ? value.toExponential(2)
+      : value.toLocaleString("en", { maximumSignificantDigits: 4, useGrouping: size >= 1e4 });
+    return text.replace("-", "\u2212");
   };
   const percent = (share, sign) => {
     if (share === null || share === undefined || !Number.isFinite(share)) return "–";
@@ -44,6 +45,8 @@ window.Report = (() => {
     while (count >= 1024 && at < units.length - 1) { count /= 1024; at += 1; }
     return `${number(count)} ${units[at]}`;
   };
+  // A figure's name with sizes as people say them.
+  const figure = (name) => name.replace(/\bbytes=(\d+)/, (_all, count) => bytes(Number(count)));
   const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
   const two = (value) => String(value).padStart(2, "0");
   const day = (seconds) => {
@@ -66,6 +69,8 @@ window.Report = (() => {
     });
     return found;
   };
+  // An image without a stack is named by its digest, which twelve digits tell.
+  const title = (text) => text.replace(/(sha256:[0-9a-f]{12})[0-9a-f]{52}/, "$1…").replace(/^no image/, "no image (pytest alone)");
 
   // Call `start` when the element is about to be seen, once.
   const whenSeen = (element, start) => {
@@ -76,5 +81,5 @@ window.Report = (() => {
     watch.observe(element);
   };
 
-  return { block, make, draw, icon, simulated, number, percent, bytes, day, moment, run, whenSeen };
+  return { block, make, draw, icon, simulated, number, percent, bytes, figure, day, moment, run, title, whenSeen };
 })();

@@ -39,19 +39,19 @@
   const row = (series) => {
     const share = margin(series);
     const month = change(series);
-    const button = make("button", { type: "button", "aria-pressed": String(series === chosen), click: () => choose(series, true) }, series.name);
+    const button = make("button", { type: "button", "aria-pressed": String(series === chosen), click: () => choose(series, true) }, Report.figure(series.name));
     return make("tr", { class: series === chosen ? "chosen" : null },
       make("td", {}, button, make("span", { class: "check" }, series.check)),
       make("td", { class: "number" }, `${number(last(series.values))} ${series.unit}`),
-      make("td", {}, bar(series)),
-      make("td", { class: `number${share !== null && share < 0 ? " worse" : ""}` }, share === null ? "no bound" : `${percent(share, true)}`),
-      make("td", { class: "number" }, series.ceiling ? percent(last(series.values) / series.ceiling) : "–"),
-      make("td", { class: `number${isWorse(series, month) ? " worse" : ""}` }, percent(month, true)));
+      make("td", { class: "bars" }, bar(series)),
+      make("td", { "data-label": "margin to its bound", class: `number${share !== null && share < 0 ? " worse" : ""}` }, share === null ? "no bound" : `${percent(share, true)}`),
+      make("td", { "data-label": "of the ceiling", class: "number" }, series.ceiling ? percent(last(series.values) / series.ceiling) : "–"),
+      make("td", { "data-label": "in a month", class: `number${isWorse(series, month) ? " worse" : ""}` }, percent(month, true)));
   };
 
   const rows = () => {
     const found = sorted();
-    const titles = ["Figure", "Newest", "Against bound and ceiling", "Better than its bound by", "Of the ceiling", "Since last month"];
+    const titles = ["Figure", "Newest", "Against bound and ceiling", "Margin to bound", "Of the ceiling", "In a month"];
     table.replaceChildren(
       make("thead", {}, make("tr", {}, titles.map((title, at) => make("th", { scope: "col", class: [1, 3, 4, 5].includes(at) ? "number" : null }, title)))),
       make("tbody", {}, (all ? found : found.slice(0, ROWS)).map(row)));
@@ -89,7 +89,7 @@
     const drivers = runs.map((run, at) => (at && run.driver && run.driver !== runs[at - 1].driver ? { x: run.started, words: `driver ${run.driver}` } : null));
     const steps = (series.steps || []).map((step) => ({ x: runs[step.at].started, words: `${percent(step.change, true)}`, colour: "bad" }));
     Report.plot(document.getElementById("nights"), {
-      name: series.name, unit: series.unit, kind: "time", across: "run",
+      name: Report.figure(series.name), unit: series.unit, kind: "time", across: "run",
       note: `${series.unit}, ${runs.length} runs${series.ceiling ? `, ceiling ${number(series.ceiling)}` : ""}`,
       summary: `${number(last(series.values))} ${series.unit} in the newest run, bound ${number(series.bound)}.`,
       simulated: made.some((value) => value !== null),

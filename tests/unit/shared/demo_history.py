@@ -39,6 +39,7 @@ ATTENTION = "test_attention.py::test_attention_of_models[default-bf16]"
 RESUME = "test_training.py::test_resume_with_uneven_shards[8]"
 ROCM_NEW = "rocm7.2.4-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04"
 ROCM_OLD = "rocm7.1.1-torch2.10.0-fa2.8.3-py3.12-ubuntu24.04"
+ROCM_REVOKED = "rocm6.4.3-torch2.9.1-fa2.8.3-py3.12-ubuntu24.04"
 CUDA_NEW = "cuda13.0-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04"
 CUDA_OLD = "cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04"
 ARCH = {"amd": "gfx942", "nvidia": "sm_90"}
@@ -133,8 +134,8 @@ def measured(row: dict[str, Any], speed: float, noise: random.Random) -> dict[st
     """A figure a little better than its bound."""
     better = row["direction"] == "min"
     healthy = row["bound"] * (1.055 if better else 0.93)
-    if row["ceiling"] and better:
-        healthy = min(healthy, (row["bound"] + row["ceiling"]) / 2)
+    # Some bounds are so near to their ceiling that nothing fits between them.
+    ceiling = row["ceiling"] if row["ceiling"] and (row["ceiling"] > healthy * 1.01) == better else None
     value = healthy * (speed if better else 1 / speed) * noise.gauss(1, 0.004)
     repeats = [value * noise.gauss(1, 0.003) for _ in range(5)]
     return result_files.metric(
@@ -145,7 +146,7 @@ def measured(row: dict[str, Any], speed: float, noise: random.Random) -> dict[st
         conditions=row["conditions"],
         direction=row["direction"],
         bound=row["bound"],
-        ceiling=row["ceiling"],
+        ceiling=ceiling,
         source=row["source"],
         verdict="pass" if (value >= row["bound"]) == better else "fail",
     )
@@ -325,6 +326,10 @@ def publish_all(folder: Path, key: EllipticCurvePrivateKey, now: dt.datetime) ->
     _publish(folder, key, target, simulated(NODES[0], ROCM_OLD, NIGHTS - 1, now), now - dt.timedelta(hours=3))
     _publish(folder, key, target, simulated(nvidia, CUDA_NEW, NIGHTS - 2, now), now - dt.timedelta(days=1))
     _publish(folder, key, target, simulated(nvidia, CUDA_OLD, NIGHTS - 39, now), old)
+    _publish(folder, key, target, simulated(amd, ROCM_REVOKED, NIGHTS - 3, now), now - dt.timedelta(days=2))
+    revoke.revoke(
+        f"{target}:{ROCM_REVOKED}", reason="all-reduce returned NaN on two nodes", key=key, now=now, report=quiet
+    )
     return target
 
 
@@ -378,9 +383,3 @@ def known_issues(stack: str) -> tuple[dict[str, Any], ...]:
 
     return tuple(issue.as_json() for issue in resolve.load_stacks(ROOT, (stack,))[0].known_issues)[:2]
 
-
-def revoke_one(target: str, key: EllipticCurvePrivateKey, now: dt.datetime) -> None:
-    """Revoke what is certified for H200 as the older stack."""
-    revoke.revoke(
-        f"{target}:{CUDA_OLD}", reason="all-reduce returned NaN on two nodes", key=key, now=now, report=quiet
-    )
