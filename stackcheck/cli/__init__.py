@@ -45,6 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "revoke": ("published", "Revoke a certificate, with a signed reason."),
     "promote": ("published", "Copy a certified image and its certificate to another target."),
     "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
+    "history": ("history", "List the runs that were kept, or one metric over them."),
     "report": ("report", "Write the page of what is certified, what failed and how fast it is."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.cli import times
 from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import StackcheckError
@@ -61,9 +62,10 @@ def write_report(
             show_default="`history` in matrix.yaml, else build/history",
         ),
     ] = None,
-    days: Annotated[
-        int, typer.Option("--days", metavar="N", min=1, max=36500, help="Leave out older runs.")
-    ] = 90,
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."),
+    ] = "90d",
     faults: Annotated[
         Path | None,
         typer.Option(
@@ -100,7 +102,7 @@ def write_report(
         offered,
         root=root,
         now=now,
-        since=now - dt.timedelta(days=days),
+        since=times.since(since, "--since"),
         here=_here(device_model, driver),
         campaign=_campaign(faults, root),
         report=report,
