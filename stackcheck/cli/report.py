@@ -64,7 +64,9 @@ def write_report(
     ] = None,
     since: Annotated[
         str,
-        typer.Option("--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."),
+        typer.Option(
+            "--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."
+        ),
     ] = "90d",
     faults: Annotated[
         Path | None,
@@ -77,7 +79,9 @@ def write_report(
     ] = None,
     device_model: Annotated[
         str,
-        typer.Option("--device-model", metavar="MODEL", help="Device model to show first; `auto`: this host's."),
+        typer.Option(
+            "--device-model", metavar="MODEL", help="Device model to show first; `auto`: this host's."
+        ),
     ] = AUTO,
     driver: Annotated[
         str,

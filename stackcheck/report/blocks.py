@@ -1,4 +1,4 @@
-"""The data that the page's plots and tables read when they are first looked at. In: `Content`. Out: JSON blocks.
+"""The data of the page's plots and tables, which read it when they are first seen. In: `Content`. Out: JSON.
 
 A block is the text of one `<script type="application/json">`; a browser does not parse it before it is asked
 to. Numbers have five digits, names are written once, so that ten thousand runs stay a few megabytes.

@@ -1,4 +1,4 @@
-"""The planted faults. In: what `stackcheck prove --json` printed. Out: `Campaign`: faults planted and caught."""
+"""The planted faults. In: what `stackcheck prove --json` printed. Out: `Campaign`: planted and caught."""
 
 from __future__ import annotations
 

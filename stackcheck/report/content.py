@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stackcheck.history.history import History
     from stackcheck.history.runs import Point, Run
     from stackcheck.report.campaign import Campaign
+    from stackcheck.report.details import LossBand
     from stackcheck.report.published import Published
 
 WINDOW = 400  # runs whose points are read at once: more would need gigabytes
@@ -75,7 +76,7 @@ class Content:
     night: night.Night
     groups: tuple[speed.Group, ...]
     details: dict[str, Detail]
-    band: details.LossBand | None
+    band: LossBand | None
     campaign: Campaign | None
     problems: tuple[str, ...]
 

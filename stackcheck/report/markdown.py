@@ -27,6 +27,7 @@ SIGNS: dict[standing.State, str] = {
     "revoked": "⊘",
 }
 SIMULATED = " *(simulated)*"
+NOTHING = "-"
 FIGURES, REASONS = 8, 3
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 
@@ -162,8 +163,8 @@ def _judged(series: Iterable[Series]) -> Sequence[Series]:
 
 def _figure(series: Series) -> str:
     latest = series.latest
-    ceiling = f"{latest / series.ceiling:.1%}" if latest is not None and series.ceiling else "–"
-    change = "–" if series.change is None else f"{series.change:+.1%}"
+    ceiling = f"{latest / series.ceiling:.1%}" if latest is not None and series.ceiling else NOTHING
+    change = NOTHING if series.change is None else f"{series.change:+.1%}"
     return _row(
         escaped(series.name), f"{latest:.4g} {escaped(series.unit)}", f"{series.margin:+.1%}", ceiling, change
     )

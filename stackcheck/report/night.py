@@ -1,4 +1,4 @@
-"""What failed last night and why. In: runs, oldest first. Out: `Night`: its runs, and what failed in each. Pure.
+"""What failed last night and why. In: runs, oldest first. Out: `Night`: its runs, and what failed. Pure.
 
 Silence is never success: a night without a run is said, and the newest night that had one is shown.
 """

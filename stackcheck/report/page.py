@@ -65,7 +65,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"moment": moment, "ordinal": ordinal, "many": many, "short": _short, "title_of": title_of}
+    environment.filters |= {
+        "moment": moment,
+        "ordinal": ordinal,
+        "many": many,
+        "short": _short,
+        "title_of": title_of,
+    }
     return environment
 
 
@@ -129,7 +135,9 @@ def _offers(content: Content, machine: standing.Machine) -> dict[str, Any]:
 
 def _elsewhere(content: Content, machine: standing.Machine) -> list[tuple[standing.Machine, int]]:
     """The machines that are most like this one, with how many images are certified for each."""
-    counted = [(other, len(_offers(content, other)["valid"])) for other in content.machines if other != machine]
+    counted = [
+        (other, len(_offers(content, other)["valid"])) for other in content.machines if other != machine
+    ]
     return sorted(
         [(other, count) for other, count in counted if count],
         key=lambda pair: (pair[0].device_model != machine.device_model, -pair[1], pair[0]),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELP = {
     "stackcheck_report_time_seconds": "When these figures were written.",
     "stackcheck_published_known": "1 if the published certificates could be read.",
-    "stackcheck_certified": "1 if the stack is certified for the device model and driver and its newest run did not fail.",
+    "stackcheck_certified": "1 if the stack is certified there and its newest run did not fail.",
     "stackcheck_certificate_expires_seconds": "When the certificate ends.",
     "stackcheck_certificate_waivers": "Checks that waivers of the certificate accept.",
     "stackcheck_run_status": "1 for the verdict of the newest run: PASSED, FAILED or UNFIT.",
@@ -30,7 +30,7 @@ HELP = {
     "stackcheck_run_failed_checks": "Checks that failed in the newest run.",
     "stackcheck_metric": "The newest value of a figure that a bound judges, in its own unit.",
     "stackcheck_metric_bound": "The bound of that figure.",
-    "stackcheck_metric_margin_ratio": "How much better than its bound the figure is; negative: outside of it.",
+    "stackcheck_metric_margin_ratio": "By which share the figure is better than its bound; negative: outside.",
 }
 Sample = tuple[str, dict[str, str], float]
 

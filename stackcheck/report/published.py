@@ -1,7 +1,7 @@
 """What a target publishes, and for which machines it is certified.
 
-In: a target, a pinned public key, a time. Out: one `Published` for each image, with one `CertifiedFor` for each
-device model and driver. The page lists; before an image runs, `stackcheck verify` reads its bytes as well.
+In: a target, a pinned public key, a time. Out: one `Published` for each image, with one `CertifiedFor` for
+each device model and driver. The page lists; before an image runs, `stackcheck verify` reads its bytes too.
 """
 
 from __future__ import annotations
@@ -86,6 +86,15 @@ class Published:
     experimental: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """Which statements count: of which key, how old, at which time."""
+
+    public_key: EllipticCurvePublicKey
+    now: dt.datetime
+    max_age: dt.timedelta
+
+
 def published(
     target: str,
     public_key: EllipticCurvePublicKey,
@@ -100,9 +109,8 @@ def published(
         RegistryError: The target cannot be read.
     """
     store = open_store(target, plain_http=plain_http)
-    found = [
-        _image(store, digest, names, public_key, now, max_age) for digest, names in _images(store).items()
-    ]
+    rule = _Rule(public_key=public_key, now=now, max_age=max_age)
+    found = [_image(store, digest, names, rule) for digest, names in _images(store).items()]
     return tuple(sorted(found, key=lambda image: (image.stack, not image.current, image.reference)))
 
 
@@ -123,27 +131,20 @@ def _images(store: Store) -> dict[str, list[str]]:
     return found
 
 
-def _image(
-    store: Store,
-    digest: str,
-    names: Sequence[str],
-    public_key: EllipticCurvePublicKey,
-    now: dt.datetime,
-    max_age: dt.timedelta,
-) -> Published:
+def _image(store: Store, digest: str, names: Sequence[str], rule: _Rule) -> Published:
     floating = [name for name in names if not tags.is_unique(name)]
     name = min(floating or names)
-    statements = _statements(store, digest, public_key)
+    statements = _statements(store, digest, rule.public_key)
     latest = newest(statements)
     certificate = facts(latest) if latest else {}
     revoked = latest is not None and status(latest) != "PASSED"
-    machines = _machines(_passed(statements, now), max_age)
+    machines = _machines(_passed(statements, rule.now), rule.max_age)
     return Published(
         digest=digest,
         reference=f"{store.target}:{name}",
         current=bool(floating),
         stack=str(certificate.get("stackId") or tags.floating(name)),
-        standing=_standing(latest, machines, now),
+        standing=_standing(latest, machines, rule.now),
         reason="; ".join(certificate.get("reasons", ())) or None if revoked else None,
         machines=machines,
         known_issues=tuple(certificate.get("knownIssues", ())),

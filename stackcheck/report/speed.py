@@ -1,4 +1,4 @@
-"""How fast each stack is. In: runs and their points. Out: `Group`s of `Series`: one metric over the runs. Pure.
+"""How fast each stack is. In: runs and points. Out: `Group`s of `Series`: one metric over the runs. Pure.
 
 A group is one stack on one number of one device model; drivers change inside of it, so that a step at a new
 driver shows. Of the points those that a bound judges count; where there are none (a processor has no bounds),

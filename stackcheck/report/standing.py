@@ -6,11 +6,11 @@ what its newest run says, which may be newer than the certificate.
 
 from __future__ import annotations
 
-import datetime as dt  # a dataclass's field is read by `dataclasses.asdict` users
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Iterable, Mapping, Sequence
 
     from stackcheck.history.runs import Run
@@ -113,18 +113,18 @@ def cells(runs: Sequence[Run], images: Sequence[Published], now: dt.datetime) ->
         if offer.image.current
     }
     return tuple(
-        _cell(*key, ran.get(key, []), offered.get(key), images, now) for key in sorted({*ran, *offered})
+        _cell(key, ran.get(key, []), offered.get(key), images, now) for key in sorted({*ran, *offered})
     )
 
 
 def _cell(
-    stack: str,
-    machine: Machine,
+    key: tuple[str, Machine],
     runs: Sequence[Run],
     offer: Offer | None,
     images: Iterable[Published],
     now: dt.datetime,
 ) -> Cell:
+    stack, machine = key
     newest = runs[-1] if runs else None
     valid = offer is not None and offer.valid(now)
     return Cell(
@@ -161,7 +161,7 @@ def _revoked(stack: str, newest: Run | None, images: Iterable[Published]) -> boo
 
 
 def warnings(found: Iterable[Cell]) -> tuple[str, ...]:
-    """The drivers not to roll out: on another driver the stack is certified, on this one its newest run failed."""
+    """The drivers not to roll out: the newest run failed on it, and another driver is certified."""
     by_place: dict[tuple[str, str], list[Cell]] = {}
     for cell in found:
         by_place.setdefault((cell.stack, cell.machine.device_model), []).append(cell)

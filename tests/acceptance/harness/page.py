@@ -14,7 +14,7 @@ from typing import Any
 TEMPLATE = Path(__file__).with_name("page.html")
 NAME = "report.html"
 BAD = {"failed": "✘ failed", "error": "✘ error", "invalid": "△ machine unfit"}
-WORDS = {"passed": "✔ passed", "skipped": "– skipped", **BAD}
+WORDS = {"passed": "✔ passed", "skipped": "- skipped", **BAD}
 OPEN = 3  # the first failures are shown in full
 REASON_LINES = 40
 BAR = 160
@@ -144,7 +144,7 @@ def _figures(checks: Iterable[Check]) -> str:
 def _figure(check: Check, metric: Mapping[str, Any]) -> str:
     bad = ' <span class="bad">✘ outside</span>' if metric["verdict"] == "fail" else ""
     sign = "≥" if metric["direction"] == "min" else "≤"
-    ceiling = "–" if metric["ceiling"] is None else f"{metric['ceiling']:.4g}"
+    ceiling = "-" if metric["ceiling"] is None else f"{metric['ceiling']:.4g}"
     return (
         f'<tr><th scope="row">{_text(metric["name"])}<br><span class="soft">{_text(check["id"])}</span></th>'
         f'<td class="number">{metric["value"]:.4g} {_text(metric["unit"])}{bad}</td><td>{_bar(metric)}</td>'
@@ -179,7 +179,7 @@ def _reading(check: Check, during: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, (int, float)) else "–"
+    return f"{value:.4g}" if isinstance(value, (int, float)) else "-"
 
 
 def _skipped(checks: Iterable[Check]) -> str:
@@ -192,7 +192,8 @@ def _skipped(checks: Iterable[Check]) -> str:
 
 
 def _all(checks: Sequence[Check]) -> str:
-    return f"<details><summary>All {len(checks)} checks</summary>{_table('Checks', ('Check', 'Outcome', 'Seconds'), _rows(checks))}</details>"
+    table = _table("Checks", ("Check", "Outcome", "Seconds"), _rows(checks))
+    return f"<details><summary>All {len(checks)} checks</summary>{table}</details>"
 
 
 def _rows(checks: Iterable[Check]) -> Iterator[str]:

@@ -19,8 +19,6 @@ import result_files
 from small_images import make_image, quiet, sbom_of
 from stackcheck.build.provenance import Provenance
 from stackcheck.certificate import predicates, publish, revoke
-from stackcheck.errors import StackcheckError
-from stackcheck.history.history import History
 from stackcheck.matrix.policy import Waiver
 from stackcheck.suite import judgement, results
 from stackcheck.suite.verdict import Verdict
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from stackcheck.history.history import History
 
 ROOT = Path(__file__).resolve().parents[3]
 NIGHTS = 60
@@ -218,7 +218,9 @@ def failing(node: Node, stack: str, night: int) -> dict[str, tuple[str, str]]:
 def simulated(node: Node, stack: str, night: int, now: dt.datetime) -> Simulated:
     """One run of one night."""
     noise = random.Random(f"{node.name} {stack} {night}")
-    started = now - dt.timedelta(days=NIGHTS - 1 - night, hours=8) + dt.timedelta(minutes=noise.uniform(0, 240))
+    started = (
+        now - dt.timedelta(days=NIGHTS - 1 - night, hours=8) + dt.timedelta(minutes=noise.uniform(0, 240))
+    )
     bad = failing(node, stack, night)
     checks = list(_checks(node, stack, night, noise, bad))
     host = result_files.host(node.vendor, *[node.model] * node.count, driver=node.driver(night))
@@ -232,7 +234,11 @@ def simulated(node: Node, stack: str, night: int, now: dt.datetime) -> Simulated
         finished=(started + dt.timedelta(minutes=4, seconds=noise.uniform(0, 50))).isoformat(),
         tier="standard",
         stack_id=stack,
-        image={"reference": f"stackcheck/{stack}", "config_digest": digest_of(stack), "manifest_digest": None},
+        image={
+            "reference": f"stackcheck/{stack}",
+            "config_digest": digest_of(stack),
+            "manifest_digest": None,
+        },
         host=host,
         software={"python": "3.12.3", "torch": stack.partition("torch")[2].partition("-")[0]},
     )
@@ -306,11 +312,7 @@ def committed() -> list[Path]:
 def fill(history: History, now: dt.datetime, real: Iterable[Path] = (), count: int = NIGHTS) -> None:
     """Keep the real results with this checkout's verdicts, then the simulated nights."""
     for path in (*committed(), *real):
-        try:
-            found = judgement.judge_file(path, ROOT, None)
-        except StackcheckError as error:
-            print(f"left out: {path}: {error}")
-            continue
+        found = judgement.judge_file(path, ROOT, None)
         history.append(path.read_bytes(), found.verdict.as_json(), None, source=f"import {path.name}")
     for run in nights(now, count):
         history.append(run.text, run.verdict.as_json(), None, source="simulation", simulated=True)
@@ -321,14 +323,25 @@ def publish_all(folder: Path, key: EllipticCurvePrivateKey, now: dt.datetime) ->
     target = f"oci:{folder / 'dist'}"
     amd, nvidia = NODES[1], NODES[2]
     old = now - dt.timedelta(days=38)
-    _publish(folder, key, target, simulated(amd, ROCM_NEW, NIGHTS - 1, now), now - dt.timedelta(hours=5), waived=RESUME)
+    _publish(
+        folder,
+        key,
+        target,
+        simulated(amd, ROCM_NEW, NIGHTS - 1, now),
+        now - dt.timedelta(hours=5),
+        waived=RESUME,
+    )
     _publish(folder, key, target, simulated(amd, ROCM_OLD, NIGHTS - 1, now), now - dt.timedelta(hours=4))
     _publish(folder, key, target, simulated(NODES[0], ROCM_OLD, NIGHTS - 1, now), now - dt.timedelta(hours=3))
     _publish(folder, key, target, simulated(nvidia, CUDA_NEW, NIGHTS - 2, now), now - dt.timedelta(days=1))
     _publish(folder, key, target, simulated(nvidia, CUDA_OLD, NIGHTS - 39, now), old)
     _publish(folder, key, target, simulated(amd, ROCM_REVOKED, NIGHTS - 3, now), now - dt.timedelta(days=2))
     revoke.revoke(
-        f"{target}:{ROCM_REVOKED}", reason="all-reduce returned NaN on two nodes", key=key, now=now, report=quiet
+        f"{target}:{ROCM_REVOKED}",
+        reason="all-reduce returned NaN on two nodes",
+        key=key,
+        now=now,
+        report=quiet,
     )
     return target
 
@@ -382,4 +395,3 @@ def known_issues(stack: str) -> tuple[dict[str, Any], ...]:
     from stackcheck.matrix import resolve
 
     return tuple(issue.as_json() for issue in resolve.load_stacks(ROOT, (stack,))[0].known_issues)[:2]
-
