@@ -33,7 +33,8 @@ FAILURES_SHOWN = 6
 
 def render(content: Content) -> bytes:
     """The page."""
-    scripts = [_asset(name) for name in SCRIPTS]
+    licence = f"/*\n{_asset('uPlot.LICENSE')}\n*/\n"  # it asks to be in every copy
+    scripts = [licence + _asset(SCRIPTS[0]), *(_asset(name) for name in SCRIPTS[1:])]
     template = _environment().get_template("page.html.j2")
     text = template.render(
         content=content,

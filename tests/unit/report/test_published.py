@@ -76,7 +76,9 @@ def test_a_certificate_from_the_future_certifies_nothing(publisher: Publisher) -
     assert read(publisher, NOW - DAY)[0].standing == "not certified"
 
 
-def test_a_layout_that_was_never_made_holds_nothing_and_a_damaged_one_is_an_error(publisher: Publisher) -> None:
+def test_a_layout_that_was_never_made_holds_nothing_and_a_damaged_one_is_an_error(
+    publisher: Publisher,
+) -> None:
     assert not is_there(publisher.target)
     publisher.publish(publisher.image(b"one"))
     assert is_there(publisher.target)

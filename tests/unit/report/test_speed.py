@@ -51,13 +51,17 @@ def test_without_runs_a_month_ago_there_is_no_change() -> None:
 
 def test_a_processor_has_no_bounds_so_its_speeds_are_shown_without() -> None:
     plain = {"direction": None, "bound": None}
-    found = speed.groups([point(run(), 5, "copy", unit="GB/s", **plain), point(run(), 3, "cases", unit="", **plain)])
+    found = speed.groups(
+        [point(run(), 5, "copy", unit="GB/s", **plain), point(run(), 3, "cases", unit="", **plain)]
+    )
     assert [series.name for series in found[0].series] == ["copy"]
 
 
 def test_the_bandwidth_curve_has_the_sizes_in_order_with_their_bounds() -> None:
     metrics = [
-        result_files.metric("all_reduce_busbw", float(size), conditions={"bytes": size, "dtype": "bf16"}, bound=bound)
+        result_files.metric(
+            "all_reduce_busbw", float(size), conditions={"bytes": size, "dtype": "bf16"}, bound=bound
+        )
         for size, bound in ((1 << 24, 5.0), (1 << 16, None), (1 << 20, None))
     ]
     (curve,) = details.bandwidth(parsed(result_files.check("test_a.py::test_one", metrics=metrics)))

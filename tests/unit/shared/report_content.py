@@ -1,4 +1,4 @@
-"""Runs, points and whole contents of reports, made in memory. In: what differs. Out: `Run`, `Point`, `Content`."""
+"""Runs, points and whole reports, made in memory. In: what differs. Out: `Run`, `Point`, `Content`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ HOUR = dt.timedelta(hours=1)
 STACK = "rocm7.2.4-torch2.14.1-py3.12-ubuntu24.04"
 MODEL, DRIVER = "MI300X", "30.30.3"
 MACHINE = standing.Machine(device_model=MODEL, driver=DRIVER)
+# A name that would be markup, a script or the end of one, if anything forgot to escape it.
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028"
 GEMM = "test_kernel_speed.py::test_gemm_speed[bf16]"
 
 
