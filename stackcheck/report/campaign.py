@@ -73,7 +73,7 @@ def load(path: Path) -> Campaign:
             where=str(path),
             got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error),
             expected="the output of stackcheck prove --json",
-            next_step=f"stackcheck prove --json > {path}",
+            next_step="stackcheck prove --json > build/faults.json",
         ) from error
     return Campaign(
         planted=found.planted,

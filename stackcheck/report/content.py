@@ -118,7 +118,7 @@ def gather(
         ConfigurationError: The reference of the loss curves is damaged.
     """
     runs = tuple(history.runs(Query(since=since, newest_first=False)))
-    report(f"{len(runs)} runs, {len(offered.images)} published images")
+    report(f"runs: {len(runs)}; published images: {len(offered.images)}")
     groups = speed.groups(_points(history, runs))
     found_night = night.last_night(runs, now)
     found, problems = _details(history, _notable(runs, groups, found_night), report)

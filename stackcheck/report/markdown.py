@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stackcheck.report import standing
-from stackcheck.report.page import moment
+from stackcheck.report.page import many, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ def _head(content: Content) -> Iterator[str]:
     yield "# Which stacks can be trusted"
     yield ""
     simulated = f", {content.simulated} of them simulated" if content.simulated else ""
-    yield f"{moment(content.made)}, {len(content.runs)} runs{simulated}."
+    yield f"{moment(content.made)}, {many(len(content.runs), 'run')}{simulated}."
     for problem in content.problems:
         yield f"\nNot read: {escaped(problem)}"
 
@@ -78,7 +78,7 @@ def _machine(content: Content, machine: standing.Machine) -> Iterator[str]:
         mark = SIMULATED if content.simulated_run(offer.machine.run_id) else ""
         yield (
             f"- {escaped(machine.words())}: **{escaped(offer.image.stack)}**{mark},"
-            f" {offer.machine.device_count} devices together, until {moment(offer.machine.expires)}"
+            f" {many(offer.machine.device_count, 'device')} together, until {moment(offer.machine.expires)}"
             + "".join(f"\n  - {remark}" for remark in remarks)
         )
 
@@ -112,11 +112,9 @@ def _night(content: Content) -> Iterator[str]:
         newest = f"; the newest started {moment(night.newest)}" if night.newest else ""
         yield f"**No run in the last 24 hours**{newest}.\n"
     if night.runs:
-        counts = night.counts
-        yield (
-            f"{len(night.runs)} runs: {counts.get('PASSED', 0)} passed, {counts.get('FAILED', 0)} failed,"
-            f" {counts.get('UNFIT', 0)} on an unfit machine.\n"
-        )
+        passed, failed, unfit = (night.counts.get(status, 0) for status in ("PASSED", "FAILED", "UNFIT"))
+        total = many(len(night.runs), "run")
+        yield f"{total}: {passed} passed, {failed} failed, {unfit} on an unfit machine.\n"
     for trouble in night.troubles:
         yield from _trouble(content, trouble)
 

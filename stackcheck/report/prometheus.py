@@ -28,9 +28,9 @@ HELP = {
     "stackcheck_run_status": "1 for the verdict of the newest run: PASSED, FAILED or UNFIT.",
     "stackcheck_run_time_seconds": "When the newest run started.",
     "stackcheck_run_failed_checks": "Checks that failed in the newest run.",
-    "stackcheck_metric": "The newest value of a figure that a bound judges, in its own unit.",
+    "stackcheck_metric": "The newest value of a figure that a bound judges, in its unit.",
     "stackcheck_metric_bound": "The bound of that figure.",
-    "stackcheck_metric_margin_ratio": "By which share the figure is better than its bound; negative: outside.",
+    "stackcheck_metric_margin_ratio": "By which share it is better than its bound; negative: outside.",
 }
 Sample = tuple[str, dict[str, str], float]
 

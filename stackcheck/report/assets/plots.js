@@ -113,6 +113,14 @@ Report.plot = (() => {
     return part;
   };
 
+  const redraw = () => { for (const again of [...drawn]) again(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  let seen = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== seen) { seen = innerWidth; redraw(); } });
+  // Paper is white.
+  addEventListener("beforeprint", () => { document.documentElement.classList.add("printing"); redraw(); });
+  addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); redraw(); });
+
   // Draw a plot into an element, in place of what is there; drawn when it is about to be seen.
   return (holder, spec) => {
     const canvas = make("div", { class: "canvas", tabindex: 0, role: "group", "aria-label": `Plot of ${spec.name}: ${spec.summary || ""} Left and right arrow keys read its points.` });
@@ -142,12 +150,4 @@ Report.plot = (() => {
     Report.whenSeen(canvas, again);
     canvas.style.minHeight = `${HEIGHT}px`;
   };
-
-  function redraw() { for (const again of [...drawn]) again(); }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
-  // Paper is white.
-  addEventListener("beforeprint", () => { document.documentElement.classList.add("printing"); redraw(); });
-  addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); redraw(); });
 })();

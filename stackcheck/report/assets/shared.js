@@ -72,13 +72,13 @@ window.Report = (() => {
   // An image without a stack is named by its digest, which twelve digits tell.
   const title = (text) => text.replace(/(sha256:[0-9a-f]{12})[0-9a-f]{52}/, "$1…").replace(/^no image/, "no image (pytest alone)");
 
-  // Call `start` when the element is about to be seen, once.
+  // Call `start` when the element is about to be seen or printed, once.
   const whenSeen = (element, start) => {
-    if (!("IntersectionObserver" in window)) { start(); return; }
-    const watch = new IntersectionObserver((entries) => {
-      if (entries.some((entry) => entry.isIntersecting)) { watch.disconnect(); start(); }
-    }, { rootMargin: "300px" });
+    let waits = true;
+    const once = () => { if (waits) { waits = false; watch.disconnect(); start(); } };
+    const watch = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) once(); }, { rootMargin: "300px" });
     watch.observe(element);
+    addEventListener("beforeprint", once, { once: true });
   };
 
   return { block, make, draw, icon, simulated, number, percent, bytes, figure, day, moment, run, title, whenSeen };

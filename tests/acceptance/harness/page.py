@@ -157,7 +157,8 @@ def _bar(metric: Mapping[str, Any]) -> str:
     end = max(metric["ceiling"] or 0.0, bound * 1.1, value * 1.05) or 1.0
     kind = "out" if metric["verdict"] == "fail" else "fill"
     return (
-        f'<svg viewBox="0 0 {BAR} 18" aria-hidden="true"><rect class="track" y="4" width="{BAR}" height="10"/>'
+        f'<svg viewBox="0 0 {BAR} 18" aria-hidden="true">'
+        f'<rect class="track" y="4" width="{BAR}" height="10"/>'
         f'<rect class="{kind}" y="4" width="{BAR * value / end:.1f}" height="10"/>'
         f'<path class="tick" d="M{BAR * bound / end:.1f} 0V18"/></svg>'
     )
