@@ -73,7 +73,11 @@ window.Report = (() => {
   const title = (text) => text.replace(/(sha256:[0-9a-f]{12})[0-9a-f]{52}/, "$1…").replace(/^no image/, "no image (pytest alone)");
 
   // Call `start` when the element is about to be seen or printed, once.
+  let printing = false;
+  addEventListener("beforeprint", () => { printing = true; });
+  addEventListener("afterprint", () => { printing = false; });
   const whenSeen = (element, start) => {
+    if (printing) { start(); return; }
     let waits = true;
     const once = () => { if (waits) { waits = false; watch.disconnect(); start(); } };
     const watch = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) once(); }, { rootMargin: "300px" });
