@@ -99,11 +99,11 @@ class _Loader:
         self._series |= {key: first + offset for offset, key in enumerate(new)}
         _insert_rows(self._connection, SERIES, [(self._series[key], *key) for key in new])
         series = [self._series[key] for key in chunk.series]
-        runs, points, notable = [], [], []
+        runs, points, notable, again = [], [], [], []
         for row, values, ended in zip(chunk.runs, chunk.points, chunk.notable, strict=True):
             verdict = row["judged"], row["record"]
             if row["result"] in self._known:
-                self._judge_again(row, verdict, ended)
+                again.append((row, verdict, ended))
                 continue
             number = len(self._known) + 1
             self._known[row["result"]] = number, verdict
@@ -112,6 +112,8 @@ class _Loader:
             notable += [(check, number, how) for check, how in ended.items()]
         for table, rows in ((RUNS, runs), (POINTS, points), (NOTABLE, notable)):
             _insert_rows(self._connection, table, rows)
+        for row, verdict, ended in again:
+            self._judge_again(row, verdict, ended)
         self.read += len(chunk.runs)
 
     def _judge_again(self, row: dict[str, Any], verdict: tuple[int, str], ended: Mapping[str, str]) -> None:

@@ -85,16 +85,17 @@ def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kep
     )
     return Kept(
         run=run,
-        points=tuple(_points(found["points"], digest)),
-        notable=found["notable"] | dict.fromkeys(waived, "waived"),
+        points=tuple(points(found["points"], digest)),
+        notable=dict.fromkeys(run.failed, "failed") | found["notable"] | dict.fromkeys(waived, "waived"),
         judged=dt.datetime.fromisoformat(head["judged"]),
         result_digest=head["result_digest"],
         head=head,
     )
 
 
-def _points(points: Mapping[str, Any], digest: str) -> Iterator[Point]:
-    for check, rows in points.items():
+def points(kept: Mapping[str, Any], digest: str) -> Iterator[Point]:
+    """The points that an abstract holds, for the record of this digest."""
+    for check, rows in kept.items():
         for name, unit, value, repeats, direction, bound, ceiling in rows:
             yield Point(
                 record=digest,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stackcheck.report.speed import Group, Series
 
 DIGITS = 5
+WARNED, DAY_S = 3, 24 * 3600
 SHORT = 12  # characters of a digest that name it
 REASONS, REASON_LENGTH = 3, 240
 # Characters that could end the element, or that JavaScript once took for line ends.
@@ -93,7 +94,15 @@ def _short(digest: str) -> str:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    return {"title": group.title, "runs": len(group.runs), "simulated": _simulated(group.runs)}
+    return {
+        "title": group.title,
+        "runs": len(group.runs),
+        "simulated": _simulated(group.runs),
+        "warned": [
+            [each.night * DAY_S, rounded(each.loss), list(each.nodes), len(each.metrics)]
+            for each in group.warned[:WARNED]
+        ],
+    }
 
 
 def _simulated(runs: Iterable[Run]) -> str:
@@ -118,6 +127,7 @@ def _series(series: Series) -> dict[str, Any]:
         "bound": rounded(series.bound),
         "ceiling": rounded(series.ceiling),
         "month": rounded(series.month),
+        "shifts": [[shift.at, rounded(shift.loss), shift.node] for shift in series.shifts],
         "values": [rounded(value) for value in series.values],
     }
 

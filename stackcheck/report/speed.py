@@ -2,24 +2,38 @@
 
 A group is one stack on one number of one device model; drivers change inside of it, so that a step at a new
 driver shows. Of the points those that a bound judges count; where there are none (a processor has no bounds),
-those with a unit per second.
+those with a unit per second. Steps are those of history/drift.py: each is shown, and one that two nodes or two
+figures agree on is a warning.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from stackcheck.history import drift
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stackcheck.history.runs import Point, Run
 
 # A month ago: the two weeks around the day 30 days before the newest run.
 MONTH_FROM, MONTH_TO = dt.timedelta(days=37), dt.timedelta(days=23)
 Direction = Literal["min", "max"]
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """A change of level on one node: the number of its first run in the group, and by which share it is worse."""
+
+    at: int
+    node: str
+    loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +45,7 @@ class Series:
         bound: The bound of the newest figure.
         ceiling: What the device could reach at most.
         month: The median of the figures a month before the newest; None if there is none.
+        shifts: Where the level changed, on each node.
     """
 
     check: str
@@ -41,6 +56,7 @@ class Series:
     ceiling: float | None
     values: tuple[float | None, ...]
     month: float | None
+    shifts: tuple[Shift, ...] = ()
 
     @property
     def latest(self) -> float | None:
@@ -63,13 +79,18 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One stack on one number of one device model, with its runs, oldest first."""
+    """One stack on one number of one device model, with its runs, oldest first.
+
+    Attributes:
+        warned: The steps to the worse that two nodes or two figures agree on; `night` counts days since 1970.
+    """
 
     stack: str
     device_model: str
     device_count: int
     runs: tuple[Run, ...]
     series: tuple[Series, ...]
+    warned: tuple[drift.Warned, ...] = ()
 
     @property
     def title(self) -> str:
@@ -103,12 +124,15 @@ def _group(place: _Place, measured: Sequence[_Measured]) -> Group:
     names: dict[tuple[str, str], list[_Measured]] = {}
     for run, point in chosen:
         names.setdefault((point.check, point.name), []).append((run, point))
+    series = tuple(_series(names[key], ordered, at) for key in sorted(names))
+    by_node = [each for item in series for each in _by_node(item, ordered)]
     return Group(
         stack=place[0],
         device_model=place[1],
         device_count=place[2],
         runs=ordered,
-        series=tuple(_series(names[key], ordered, at) for key in sorted(names)),
+        series=series,
+        warned=tuple(drift.warnings(by_node)),
     )
 
 
@@ -117,7 +141,7 @@ def _series(measured: Sequence[_Measured], runs: Sequence[Run], at: Mapping[str,
     for run, point in measured:
         values[at[run.record]] = point.value
     _, last = max(measured, key=lambda item: at[item[0].record])
-    return Series(
+    found = Series(
         check=last.check,
         name=last.name,
         unit=last.unit,
@@ -127,6 +151,41 @@ def _series(measured: Sequence[_Measured], runs: Sequence[Run], at: Mapping[str,
         values=tuple(values),
         month=_month(runs, values),
     )
+    return dataclasses.replace(found, shifts=tuple(_shifts(found, runs)))
+
+
+def _shifts(series: Series, runs: Sequence[Run]) -> Iterator[Shift]:
+    """The steps on each node: chips differ more than nights do, so nodes are never mixed."""
+    if series.direction is None:
+        return
+    for node, numbers in _numbers(series, runs).items():
+        values = [series.values[number] or 0.0 for number in numbers]
+        for step in drift.steps(values, series.direction):
+            yield Shift(at=numbers[step.night], node=node, loss=step.loss)
+
+
+def _by_node(series: Series, runs: Sequence[Run]) -> Iterator[drift.Series]:
+    """A series as drift.py reads it: one for each node."""
+    if series.direction is None:
+        return
+    for node, numbers in _numbers(series, runs).items():
+        yield drift.Series(
+            node=node,
+            check=series.check,
+            metric=series.name,
+            direction=series.direction,
+            nights=tuple((runs[number].started - EPOCH).days for number in numbers),
+            values=tuple(series.values[number] or 0.0 for number in numbers),
+        )
+
+
+def _numbers(series: Series, runs: Sequence[Run]) -> dict[str, list[int]]:
+    """Node -> the numbers of its runs that have a figure."""
+    found: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        if series.values[number] is not None:
+            found.setdefault(run.node, []).append(number)
+    return found
 
 
 def _month(runs: Sequence[Run], values: Sequence[float | None]) -> float | None:

@@ -40,7 +40,7 @@ Report.plot = (() => {
     context.save();
     context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     context.textBaseline = "top";
-    let free = -Infinity;
+    const rows = []; // where each row of words ends
     for (const mark of spec.marks || []) {
       const at = plot.valToPos(mark.x, "x", true);
       context.strokeStyle = colour(mark.colour || "strong-line");
@@ -52,11 +52,11 @@ Report.plot = (() => {
       const width = context.measureText(mark.words).width;
       const right = at + width + 6 * devicePixelRatio > plot.bbox.left + plot.bbox.width;
       const left = right ? at - width - 4 * devicePixelRatio : at + 4 * devicePixelRatio;
-      if (left > free) {
-        context.fillStyle = colour("soft");
-        context.fillText(mark.words, left, plot.bbox.top + 3 * devicePixelRatio);
-        free = left + width + 8 * devicePixelRatio;
-      }
+      let row = rows.findIndex((end) => left > end);
+      if (row < 0) row = rows.length;
+      rows[row] = left + width + 8 * devicePixelRatio;
+      context.fillStyle = colour(mark.colour || "soft");
+      context.fillText(mark.words, left, plot.bbox.top + (3 + 14 * row) * devicePixelRatio);
     }
     context.restore();
   };

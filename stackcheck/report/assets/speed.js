@@ -71,10 +71,15 @@
       place.replaceChildren(make("span", {}, "No figure here has a bound to be judged by.", mark));
       return;
     }
+    const worse = found.filter((series) => isWorse(series, change(series))).length;
+    const since = worse ? ` ${worse} ${worse === 1 ? "is" : "are"} more than 2 % worse than a month ago.` : "";
     const words = out.length ? `${out.length} of ${judged.length} figures` : `All ${judged.length} figures`;
     place.className = `answer ${out.length ? "bad" : "good"}`;
-    place.replaceChildren(Report.icon(out.length ? "failed" : "certified"),
-      make("span", {}, make("strong", {}, words), out.length ? " are outside their bounds." : " keep their bounds.", mark));
+    place.replaceChildren(Report.icon(out.length ? "failed" : worse ? "unfit" : "certified"),
+      make("span", {}, make("strong", {}, words), out.length ? " are outside their bounds." : " keep their bounds.", since, mark));
+    const { warned } = block("data-groups")[chooser.value];
+    document.getElementById("steps").replaceChildren(...warned.map(([day, loss, nodes, figures]) => make("li", {},
+      `A step since ${Report.day(day)}: up to ${percent(loss)} worse in ${figures} ${figures === 1 ? "figure" : "figures"}, on ${nodes.length === 1 ? "node" : "nodes"} ${nodes.join(", ")}. It warns; it decides nothing.`)));
   };
 
   const nights = (series) => {
@@ -87,7 +92,7 @@
     if (series.bound !== null) shown.push({ name: series.direction === "max" ? "bound (at most)" : "bound (at least)", values: runs.map(() => series.bound), colour: "bound", dash: [6, 4] });
     if (series.month) shown.push({ name: "last month", values: runs.map(() => series.month), colour: "ceiling", dash: [2, 3] });
     const drivers = runs.map((run, at) => (at && run.driver && run.driver !== runs[at - 1].driver ? { x: run.started, words: `driver ${run.driver}` } : null));
-    const steps = (series.steps || []).map((step) => ({ x: runs[step.at].started, words: `${percent(step.change, true)}`, colour: "bad" }));
+    const steps = series.shifts.map(([at, loss, node]) => ({ x: runs[at].started, words: `${loss > 0 ? "worse" : "better"} by ${percent(Math.abs(loss))} on ${node.slice(0, 6)}`, colour: loss > 0 ? "bad" : "good" }));
     Report.plot(document.getElementById("nights"), {
       name: Report.figure(series.name), unit: series.unit, kind: "time", across: "run",
       note: `${series.unit}, ${runs.length} runs${series.ceiling ? `, ceiling ${number(series.ceiling)}` : ""}`,
