@@ -2,8 +2,8 @@
 
 A group is one stack on one number of one device model; drivers change inside of it, so that a step at a new
 driver shows. Of the points those that a bound judges count; where there are none (a processor has no bounds),
-those with a unit per second. Steps are those of history/drift.py: each is shown, and one that two nodes or two
-figures agree on is a warning.
+those with a unit per second. Steps are those of history/drift.py: each is shown, and one that two nodes or
+two figures agree on is a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """A change of level on one node: the number of its first run in the group, and by which share it is worse."""
+    """A change of level on one node: its first run in the group, and by which share it is worse."""
 
     at: int
     node: str

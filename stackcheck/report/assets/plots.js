@@ -5,6 +5,8 @@ Report.plot = (() => {
   const drawn = new Set(); // functions that draw a plot again, in other colours
   const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
   const HEIGHT = 260;
+  const MARK_ROWS = 3; // of words above the plot
+  const MARK_HEIGHT = 14;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const KINDS = {
@@ -40,6 +42,7 @@ Report.plot = (() => {
     context.save();
     context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     context.textBaseline = "top";
+    context.textAlign = "left";
     const rows = []; // where each row of words ends
     for (const mark of spec.marks || []) {
       const at = plot.valToPos(mark.x, "x", true);
@@ -53,10 +56,10 @@ Report.plot = (() => {
       const right = at + width + 6 * devicePixelRatio > plot.bbox.left + plot.bbox.width;
       const left = right ? at - width - 4 * devicePixelRatio : at + 4 * devicePixelRatio;
       let row = rows.findIndex((end) => left > end);
-      if (row < 0) row = rows.length;
+      if (row < 0) row = Math.min(rows.length, MARK_ROWS - 1);
       rows[row] = left + width + 8 * devicePixelRatio;
       context.fillStyle = colour(mark.colour || "soft");
-      context.fillText(mark.words, left, plot.bbox.top + (3 + 14 * row) * devicePixelRatio);
+      context.fillText(mark.words, left, MARK_HEIGHT * row * devicePixelRatio);
     }
     context.restore();
   };
@@ -70,6 +73,7 @@ Report.plot = (() => {
     return {
       width,
       height: HEIGHT,
+      padding: [spec.marks && spec.marks.length ? MARK_HEIGHT * Math.min(MARK_ROWS, spec.marks.length) + 4 : 10, 16, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: spec.kind !== "bytes", y: false }, points: { size: 8 } },
       scales: { x, y: { range: (_plot, low, high) => spec.range ? spec.range(low, high) : padded(low, high) } },

@@ -5,6 +5,7 @@
   const chooser = document.getElementById("group");
   if (!chooser) return;
   const ROWS = 12;
+  const STEPS = 4; // changes of level that a plot names
   const table = document.getElementById("figures");
   const more = document.getElementById("more-figures");
   let all = false;
@@ -91,20 +92,19 @@
     if (made.some((value) => value !== null)) shown.push({ name: "simulated", values: made, colour: "sim", hollow: true, line: false });
     if (series.bound !== null) shown.push({ name: series.direction === "max" ? "bound (at most)" : "bound (at least)", values: runs.map(() => series.bound), colour: "bound", dash: [6, 4] });
     if (series.month) shown.push({ name: "last month", values: runs.map(() => series.month), colour: "ceiling", dash: [2, 3] });
-    const drivers = runs.map((run, at) => (at && run.driver && run.driver !== runs[at - 1].driver ? { x: run.started, words: `driver ${run.driver}` } : null));
-    const steps = series.shifts.map(([at, loss, node]) => ({ x: runs[at].started, words: `${loss > 0 ? "worse" : "better"} by ${percent(Math.abs(loss))} on ${node.slice(0, 6)}`, colour: loss > 0 ? "bad" : "good" }));
+    const known = new Set([runs[0].driver]);
+    const drivers = runs.filter((run) => run.driver && !known.has(run.driver) && known.add(run.driver)).map((run) => ({ x: run.started, words: `first with driver ${run.driver}` }));
+    const steps = series.shifts.slice(-STEPS).map(([at, loss, node]) => ({ x: runs[at].started, words: `${loss > 0 ? "worse" : "better"} by ${percent(Math.abs(loss))} on ${node.slice(0, 6)}`, colour: loss > 0 ? "bad" : "good" }));
     Report.plot(document.getElementById("nights"), {
       name: Report.figure(series.name), unit: series.unit, kind: "time", across: "run",
       note: `${series.unit}, ${runs.length} runs${series.ceiling ? `, ceiling ${number(series.ceiling)}` : ""}`,
       summary: `${number(last(series.values))} ${series.unit} in the newest run, bound ${number(series.bound)}.`,
       simulated: made.some((value) => value !== null),
       x: runs.map((run) => run.started), series: shown,
-      marks: [...onceEach(drivers.filter(Boolean)), ...steps],
+      marks: [...drivers, ...steps],
       more: (at) => [runs[at].driver && `driver ${runs[at].driver}`, `node ${runs[at].node}`, { F: "run failed", U: "machine unfit" }[runs[at].status]].filter(Boolean).join(" · "),
     });
   };
-  // Machines that take turns change the driver at every run: only the first run with each driver is marked.
-  const onceEach = (found) => found.filter((mark, at) => found.findIndex((other) => other.words === mark.words) === at);
 
   function choose(series, focus) {
     chosen = series;

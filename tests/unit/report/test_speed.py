@@ -111,3 +111,35 @@ def parsed(*checks: dict) -> results.RunResult:
 )
 def test_numbers_of_the_page_have_five_digits(value: float, text: str) -> None:
     assert text_of(rounded(value)) == text
+
+
+def steady(count: int, node: str, last: float, offset: float = 0.0) -> list:
+    """A figure over nights on one node, whose last ten nights have another level."""
+    nights = [run((count - night) * DAY, node=node) for night in range(count)]
+    wave = [offset + (night % 3) for night in range(count)]
+    levels = [650.0 if night < count - 10 else last for night in range(count)]
+    return [point(each, level + noise) for each, level, noise in zip(nights, levels, wave, strict=True)]
+
+
+def test_a_step_is_shown_at_its_first_run_and_two_nodes_make_it_a_warning() -> None:
+    (group,) = speed.groups(
+        sorted([*steady(40, "a", 620), *steady(40, "b", 620, 5)], key=lambda one: one[0].started)
+    )
+    assert {shift.node for shift in group.series[0].shifts} == {"a", "b"}
+    for shift in group.series[0].shifts:
+        assert group.runs[shift.at].node == shift.node
+        assert shift.loss == pytest.approx(0.046, abs=0.005)
+    (warned,) = group.warned
+    assert warned.nodes == ("a", "b")
+
+
+def test_a_step_of_one_figure_on_one_node_warns_of_nothing() -> None:
+    (group,) = speed.groups(steady(40, "a", 620))
+    assert len(group.series[0].shifts) == 1
+    assert group.warned == ()
+
+
+def test_nodes_are_never_mixed_in_a_search_for_steps() -> None:
+    taking_turns = [*steady(40, "a", 650), *steady(40, "b", 650, 60)]
+    (group,) = speed.groups(sorted(taking_turns, key=lambda one: one[0].started))
+    assert group.series[0].shifts == ()
