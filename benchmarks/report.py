@@ -33,13 +33,13 @@ def main() -> None:
     demo_history.fill(history, now, map(Path, sys.argv[2:]))
     key = new_key()
     (folder / "demo.pub").write_bytes(keys.public_pem(key.public_key()))
-    target = demo_history.publish_all(folder, key, now)
+    demo_history.publish_all(folder, key, now)
     print(f"made the history in {time.monotonic() - start:.1f} s")
     start = time.monotonic()
     command = [str(ROOT / ".venv" / "bin" / "stackcheck"), "report", "--out", str(folder / "report.html")]
-    command += ["--history", str(folder), "--from", target, "--key", str(folder / "demo.pub")]
+    command += ["--history", ".", "--from", "oci:dist", "--key", "demo.pub"]
     command += ["--root", str(ROOT), "--device-model", "MI300X", "--driver", "30.30.3"]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, cwd=folder)
     size = (folder / "report.html").stat().st_size
     print(f"wrote report.html in {time.monotonic() - start:.1f} s: {size / 1e6:.2f} MB")
 

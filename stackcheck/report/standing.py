@@ -130,7 +130,7 @@ def _cell(
     return Cell(
         stack=stack,
         machine=machine,
-        state=_state(newest, offer, now, revoked=_revoked(stack, newest, images)),
+        state=_state(newest, offer, now, revoked=_revoked(stack, newest, offer, images)),
         newest=newest,
         runs=len(runs),
         offer=offer if valid else None,
@@ -152,8 +152,10 @@ def _state(newest: Run | None, offer: Offer | None, now: dt.datetime, *, revoked
     return states[newest.status]
 
 
-def _revoked(stack: str, newest: Run | None, images: Iterable[Published]) -> bool:
-    """Whether the image of the newest run was revoked."""
+def _revoked(stack: str, newest: Run | None, offer: Offer | None, images: Iterable[Published]) -> bool:
+    """Whether the image that is published, or that of the newest run, was revoked."""
+    if offer is not None and offer.image.standing == "revoked":
+        return True
     digest = newest.image if newest else None
     return any(
         image.standing == "revoked" and image.stack == stack and image.digest == digest for image in images

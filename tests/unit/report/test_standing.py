@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from report_content import DAY, HOUR, MACHINE, NOW, STACK, certified, image, run
@@ -43,6 +45,8 @@ def test_an_old_certificate_is_expired() -> None:
 def test_a_revoked_image_is_revoked() -> None:
     revoked = image(certified(), standing="revoked", reason="NaN")
     assert state([run()], [revoked]) == "revoked"
+    assert state([run(image="sha256:another")], [revoked]) == "revoked"
+    assert state([run()], [dataclasses.replace(revoked, current=False)]) == "revoked"
     assert not standing.offers([revoked], MACHINE)[0].valid(NOW)
 
 

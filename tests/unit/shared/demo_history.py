@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import hashlib
 import json
 import random
@@ -104,6 +105,7 @@ class Simulated:
 # -- one simulated run
 
 
+@functools.cache
 def thresholds(node: Node) -> list[dict[str, Any]]:
     """The bounds of the node's device model that hold for its number of devices."""
     file = ROOT / "tests" / "acceptance" / "thresholds" / node.vendor / f"{node.model}.json"
@@ -182,9 +184,17 @@ def readings(noise: random.Random, *, throttled: bool) -> dict[str, Any]:
     return {"before": {}, "after": {**unfit, "during": during}}
 
 
+@functools.cache
+def reference() -> dict[str, Any]:
+    """The curve of the small job and its band."""
+    path = ROOT / "trainers" / "curves" / "CPU" / "llama-tiny.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def losses(noise: random.Random) -> list[float]:
     """The losses of the small job: the reference, a few tenths of the band away from it."""
-    curve = json.loads((ROOT / "trainers" / "curves" / "CPU" / "llama-tiny.json").read_text(encoding="utf-8"))
+    curve = reference()
     first, last = curve["band"]["first"], curve["band"]["last"]
     steps, side = len(curve["losses"]), noise.uniform(-0.35, 0.35)
     return [
