@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stackcheck.report import standing
-from stackcheck.report.page import many, moment
+from stackcheck.report.page import many, moment, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +91,7 @@ def _grid(content: Content) -> Iterator[str]:
     yield _row(*["---"] * (len(content.machines) + 1))
     for stack in sorted({cell.stack for cell in content.cells}):
         row = [_cell(cells.get((stack, machine))) for machine in content.machines]
-        yield _row(escaped(stack), *row)
+        yield _row(escaped(title_of(stack)), *row)
 
 
 def _cell(cell: standing.Cell | None) -> str:
@@ -125,7 +125,8 @@ def _trouble(content: Content, trouble: Trouble) -> Iterator[str]:
     since = f", run {trouble.nights} in a row without a pass" if trouble.since else ", new"
     mark = SIMULATED if run.simulated else ""
     sign = SIGNS["failed" if run.status == "FAILED" else "unfit"]
-    yield f"- {sign} **{escaped(run.stack)}** on {escaped(standing.machine_of(run).words())}{mark}{since}"
+    machine = standing.machine_of(run).words()
+    yield f"- {sign} **{escaped(title_of(run.stack))}** on {escaped(machine)}{mark}{since}"
     failures = detail.failures if detail else ()
     for failure in failures[:REASONS]:
         why = f": {escaped(failure.reason[0])}" if failure.reason else ""
@@ -145,7 +146,7 @@ def _speed(content: Content) -> Iterator[str]:
 def _group(group: Group) -> Iterator[str]:
     judged = sorted(_judged(group.series), key=lambda series: series.margin or 0.0)
     mark = SIMULATED if group.runs[-1].simulated else ""
-    yield f"\n<details><summary>{escaped(group.title)}{mark and ' (simulated)'}</summary>\n"
+    yield f"\n<details><summary>{escaped(title_of(group.title))}{mark and ' (simulated)'}</summary>\n"
     yield _row("Figure", "Newest", "Better than its bound by", "Of the ceiling", "Since last month")
     yield _row("---", "---:", "---:", "---:", "---:")
     for series in judged[:FIGURES]:

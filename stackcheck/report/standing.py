@@ -130,7 +130,7 @@ def _cell(
     return Cell(
         stack=stack,
         machine=machine,
-        state=_state(newest, offer, now, revoked=_revoked(stack, newest, offer, images)),
+        state=_state(newest, offer, now, revoked=_revoked(stack, machine, newest, images)),
         newest=newest,
         runs=len(runs),
         offer=offer if valid else None,
@@ -152,14 +152,12 @@ def _state(newest: Run | None, offer: Offer | None, now: dt.datetime, *, revoked
     return states[newest.status]
 
 
-def _revoked(stack: str, newest: Run | None, offer: Offer | None, images: Iterable[Published]) -> bool:
-    """Whether the image that is published, or that of the newest run, was revoked."""
-    if offer is not None and offer.image.standing == "revoked":
-        return True
-    digest = newest.image if newest else None
-    return any(
-        image.standing == "revoked" and image.stack == stack and image.digest == digest for image in images
-    )
+def _revoked(stack: str, machine: Machine, newest: Run | None, images: Iterable[Published]) -> bool:
+    """Whether all that was certified there was revoked, or the image of the newest run was."""
+    mine = [offer.image for offer in offers(images, machine) if offer.image.stack == stack]
+    revoked = {image.digest for image in mine if image.standing == "revoked"}
+    ran = newest.image if newest else None
+    return ran in revoked or (bool(mine) and all(image.standing == "revoked" for image in mine))
 
 
 def warnings(found: Iterable[Cell]) -> tuple[str, ...]:
