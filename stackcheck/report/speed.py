@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from stackcheck.history import drift
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from stackcheck.history.runs import Point, Run
 
@@ -99,14 +99,36 @@ class Group:
 
 
 _Place = tuple[str, str, int]
-_Measured = tuple["Run", "Point"]
+_Name = tuple[str, str]  # check and metric
+
+
+class _Gathered:
+    """The figures of one group while its points are read. It keeps numbers: there are millions of points."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self.values: dict[_Name, dict[str, float]] = {}
+        self.newest: dict[_Name, tuple[dt.datetime, Point]] = {}
+
+    def add(self, run: Run, point: Point) -> None:
+        name = point.check, point.name
+        self.runs.setdefault(run.record, run)
+        self.values.setdefault(name, {})[run.record] = point.value
+        if name not in self.newest or self.newest[name][0] <= run.started:
+            self.newest[name] = run.started, point
+
+    def chosen(self) -> list[_Name]:
+        """What a bound judges; else what has a unit per second."""
+        judged = [name for name, (_, point) in self.newest.items() if _is_judged(point)]
+        return sorted(judged or (name for name, (_, point) in self.newest.items() if is_figure(point)))
 
 
 def groups(points: Iterable[tuple[Run, Point]]) -> tuple[Group, ...]:
     """The groups of measured points, by stack and device."""
-    places: dict[_Place, list[_Measured]] = {}
+    places: dict[_Place, _Gathered] = {}
     for run, point in points:
-        places.setdefault((run.stack, run.device_model, run.device_count), []).append((run, point))
+        place = run.stack, run.device_model, run.device_count
+        places.setdefault(place, _Gathered()).add(run, point)
     return tuple(_group(place, places[place]) for place in sorted(places))
 
 
@@ -115,32 +137,27 @@ def is_figure(point: Point) -> bool:
     return point.unit.endswith("/s") or "/s/" in point.unit
 
 
-def _group(place: _Place, measured: Sequence[_Measured]) -> Group:
-    judged = [item for item in measured if item[1].direction is not None and item[1].bound is not None]
-    chosen = judged or [item for item in measured if is_figure(item[1])]
-    runs = {run.record: run for run, _ in measured}
-    ordered = tuple(sorted(runs.values(), key=lambda run: run.started))
-    at = {run.record: number for number, run in enumerate(ordered)}
-    names: dict[tuple[str, str], list[_Measured]] = {}
-    for run, point in chosen:
-        names.setdefault((point.check, point.name), []).append((run, point))
-    series = tuple(_series(names[key], ordered, at) for key in sorted(names))
-    by_node = [each for item in series for each in _by_node(item, ordered)]
+def _is_judged(point: Point) -> bool:
+    return point.direction is not None and point.bound is not None
+
+
+def _group(place: _Place, gathered: _Gathered) -> Group:
+    runs = tuple(sorted(gathered.runs.values(), key=lambda run: run.started))
+    series = tuple(_series(gathered, name, runs) for name in gathered.chosen())
+    by_node = [each for item in series for each in _by_node(item, runs)]
     return Group(
         stack=place[0],
         device_model=place[1],
         device_count=place[2],
-        runs=ordered,
+        runs=runs,
         series=series,
         warned=tuple(drift.warnings(by_node)),
     )
 
 
-def _series(measured: Sequence[_Measured], runs: Sequence[Run], at: Mapping[str, int]) -> Series:
-    values: list[float | None] = [None] * len(runs)
-    for run, point in measured:
-        values[at[run.record]] = point.value
-    _, last = max(measured, key=lambda item: at[item[0].record])
+def _series(gathered: _Gathered, name: _Name, runs: Sequence[Run]) -> Series:
+    values = [gathered.values[name].get(run.record) for run in runs]
+    _, last = gathered.newest[name]
     found = Series(
         check=last.check,
         name=last.name,
