@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stackcheck.history.runs import Run
     from stackcheck.report.standing import Machine
 
+_Place = tuple[str, "Machine", int]
 LENGTH = dt.timedelta(hours=24)
 
 
@@ -30,12 +31,14 @@ class Trouble:
         since: When the series of runs without a pass began, on this stack and machine; None: it is new.
         nights: How many runs in a row did not pass.
         others: How many earlier runs of this night did not pass either, on the same stack and machine.
+        nodes: On how many nodes they ran.
     """
 
     run: Run
     since: dt.datetime | None
     nights: int
     others: int = 0
+    nodes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +68,11 @@ def last_night(runs: Sequence[Run], now: dt.datetime) -> Night:
     missing = newest <= now - LENGTH
     end = newest if missing else now
     chosen = tuple(run for run in runs if end - LENGTH < run.started <= end)
-    newest_of = {_place(run): run for run in chosen if run.status != "PASSED"}
-    others = Counter(_place(run) for run in chosen if run.status != "PASSED")
-    troubles = [_trouble(run, runs, others[place] - 1) for place, run in newest_of.items()]
+    bad: dict[_Place, list[Run]] = {}
+    for run in chosen:
+        if run.status != "PASSED":
+            bad.setdefault(_place(run), []).append(run)
+    troubles = [_trouble(found, runs) for found in bad.values()]
     return Night(
         missing=missing,
         newest=newest,
@@ -77,10 +82,16 @@ def last_night(runs: Sequence[Run], now: dt.datetime) -> Night:
     )
 
 
-def _trouble(run: Run, runs: Sequence[Run], others: int) -> Trouble:
+def _trouble(bad: Sequence[Run], runs: Sequence[Run]) -> Trouble:
+    run = bad[-1]
     row = _before(run, runs)
-    since = row[-1].started if row else None
-    return Trouble(run=run, since=since, nights=len(row) + 1, others=others)
+    return Trouble(
+        run=run,
+        since=row[-1].started if row else None,
+        nights=len(row) + 1,
+        others=len(bad) - 1,
+        nodes=len({each.node for each in bad}),
+    )
 
 
 def _before(run: Run, runs: Sequence[Run]) -> list[Run]:
@@ -95,5 +106,5 @@ def _before(run: Run, runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-def _place(run: Run) -> tuple[str, Machine, int]:
+def _place(run: Run) -> _Place:
     return run.stack, machine_of(run), run.device_count

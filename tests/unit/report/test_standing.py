@@ -104,9 +104,10 @@ def test_a_failure_after_a_pass_is_new() -> None:
 
 
 def test_several_failures_of_a_night_on_one_machine_are_told_once() -> None:
-    (trouble,) = night.last_night([run(age * HOUR, status="FAILED") for age in (3, 2, 1)], NOW).troubles
+    runs = [run(age * HOUR, status="FAILED", node=node) for age, node in ((3, "a"), (2, "b"), (1, "a"))]
+    (trouble,) = night.last_night(runs, NOW).troubles
     assert trouble.run.started == NOW - HOUR
-    assert trouble.others == 2
+    assert (trouble.others, trouble.nodes) == (2, 2)
 
 
 def test_failed_runs_come_before_unfit_ones() -> None:
