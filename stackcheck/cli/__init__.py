@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "publish": ("images", "Publish a certified image with its certificate."),
     "images": ("images", "Build, test, certify and publish what this host can run."),
     "export": ("export", "Write an image as one tar for docker, podman or Apptainer."),
+    "find": ("find", "List the published images that are certified for a host."),
     "verify": ("consumer", "Check the certificate of a published image for this host."),
     "pull": ("consumer", "Verify an image, then fetch it into the local engine."),
     "run": ("consumer", "Verify an image, then run a command in it."),

@@ -198,7 +198,7 @@ def _verified(
     from stackcheck.certificate.verify import verify
 
     oldest = duration(max_age, "--max-age")
-    model, version, count = _machine(device_model, driver, devices)
+    model, version, count = machine(device_model, driver, devices)
     return verify(
         reference,
         public_key=keys.load_public(key),
@@ -212,7 +212,7 @@ def _verified(
     )
 
 
-def _machine(device_model: str, driver: str, devices: int | None) -> tuple[str, str | None, int]:
+def machine(device_model: str, driver: str, devices: int | None) -> tuple[str, str | None, int]:
     """Device model, driver and device count to verify for; `auto` stands for those of this host."""
     if AUTO not in {device_model, driver}:
         return device_model, None if driver == NONE else driver, devices or 1

@@ -81,7 +81,7 @@ class Index:
         Raises:
             HistoryError: The records or the database do not answer.
         """
-        with self._transaction() as connection:
+        with self._transaction(alone=True) as connection:
             return loading.rebuild(connection, records, report or (lambda _line: None))
 
     def runs(self, query: Query) -> list[Run]:
@@ -128,9 +128,10 @@ class Index:
             return [to_run(row) for row in rows]
 
     @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
+    def _transaction(self, *, alone: bool = False) -> Iterator[sa.Connection]:
         try:
             with self._engine.begin() as connection:
+                tables.enter(connection, alone=alone)
                 yield connection
         except SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error

@@ -59,9 +59,11 @@ def add(connection: sa.Connection, kept: Kept) -> None:
     _insert_rows(connection, NOTABLE, [(check, known, how) for check, how in kept.notable.items()])
     # Two records of one result have equal points, so those that are there stay.
     started = micros(kept.run.started)
+    keys = [(point.check, point.name, point.unit) for point in kept.points]
+    # In one order: two writers that add the same new series never wait for each other.
+    series = {key: _series_id(connection, key) for key in sorted(set(keys))}
     rows = [
-        (_series_id(connection, (point.check, point.name, point.unit)), started, known, *point_row(point))
-        for point in kept.points
+        (series[key], started, known, *point_row(point)) for key, point in zip(keys, kept.points, strict=True)
     ]
     if rows:
         names = [column.name for column in POINTS.columns]

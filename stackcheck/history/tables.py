@@ -79,7 +79,7 @@ NOTABLE = sa.Table(
     sa.Column("run", sa.Integer, primary_key=True, autoincrement=False, index=True),
     sa.Column("outcome", sa.Text, nullable=False),
 )
-_LOCK = 7305124  # any number that no other program uses in the same database
+_USING, _MAKING = 7305124, 7305125  # numbers of locks that no other program uses in the same database
 _JSON_FIELDS = ("reasons", "failed", "waived")
 _TIMES = ("started", "finished")
 _RUN_FIELDS = tuple(Run.__dataclass_fields__)
@@ -111,12 +111,23 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
         connection.execute(f"PRAGMA {setting}")
 
 
+def enter(connection: sa.Connection, *, alone: bool) -> None:
+    """Begin to use the tables: a rebuild alone, everybody else beside the others.
+
+    A rebuild drops the tables one by one, and PostgreSQL locks each; without this lock, somebody who holds
+    one and waits for another would end in a deadlock. SQLite locks the whole file.
+    """
+    if connection.dialect.name == "postgresql":
+        shared = "" if alone else "_shared"
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock{shared}({_USING})")
+
+
 def make(connection: sa.Connection) -> None:
     """Make the tables and their indexes, unless they are there."""
     if sa.inspect(connection).has_table(RUNS.name):
         return
     if connection.dialect.name == "postgresql":  # two processes may open a new database at once
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MAKING})")
     make_bare(connection)
     make_indexes(connection)
 
