@@ -33,6 +33,10 @@ certify: .venv/ready ## Run the suites, judge and sign (STACKS=one stack id or i
 publish: .venv/ready ## Publish a certified image (STACKS=one stack id, TO=oci:DIR or a repository)
 	@.venv/bin/stackcheck publish $(STACKS) $(if $(TO),--to $(TO)) $(ARGS)
 
+.PHONY: report
+report: .venv/ready ## Write build/report.html: what is certified, what failed last night, how fast it is
+	@.venv/bin/stackcheck report $(ARGS)
+
 .PHONY: lint
 lint: .venv/ready ## Check style, types and drift of generated files
 	@sh .ci/lint

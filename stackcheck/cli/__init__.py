@@ -47,6 +47,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "promote": ("published", "Copy a certified image and its certificate to another target."),
     "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
     "history": ("history", "List the runs that were kept, or one metric over them."),
+    "report": ("report", "Write the page of what is certified, what failed and how fast it is."),
     "compare": ("compare", "Compare two runs, or run two images in turn on this node."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),

@@ -83,6 +83,16 @@ def test_a_bare_run_ends_with_the_command_that_judges_it(tmp_path) -> None:
     assert last == f"verdict: stackcheck judge {tmp_path / 'out' / 'result.json'}", result["output"]
 
 
+def test_a_run_leaves_a_page_that_shows_the_failure_beside_its_result(tmp_path) -> None:
+    h200 = {"STACKCHECK_FAKE_NVML": "{}"}
+    result = run_suite(tmp_path, "test_figure", value="400.0", vendor="nvidia", env=h200)
+    page = tmp_path / "out" / "report.html"
+    assert f"page: {page}" in result["output"].splitlines()
+    text = page.read_text(encoding="utf-8")
+    assert "1 of 1 checks did not pass." in text
+    assert "✘ outside" in text
+
+
 def test_there_is_no_budget_for_skips(tmp_path) -> None:
     command = [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor=cpu"]
     ended = subprocess.run(
@@ -146,6 +156,8 @@ def test_workers_of_xdist_report_into_one_file(tmp_path) -> None:
         "test_ranks": "passed",
     }
     assert outcomes == expected, result["output"]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in expected)
     assert result["selection"]["collected"] == 5
 
 

@@ -32,7 +32,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stackcheck.build import build
     from stackcheck.matrix.stack import Stack
@@ -87,6 +87,31 @@ def installed(program: str, package: str) -> Path:
     found = shutil.which(program)
     assert found, f"{package} is installed and {program} is not on PATH"
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    return installed("chromium", "chromium")
+
+
+@pytest.fixture(scope="session")
+def npm_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Fetches a package `name@version` with npm, from where npm is configured to, and returns its folder."""
+    npm = installed("npm", "npm")
+
+    def fetch(name: str) -> Path:
+        folder = CACHE / "npm" / name.replace("@", "-")
+        with one_at_a_time("npm"):
+            if not folder.exists():
+                fresh = tmp_path_factory.mktemp("npm")
+                command(npm, "pack", name, "--pack-destination", fresh, "--silent")
+                (archive,) = fresh.glob("*.tgz")
+                command("tar", "-xzf", archive, "-C", fresh)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(fresh / "package", folder)
+        return folder
+
+    return fetch
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import vendors
-from harness import launch, leases, order, records, resultfile, skips
+from harness import launch, leases, order, page, records, resultfile, skips
 from harness.check import Check
 from harness.evidence import evidence, link_states
 from harness.listener import Listener
@@ -72,6 +72,7 @@ class AcceptanceSession:
         )
         self.selection = {"collected": 0, "deselected": 0, "dropped": 0}
         self.results: resultfile.ResultFile | None = None
+        self.page: str | None = None  # where report.html is, or why it is not
         self.unfinished: dict[str, dict[str, Any]] = {}  # records of checks whose teardown is still to come
         self.numbers: dict[str, int] = {}
         self.phases: list[int] = []  # of the checks, in their order
@@ -275,6 +276,15 @@ class AcceptanceSession:
             pytest.ExitCode.NO_TESTS_COLLECTED,
         )
         self.results.finish(crashed=crashed, selection=self.selection)
+        if not self.config.option.collectonly:
+            self.page = self._write_page(self.results.content)
+
+    def _write_page(self, content: Mapping[str, Any]) -> str:
+        """Write report.html; what follows is in result.json already, so a full disk is only told."""
+        try:
+            return str(page.write(content, self.result_dir, self.model, len(self.devices)))
+        except OSError as error:
+            return f"not written: {error}"
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """The last line of a run by pytest alone; with an image the tool gives the verdict itself."""
@@ -288,6 +298,8 @@ class AcceptanceSession:
         if self.results is not None:
             content, path = self.results.content, self.results.path
             records.summarize(terminalreporter, content, path, self.model, len(self.devices))
+            if self.page:
+                terminalreporter.write_line(f"page: {self.page}")
 
 
 def session_of(config: pytest.Config) -> AcceptanceSession:

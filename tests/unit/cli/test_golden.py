@@ -435,6 +435,17 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("oci:images",)),
         Case((), lambda world: (world.root / "dist" / "index.json").write_text("{")),
     ),
+    "report": (
+        Case(("--format", "markdown"), published),
+        Case(("--out", "page.html")),
+        Case(("--since", "month")),
+        Case(("--from", "oci:dist:tag")),
+        Case(("--history", "nowhere")),
+        Case(("--faults", "matrix.yaml")),
+        Case(("--out", "matrix.yaml/page.html")),
+        # The page is written, and says that it is not known what is certified.
+        Case(("--out", "page.html"), lambda world: (world.root / "dist" / "index.json").write_text("{")),
+    ),
     # What is wrong is said by the run of the faults, which test_prove.py covers; here: what runs it.
     "prove": (
         Case(("--here",), proven("caught")),
@@ -474,6 +485,7 @@ PLACEHOLDERS = (
     (re.compile(r"sha256:[0-9a-f]{12,64}"), "sha256:<digest>"),
     (re.compile(r"sha256-[0-9a-f]{64}"), "sha256-<digest>"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(\+00:00|Z)"), "<time>"),
+    (re.compile(r"\b\d\d [A-Z][a-z][a-z] \d{4}, \d\d:\d\d UTC"), "<moment>"),
     (re.compile(r"-\d{8}-(\d+)\.[0-9a-f]{8}\b"), r"-<date>-\1.<digest>"),
     (re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d\b"), "<date and time>"),
     (re.compile(r"(?m)(?<= )[0-9a-f]{8}(?= |$)"), "<run-id>"),

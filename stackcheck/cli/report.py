@@ -1,0 +1,229 @@
+"""The verb `report`. In: the history and what a target publishes. Out: a page, Markdown, or figures."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.cli import times
+from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
+from stackcheck.cli.output import Progress, print_json
+from stackcheck.errors import StackcheckError
+
+if TYPE_CHECKING:
+    from stackcheck.history.history import History
+    from stackcheck.report.campaign import Campaign
+    from stackcheck.report.content import Content, Offered
+    from stackcheck.report.standing import Machine
+
+app = new_app()
+
+AUTO, NONE = "auto", "none"
+PAGE = Path("build") / "report.html"
+Format = Literal["html", "markdown", "prometheus"]
+
+
+@app.command("report")
+def write_report(
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Where to write it.",
+            show_default="build/report.html; other formats: stdout",
+        ),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="One HTML page, Markdown for a job summary, or Prometheus' text."),
+    ] = "html",
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TARGET",
+            help="Where images are published: oci:DIR or HOST/REPO.",
+            show_default="`publish` in matrix.yaml",
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="DIR",
+            help="A folder with a history.",
+            show_default="`history` in matrix.yaml, else build/history",
+        ),
+    ] = None,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."
+        ),
+    ] = "90d",
+    faults: Annotated[
+        Path | None,
+        typer.Option(
+            "--faults",
+            metavar="FILE",
+            help="What `stackcheck prove --json` printed.",
+            show_default="build/faults.json, if it is there",
+        ),
+    ] = None,
+    device_model: Annotated[
+        str,
+        typer.Option(
+            "--device-model", metavar="MODEL", help="Device model to show first; `auto`: this host's."
+        ),
+    ] = AUTO,
+    driver: Annotated[
+        str,
+        typer.Option(
+            "--driver", metavar="VERSION", help="Driver to show first; `none` is a host without a GPU."
+        ),
+    ] = AUTO,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+    root: Root = HERE,
+) -> None:
+    """Write the page: what is certified, what failed last night, how fast each stack is."""
+    from stackcheck.report import content
+
+    root = root.resolve()
+    now = dt.datetime.now(dt.UTC)
+    report = Progress()
+    offered, problem = _offered(source, root, key, now, plain_http=plain_http)
+    found = content.gather(
+        _history(history, root),
+        offered,
+        root=root,
+        now=now,
+        since=times.since(since, "--since"),
+        here=_here(device_model, driver),
+        campaign=_campaign(faults, root),
+        report=report,
+    )
+    file = out or (root / PAGE if form == "html" else None)
+    _write(_rendered(found, form), file, to_stdout=not as_json)
+    if as_json:
+        print_json(_facts(found, file))
+    elif file:
+        print(file)
+    if problem:  # the report says so too; what asked for it must not take it for an answer
+        raise problem
+
+
+def _history(folder: Path | None, root: Path) -> History:
+    from stackcheck.errors import ConfigurationError
+    from stackcheck.history.history import History, open_history
+
+    if folder is None:
+        return open_history(root)
+    if not (folder / "index.sqlite").is_file():
+        raise ConfigurationError(
+            "there is no history in the folder",
+            where=str(folder),
+            got="no index.sqlite",
+            expected="a folder with records/ and index.sqlite, such as build/history",
+            next_step="leave --history out; or copy the records there and rebuild: stackcheck history",
+        )
+    return History(str(folder / "records"), f"sqlite:///{folder / 'index.sqlite'}")
+
+
+def _offered(
+    source: str | None, root: Path, key: Path | None, now: dt.datetime, *, plain_http: bool
+) -> tuple[Offered, StackcheckError | None]:
+    """What is published; if that cannot be read, the report says why, and so does the exit code."""
+    from stackcheck.certificate import keys
+    from stackcheck.matrix import matrix
+    from stackcheck.oci.store import parse_target
+    from stackcheck.report.content import Offered
+    from stackcheck.report.published import is_there, published
+
+    target = parse_target(source) if source else _on_disk(matrix.load(root / "matrix.yaml").publish, root)
+    if not is_there(target):
+        return Offered(target=target), None
+    try:
+        public_key = keys.load_public(key)
+        return Offered(
+            target=target, images=published(target, public_key, now, MAX_AGE, plain_http=plain_http)
+        ), None
+    except StackcheckError as error:
+        return Offered(target=target, problem=f"{error.what} ({error.where or target})"), error
+
+
+def _on_disk(target: str, root: Path) -> str:
+    """A layout that the matrix names lies in the checkout."""
+    return f"oci:{root / target.removeprefix('oci:')}" if target.startswith("oci:") else target
+
+
+def _here(device_model: str, driver: str) -> Machine | None:
+    """The machine to show first: the named one, else this host if it has devices of one model."""
+    from stackcheck import vendors
+    from stackcheck.report.standing import Machine
+
+    if AUTO not in {device_model, driver}:
+        return Machine(device_model=device_model, driver="" if driver == NONE else driver)
+    host = vendors.host()
+    models = sorted({device.model for device in host.devices})
+    if device_model == AUTO and len(models) != 1:
+        return None
+    version = (host.driver or "") if driver == AUTO else "" if driver == NONE else driver
+    return Machine(device_model=models[0] if device_model == AUTO else device_model, driver=version)
+
+
+def _campaign(path: Path | None, root: Path) -> Campaign | None:
+    from stackcheck.report import campaign
+
+    default = root / "build" / "faults.json"
+    if path is None and not default.is_file():
+        return None
+    return campaign.load(path or default)
+
+
+def _rendered(found: Content, form: Format) -> bytes:
+    from stackcheck.report import markdown, page, prometheus
+
+    if form == "html":
+        return page.render(found)
+    return (markdown.render(found) if form == "markdown" else prometheus.render(found)).encode()
+
+
+def _write(text: bytes, file: Path | None, *, to_stdout: bool) -> None:
+    from stackcheck.files.atomic import write_atomically
+
+    if file is not None:
+        write_atomically(file, (text,))
+    elif to_stdout:
+        sys.stdout.write(text.decode())
+
+
+def _facts(found: Content, file: Path | None) -> dict[str, object]:
+    return {
+        "file": str(file) if file else None,
+        "target": found.offered.target,
+        "problem": found.offered.problem,
+        "runs": len(found.runs),
+        "simulated": found.simulated,
+        "night": {"missing": found.night.missing, **found.night.counts},
+        "not_read": list(found.problems),
+        "warnings": list(found.warnings),
+        "cells": [
+            {
+                "stack": cell.stack,
+                "device_model": cell.machine.device_model,
+                "driver": cell.machine.driver or None,
+                "state": cell.state,
+                "simulated": cell.simulated,
+            }
+            for cell in found.cells
+        ],
+    }

@@ -1,0 +1,1 @@
+"""What people look at: the page, its markdown, and figures for Prometheus."""

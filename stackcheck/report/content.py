@@ -1,0 +1,200 @@
+"""Everything that a report says. In: a history, what a target publishes, a checkout. Out: `Content`.
+
+The page, the markdown and the figures for Prometheus are three views of one `Content`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import StackcheckError
+from stackcheck.history.records import result_of
+from stackcheck.history.runs import Query
+from stackcheck.report import details, night, speed, standing
+from stackcheck.suite import results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from stackcheck.history.history import History
+    from stackcheck.history.runs import Point, Run
+    from stackcheck.report.campaign import Campaign
+    from stackcheck.report.details import LossBand
+    from stackcheck.report.published import Published
+
+WINDOW = 400  # runs whose points are read at once: more would need gigabytes
+DETAILED = 80  # runs whose records are read; a record has up to a megabyte
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """What the record of one run tells beyond the index."""
+
+    failures: tuple[details.Failure, ...]
+    readings: tuple[details.Reading, ...]
+    curves: tuple[details.Curve, ...]
+    losses: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offered:
+    """What is published.
+
+    Attributes:
+        target: Where.
+        images: The images.
+        problem: Why the images are not known; then nothing can be said about certificates.
+    """
+
+    target: str
+    images: tuple[Published, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a report says.
+
+    Attributes:
+        made: When.
+        here: The machine that is shown first; None if there is nothing to show.
+        runs: All runs, oldest first.
+        details: Record of a run -> what it tells; only of the runs that are looked at most.
+        problems: What could not be read.
+    """
+
+    made: dt.datetime
+    here: standing.Machine | None
+    machines: tuple[standing.Machine, ...]
+    offered: Offered
+    runs: tuple[Run, ...]
+    cells: tuple[standing.Cell, ...]
+    warnings: tuple[str, ...]
+    night: night.Night
+    groups: tuple[speed.Group, ...]
+    details: dict[str, Detail]
+    band: LossBand | None
+    campaign: Campaign | None
+    problems: tuple[str, ...]
+
+    @property
+    def simulated(self) -> int:
+        """How many runs nobody ran."""
+        return sum(run.simulated for run in self.runs)
+
+    def simulated_run(self, run_id: str) -> bool:
+        """Whether the run of a certificate was simulated; a run that the history lacks is not known to be."""
+        return any(run.simulated for run in self.runs if run.run_id == run_id)
+
+
+def gather(
+    history: History,
+    offered: Offered,
+    *,
+    root: Path,
+    now: dt.datetime,
+    since: dt.datetime | None,
+    here: standing.Machine | None,
+    campaign: Campaign | None,
+    report: Callable[[str], None],
+) -> Content:
+    """Ask the history for what a report says.
+
+    Args:
+        history: The runs.
+        offered: What is published.
+        root: The checkout, which has the reference of the loss curves.
+        now: The time at which certificates and the last night are judged.
+        since: Runs before this time are left out.
+        here: The machine to show first, if anything is known about it.
+        campaign: The planted faults, if they were planted.
+        report: Called with each line of progress.
+
+    Raises:
+        HistoryError: The history does not answer.
+        ConfigurationError: The reference of the loss curves is damaged.
+    """
+    runs = tuple(history.runs(Query(since=since, newest_first=False)))
+    report(f"runs: {len(runs)}; published images: {len(offered.images)}")
+    groups = speed.groups(_points(history, runs))
+    found_night = night.last_night(runs, now)
+    found, problems = _details(history, _notable(runs, groups, found_night), report)
+    machines = standing.machines(runs, offered.images)
+    cells = standing.cells(runs, offered.images, now)
+    return Content(
+        made=now,
+        here=_first(here, machines, runs),
+        machines=machines,
+        offered=offered,
+        runs=runs,
+        cells=cells,
+        warnings=standing.warnings(cells),
+        night=found_night,
+        groups=groups,
+        details=found,
+        band=details.loss_band(root),
+        campaign=campaign,
+        problems=tuple(problems),
+    )
+
+
+def _points(history: History, runs: Sequence[Run]) -> Iterator[tuple[Run, Point]]:
+    """The points that matter for speed, window by window, oldest first."""
+    for start in range(0, len(runs), WINDOW):
+        window = runs[start : start + WINDOW]
+        until = window[-1].started + dt.timedelta(microseconds=1)
+        wanted = {run.record for run in window}  # a window's edge may cut runs of one moment
+        query = Query(since=window[0].started, until=until, newest_first=False)
+        for run, point in history.points(query):
+            if run.record in wanted and (point.direction is not None or speed.is_figure(point)):
+                yield run, point
+
+
+def _notable(runs: Sequence[Run], groups: Iterable[speed.Group], last: night.Night) -> list[Run]:
+    """The runs that readers look at, the most important first: last night's failures, the newest of each
+    stack and machine, the rest of last night, then earlier failures.
+    """
+    newest = {(run.stack, standing.machine_of(run), run.device_count): run for run in runs}
+    grouped = [group.runs[-1] for group in groups]
+    earlier = [run for run in reversed(runs) if run.status != "PASSED"]
+    ordered = [*(item.run for item in last.troubles), *newest.values(), *grouped, *last.runs, *earlier]
+    return list({run.record: run for run in ordered}.values())[:DETAILED]
+
+
+def _details(
+    history: History, runs: Iterable[Run], report: Callable[[str], None]
+) -> tuple[dict[str, Detail], list[str]]:
+    found: dict[str, Detail] = {}
+    problems = []
+    for run in runs:
+        try:
+            result = results.parse(result_of(history.records.read(run.record)), where=run.record)
+        except StackcheckError as error:  # one damaged record does not hide the others
+            report(f"not read: {run.record}: {error.what}")
+            problems.append(f"{error.what}: {run.record}")
+            continue
+        found[run.record] = _detail(result)
+    return found, problems
+
+
+def _detail(result: results.RunResult) -> Detail:
+    return Detail(
+        failures=details.failures(result),
+        readings=details.readings(result),
+        curves=details.bandwidth(result),
+        losses=details.losses(result),
+    )
+
+
+def _first(
+    here: standing.Machine | None, machines: Sequence[standing.Machine], runs: Sequence[Run]
+) -> standing.Machine | None:
+    """This host if anything is known about it, else the machine of the newest run."""
+    if here in machines:
+        return here
+    if runs:
+        return standing.machine_of(runs[-1])
+    return machines[0] if machines else None

@@ -1,0 +1,169 @@
+"""The report for a README or a job summary. In: `Content`. Out: Markdown with the same three answers.
+
+Names come from results that may not be trusted, so whatever Markdown or HTML could read as markup is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from stackcheck.report import standing
+from stackcheck.report.page import many, moment, title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from stackcheck.report.content import Content
+    from stackcheck.report.night import Trouble
+    from stackcheck.report.speed import Group, Series
+
+SIGNS: dict[standing.State, str] = {
+    "certified": "✔",
+    "passed": "○",
+    "failed": "✘",
+    "unfit": "△",
+    "expired": "◷",
+    "revoked": "⊘",
+}
+SIMULATED = " *(simulated)*"
+NOTHING = "-"
+FIGURES, REASONS = 8, 3
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~&])")
+
+
+def render(content: Content) -> str:
+    """The report."""
+    parts = (_head(content), _certified(content), _grid(content), _night(content), _speed(content))
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """A text that Markdown shows as it is, in one line."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
+
+
+def _head(content: Content) -> Iterator[str]:
+    yield "# Which stacks can be trusted"
+    yield ""
+    simulated = f", {content.simulated} of them simulated" if content.simulated else ""
+    yield f"{moment(content.made)}, {many(len(content.runs), 'run')}{simulated}."
+    for problem in content.problems:
+        yield f"\nNot read: {escaped(problem)}"
+
+
+def _certified(content: Content) -> Iterator[str]:
+    yield "## What is certified"
+    yield ""
+    if content.offered.problem:
+        yield f"**It is not known what is certified**: {escaped(content.offered.problem)}"
+        return
+    machines = sorted(content.machines, key=lambda machine: machine != content.here)
+    if not machines:
+        yield "Nothing is certified, and nothing ran yet."
+    for machine in machines:
+        yield from _machine(content, machine)
+    for warning in content.warnings:
+        yield f"- **{escaped(warning)}**"
+
+
+def _machine(content: Content, machine: standing.Machine) -> Iterator[str]:
+    found = standing.offers(content.offered.images, machine)
+    valid = [offer for offer in found if offer.image.current and offer.valid(content.made)]
+    if not valid:
+        yield f"- {escaped(machine.words())}: **no image**"
+    for offer in valid:
+        remarks = [f"waived: {escaped(name)}" for name in offer.machine.warned]
+        remarks += [f"known issue: {escaped(issue['symptom'])}" for issue in offer.image.known_issues]
+        mark = SIMULATED if content.simulated_run(offer.machine.run_id) else ""
+        yield (
+            f"- {escaped(machine.words())}: **{escaped(offer.image.stack)}**{mark},"
+            f" {many(offer.machine.device_count, 'device')} together, until {moment(offer.machine.expires)}"
+            + "".join(f"\n  - {remark}" for remark in remarks)
+        )
+
+
+def _grid(content: Content) -> Iterator[str]:
+    if not content.cells:
+        return
+    cells = {(cell.stack, cell.machine): cell for cell in content.cells}
+    yield _row("Stack", *(escaped(machine.words()) for machine in content.machines))
+    yield _row(*["---"] * (len(content.machines) + 1))
+    for stack in sorted({cell.stack for cell in content.cells}):
+        row = [_cell(cells.get((stack, machine))) for machine in content.machines]
+        yield _row(escaped(title_of(stack)), *row)
+
+
+def _cell(cell: standing.Cell | None) -> str:
+    if cell is None:
+        return "not run"
+    return f"{SIGNS[cell.state]} {standing.WORDS[cell.state]}{SIMULATED if cell.simulated else ''}"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _night(content: Content) -> Iterator[str]:
+    night = content.night
+    yield "## What failed last night"
+    yield ""
+    if night.missing:
+        newest = f"; the newest started {moment(night.newest)}" if night.newest else ""
+        yield f"**No run in the last 24 hours**{newest}.\n"
+    if night.runs:
+        passed, failed, unfit = (night.counts.get(status, 0) for status in ("PASSED", "FAILED", "UNFIT"))
+        total = many(len(night.runs), "run")
+        yield f"{total}: {passed} passed, {failed} failed, {unfit} on an unfit machine.\n"
+    for trouble in night.troubles:
+        yield from _trouble(content, trouble)
+
+
+def _trouble(content: Content, trouble: Trouble) -> Iterator[str]:
+    run = trouble.run
+    detail = content.details.get(run.record)
+    since = f", run {trouble.nights} in a row without a pass" if trouble.since else ", new"
+    mark = SIMULATED if run.simulated else ""
+    sign = SIGNS["failed" if run.status == "FAILED" else "unfit"]
+    machine = standing.machine_of(run).words()
+    yield f"- {sign} **{escaped(title_of(run.stack))}** on {escaped(machine)}{mark}{since}"
+    failures = detail.failures if detail else ()
+    for failure in failures[:REASONS]:
+        why = f": {escaped(failure.reason[0])}" if failure.reason else ""
+        yield f"  - {escaped(failure.check)}{why}"
+    if not failures:
+        yield from (f"  - {escaped(reason)}" for reason in run.reasons[:REASONS])
+
+
+def _speed(content: Content) -> Iterator[str]:
+    shown = [group for group in content.groups if any(series.margin is not None for series in group.series)]
+    if shown:
+        yield "## How fast each stack is"
+    for group in shown:
+        yield from _group(group)
+
+
+def _group(group: Group) -> Iterator[str]:
+    judged = sorted(_judged(group.series), key=lambda series: series.margin or 0.0)
+    mark = SIMULATED if group.runs[-1].simulated else ""
+    yield f"\n<details><summary>{escaped(title_of(group.title))}{mark and ' (simulated)'}</summary>\n"
+    yield _row("Figure", "Newest", "Better than its bound by", "Of the ceiling", "Since last month")
+    yield _row("---", "---:", "---:", "---:", "---:")
+    for series in judged[:FIGURES]:
+        yield _figure(series)
+    if len(judged) > FIGURES:
+        yield f"\nand {len(judged) - FIGURES} figures further from their bounds."
+    yield "\n</details>"
+
+
+def _judged(series: Iterable[Series]) -> Sequence[Series]:
+    return [each for each in series if each.margin is not None]
+
+
+def _figure(series: Series) -> str:
+    latest = series.latest
+    ceiling = f"{latest / series.ceiling:.1%}" if latest is not None and series.ceiling else NOTHING
+    change = NOTHING if series.change is None else f"{series.change:+.1%}"
+    return _row(
+        escaped(series.name), f"{latest:.4g} {escaped(series.unit)}", f"{series.margin:+.1%}", ceiling, change
+    )

@@ -1,0 +1,145 @@
+"""Markdown, Prometheus' text and the Grafana dashboard say what the page says, in valid form."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from report_content import HOSTILE, HOUR, STACK, certified, failed_detail, image, point, run, whole
+from stackcheck.report import content, markdown, prometheus
+
+_SAMPLE = re.compile(
+    r'(?P<name>[a-z_]+)(?:\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (?P<value>-?[0-9.e+]+)'
+)
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Metric -> its samples; a line that is not of the format fails."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        match = _SAMPLE.fullmatch(line)
+        assert match, line
+        labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match["labels"] or ""))
+        found.setdefault(match["name"], []).append((labels, float(match["value"])))
+    return found
+
+
+def a_content() -> content.Content:
+    failed = run(HOUR, driver="31.40.1", status="FAILED", failed=("a",), simulated=True)
+    passed = run(3 * HOUR)
+    return whole(
+        [failed, passed], [image(certified(warned=("x",)))], [point(passed, 660), point(failed, 540)]
+    )
+
+
+def test_prometheus_has_help_type_and_samples_of_each_metric_together() -> None:
+    text = prometheus.render(a_content())
+    assert text.endswith("\n")
+    found = samples(text)
+    assert set(found) == set(prometheus.HELP)
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert names == list(prometheus.HELP)
+
+
+def test_prometheus_says_certified_and_margin_with_simulated_apart() -> None:
+    found = samples(prometheus.render(a_content()))
+    certified_by = {labels["driver"]: value for labels, value in found["stackcheck_certified"]}
+    assert certified_by == {"30.30.3": 1, "31.40.1": 0}
+    ((labels, margin),) = found["stackcheck_metric_margin_ratio"]
+    assert margin == pytest.approx(-0.1)
+    assert labels["simulated"] == "true"
+    statuses = {
+        (labels["driver"], labels["status"]): value for labels, value in found["stackcheck_run_status"]
+    }
+    assert statuses["31.40.1", "FAILED"] == 1
+    assert statuses["31.40.1", "PASSED"] == 0
+
+
+def test_prometheus_escapes_names() -> None:
+    found = samples(prometheus.render(whole([run(stack='a"b\\c\nd')])))
+    assert found["stackcheck_run_time_seconds"][0][0]["stack"] == r"a\"b\\c\nd"
+
+
+def test_unknown_certificates_are_no_zero_in_prometheus() -> None:
+    offered = content.Offered(target="x", problem="gone")
+    found = samples(prometheus.render(whole([run()], offered=offered)))
+    assert found["stackcheck_published_known"] == [({}, 0)]
+    assert "stackcheck_certified" not in found
+
+
+def test_the_dashboard_asks_only_for_figures_that_exist() -> None:
+    board = prometheus.dashboard()
+    asked = set(re.findall(r"\bstackcheck_[a-z_]+", str([panel["targets"] for panel in board["panels"]])))
+    asked |= set(re.findall(r"\bstackcheck_[a-z_]+", str(board["templating"])))
+    assert asked <= set(prometheus.HELP)
+    assert {"stackcheck_certified", "stackcheck_run_status", "stackcheck_metric_margin_ratio"} <= asked
+
+
+def test_the_dashboard_has_the_structure_that_grafana_imports() -> None:
+    board = prometheus.dashboard()
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(board)
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    variables = {item["name"] for item in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z_]+)\}?", str(board["panels"])))
+    assert used == variables
+    for panel in board["panels"]:
+        assert {"title", "type", "gridPos", "targets", "datasource", "description"} <= set(panel)
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+
+
+def test_no_panel_lies_on_another() -> None:
+    cells = set()
+    for panel in prometheus.dashboard()["panels"]:
+        place = panel["gridPos"]
+        mine = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & mine, panel["title"]
+        cells |= mine
+
+
+def test_markdown_answers_in_the_same_order() -> None:
+    text = markdown.render(a_content())
+    order = [text.index(words) for words in ("# What is certified", "# What failed last night", "# How fast")]
+    assert order == sorted(order)
+    assert f"**{markdown.escaped(STACK)}**" in text
+    assert "Do not roll out driver 31.40.1" in text
+    assert "*(simulated)*" in text
+    assert "-10.0%" in text
+
+
+def test_markdown_names_the_failed_check_and_why() -> None:
+    failed = run(HOUR, status="FAILED")
+    text = markdown.render(
+        whole([failed], details={failed.record: failed_detail("test_a.py::test_nan", "dq is nan")})
+    )
+    assert "test\\_a.py::test\\_nan: dq is nan" in text
+
+
+def test_markdown_says_a_missing_night_and_unknown_certificates() -> None:
+    offered = content.Offered(target="x", problem="gone")
+    text = markdown.render(whole([run(30 * HOUR)], offered=offered))
+    assert "No run in the last 24 hours" in text
+    assert "It is not known what is certified" in text
+
+
+def test_markdown_escapes_what_could_be_markup() -> None:
+    failed = run(HOUR, stack=HOSTILE, status="FAILED", reasons=(f"{HOSTILE}\n| a | b |",))
+    text = markdown.render(whole([failed]))
+    assert "<script" not in text.replace("\\<", "")
+    assert "\n| a | b |" not in text
+
+
+def test_markdown_tables_have_a_cell_for_each_column() -> None:
+    rows = [line for line in markdown.render(a_content()).splitlines() if line.startswith("|")]
+    assert (
+        len({row.count(" |") for row in rows if "Stack" in row or "not run" in row or "certified" in row})
+        == 1
+    )

@@ -1,0 +1,411 @@
+"""A demonstration history: the committed runs of H200s, other results by name, and nights that nobody ran.
+
+In: a folder. Out: a history in it, and a layout with certified images. The simulated nights are marked as
+simulated in their records. They have two drivers for MI300X, a slower product after the second driver, an
+attention check that fails on it, a throttled machine, a waiver, a revoked and an expired certificate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import result_files
+from small_images import make_image, quiet, sbom_of
+from stackcheck.build.provenance import Provenance
+from stackcheck.certificate import predicates, publish, revoke
+from stackcheck.matrix.policy import Waiver
+from stackcheck.suite import judgement, results
+from stackcheck.suite.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from stackcheck.history.history import History
+
+ROOT = Path(__file__).resolve().parents[3]
+NIGHTS = 60
+NEW_DRIVER = 52  # the night of the second driver
+SIZES = (65536, 1 << 20)  # messages without a bound, as the suites measure them too
+UNBOUNDED = {65536: 0.04, 1 << 20: 0.25}  # their share of the bandwidth of 16 MiB
+ATTENTION = "test_attention.py::test_attention_of_models[default-bf16]"
+RESUME = "test_training.py::test_resume_with_uneven_shards[8]"
+ROCM_NEW = "rocm7.2.4-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04"
+ROCM_OLD = "rocm7.1.1-torch2.10.0-fa2.8.3-py3.12-ubuntu24.04"
+ROCM_REVOKED = "rocm6.4.3-torch2.9.1-fa2.8.3-py3.12-ubuntu24.04"
+CUDA_NEW = "cuda13.0-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04"
+CUDA_OLD = "cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04"
+ARCH = {"amd": "gfx942", "nvidia": "sm_90"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine of the simulated cluster. `speed`: its chips against the typical ones."""
+
+    name: str
+    vendor: str
+    model: str
+    speed: float
+    stacks: tuple[str, ...]
+    drivers: tuple[tuple[int, str], ...]  # night -> the driver from then on
+    count: int = 8
+
+    def driver(self, night: int) -> str:
+        return [driver for since, driver in self.drivers if since <= night][-1]
+
+
+NODES = (
+    Node(
+        name="amd-0",
+        vendor="amd",
+        model="MI300X",
+        speed=1.0,
+        stacks=(ROCM_NEW, ROCM_OLD),
+        drivers=((0, "30.30.3"), (NEW_DRIVER, "31.40.1")),
+    ),
+    Node(
+        name="amd-1",
+        vendor="amd",
+        model="MI300X",
+        speed=1.006,
+        stacks=(ROCM_NEW, ROCM_OLD),
+        drivers=((0, "30.30.3"),),
+    ),
+    Node(
+        name="nvidia-0",
+        vendor="nvidia",
+        model="H200",
+        speed=1.0,
+        stacks=(CUDA_NEW, CUDA_OLD),
+        drivers=((0, "580.95.05"),),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A run that nobody ran: result.json and the verdict."""
+
+    result: dict[str, Any]
+    verdict: Verdict
+
+    @property
+    def text(self) -> bytes:
+        return json.dumps(self.result, separators=(",", ":")).encode()
+
+
+# -- one simulated run
+
+
+@functools.cache
+def thresholds(node: Node) -> list[dict[str, Any]]:
+    """The bounds of the node's device model that hold for its number of devices."""
+    file = ROOT / "tests" / "acceptance" / "thresholds" / node.vendor / f"{node.model}.json"
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["thresholds"]
+    return [row for row in rows if row["conditions"].get("devices", node.count) == node.count]
+
+
+def check_of(metric: str, conditions: dict[str, Any], count: int) -> str:
+    """The check that measures a metric."""
+    collective, busbw, _ = metric.partition("_busbw")
+    single = {
+        "gemm_tflops": f"test_kernel_speed.py::test_gemm_speed[{conditions.get('dtype')}]",
+        "copy_gb_per_s": "test_kernel_speed.py::test_copy_speed",
+        "p2p_gb_per_s": f"test_devices_links.py::test_peer_bandwidth[{count}]",
+        "h2d_gb_per_s": f"test_devices_links.py::test_host_bandwidth[{count}]",
+        "d2h_gb_per_s": f"test_devices_links.py::test_host_bandwidth[{count}]",
+        "train_fsdp2_tokens_per_s_per_gpu": f"test_training.py::test_throughput_fsdp2[{count}]",
+        "train_tokens_per_s_per_gpu": f"test_training.py::test_throughput_8b[{count}]",
+    }
+    if busbw or metric.endswith("_latency_us"):
+        return f"test_collective_speed.py::test_{collective.removesuffix('_latency_us')}_busbw[{count}]"
+    if metric.startswith("attention_"):
+        return f"test_kernel_speed.py::test_attention_speed[{conditions.get('backend')}]"
+    return single.get(metric, f"test_node_speed.py::test_every_device_at_once[{count}]")
+
+
+def measured(row: dict[str, Any], speed: float, noise: random.Random) -> dict[str, Any]:
+    """A figure a little better than its bound."""
+    better = row["direction"] == "min"
+    healthy = row["bound"] * (1.055 if better else 0.93)
+    # Some bounds are so near to their ceiling that nothing fits between them.
+    ceiling = row["ceiling"] if row["ceiling"] and (row["ceiling"] > healthy * 1.01) == better else None
+    value = healthy * (speed if better else 1 / speed) * noise.gauss(1, 0.004)
+    repeats = [value * noise.gauss(1, 0.003) for _ in range(5)]
+    return result_files.metric(
+        row["metric"],
+        value,
+        unit=row["unit"],
+        repeats=repeats,
+        conditions=row["conditions"],
+        direction=row["direction"],
+        bound=row["bound"],
+        ceiling=ceiling,
+        source=row["source"],
+        verdict="pass" if (value >= row["bound"]) == better else "fail",
+    )
+
+
+def small_messages(node: Node, rows: list[dict[str, Any]], noise: random.Random) -> Iterator[dict[str, Any]]:
+    """The bandwidths of small messages, which nothing judges."""
+    for row in rows:
+        if row["metric"].endswith("_busbw") and row["conditions"].get("bytes") == 1 << 24:
+            for size in SIZES:
+                yield result_files.metric(
+                    row["metric"],
+                    row["bound"] * UNBOUNDED[size] * node.speed * noise.gauss(1, 0.01),
+                    unit=row["unit"],
+                    conditions={**row["conditions"], "bytes": size},
+                    direction=None,
+                    bound=None,
+                    source=None,
+                    verdict="recorded",
+                )
+
+
+def readings(noise: random.Random, *, throttled: bool) -> dict[str, Any]:
+    during = {
+        "samples": 84,
+        "clock_mhz_median": 1410 if throttled else round(1965 + noise.gauss(0, 6)),
+        "clock_mhz_min": 900 if throttled else 1830,
+        "power_w_max": round(690 + noise.gauss(0, 4), 1),
+        "temperature_c_max": 96 if throttled else round(61 + noise.gauss(0, 2)),
+        "throttle": ["hardware thermal"] if throttled else ["software power cap"],
+    }
+    unfit = {"0": {"unfit": ["hardware thermal"]}} if throttled else {}
+    return {"before": {}, "after": {**unfit, "during": during}}
+
+
+@functools.cache
+def reference() -> dict[str, Any]:
+    """The curve of the small job and its band."""
+    path = ROOT / "trainers" / "curves" / "CPU" / "llama-tiny.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def losses(noise: random.Random) -> list[float]:
+    """The losses of the small job: the reference, a few tenths of the band away from it."""
+    curve = reference()
+    first, last = curve["band"]["first"], curve["band"]["last"]
+    steps, side = len(curve["losses"]), noise.uniform(-0.35, 0.35)
+    return [
+        loss * (1 + first * (last / first) ** (step / (steps - 1)) * (side + noise.uniform(-0.1, 0.1)))
+        for step, loss in enumerate(curve["losses"])
+    ]
+
+
+def speed_of(node: Node, stack: str, night: int) -> float:
+    """The planted step: one stack multiplies matrices slower from the second driver on."""
+    slower = stack == ROCM_OLD and node.driver(night) == "31.40.1"
+    return node.speed * (0.97 if slower else 1.0)
+
+
+def failing(node: Node, stack: str, night: int) -> dict[str, tuple[str, str]]:
+    """Check -> how it ended and why; what is not named passed."""
+    if stack == ROCM_NEW and node.driver(night) == "31.40.1" and night >= NIGHTS - 3:
+        why = (
+            "AssertionError: 2 of 182 cases failed\n"
+            "  b2 h32/8 1024x1024 d128 causal: dq frobenius: got nan, bound 0.0137\n"
+            "  b2 h32/8 4096x4096 d128 causal: dq frobenius: got nan, bound 0.0137\n"
+            "look at: the driver and the attention kernels; the same image passed on the driver before"
+        )
+        return {ATTENTION: ("failed", why)}
+    if node.name == "nvidia-0" and stack == CUDA_OLD and night in {17, NIGHTS - 1}:
+        name = "test_kernel_speed.py::test_gemm_speed[bf16]"
+        return {name: ("invalid", "device 0 throttled: hardware thermal")}
+    return {}
+
+
+def simulated(node: Node, stack: str, night: int, now: dt.datetime) -> Simulated:
+    """One run of one night."""
+    noise = random.Random(f"{node.name} {stack} {night}")
+    started = (
+        now - dt.timedelta(days=NIGHTS - 1 - night, hours=8) + dt.timedelta(minutes=noise.uniform(0, 240))
+    )
+    bad = failing(node, stack, night)
+    checks = list(_checks(node, stack, night, noise, bad))
+    host = result_files.host(node.vendor, *[node.model] * node.count, driver=node.driver(night))
+    for number, device in enumerate(host["devices"]):
+        device["id"] = hashlib.sha256(f"{node.name} {number}".encode()).hexdigest()[:16]
+        device["arch"] = ARCH[node.vendor]
+    document = result_files.result(
+        *checks,
+        run_id=hashlib.sha256(f"{node.name} {stack} {night}".encode()).hexdigest()[:32],
+        started=started.isoformat(),
+        finished=(started + dt.timedelta(minutes=4, seconds=noise.uniform(0, 50))).isoformat(),
+        tier="standard",
+        stack_id=stack,
+        image={
+            "reference": f"stackcheck/{stack}",
+            "config_digest": digest_of(stack),
+            "manifest_digest": None,
+        },
+        host=host,
+        software={"python": "3.12.3", "torch": stack.partition("torch")[2].partition("-")[0]},
+    )
+    return Simulated(result=document, verdict=_verdict(checks, bad))
+
+
+def digest_of(stack: str) -> str:
+    return "sha256:" + hashlib.sha256(stack.encode()).hexdigest()
+
+
+def _checks(
+    node: Node, stack: str, night: int, noise: random.Random, bad: dict[str, tuple[str, str]]
+) -> Iterator[dict[str, Any]]:
+    rows = thresholds(node)
+    speed = speed_of(node, stack, night)
+    metrics: dict[str, list[dict[str, Any]]] = {}
+    for metric in (*small_messages(node, rows, noise), *(measured(row, speed, noise) for row in rows)):
+        name = check_of(metric["name"], metric["conditions"], node.count)
+        metrics.setdefault(name, []).append(metric)
+    for name, found in metrics.items():
+        outcome, reason = bad.get(name, ("passed", None))
+        evidence = readings(noise, throttled=outcome == "invalid")
+        yield result_files.check(
+            name, outcome, reason=reason, metrics=found, evidence=evidence, seconds=noise.uniform(2, 14)
+        )
+    curve = losses(noise)
+    loss = result_files.metric(
+        "train_loss_last", curve[-1], unit="nats", repeats=curve, conditions={"devices": node.count},
+        direction=None, bound=None, source=None, verdict="recorded",
+    )  # fmt: skip
+    yield result_files.check(f"test_training.py::test_loss_falls[{node.count}]", metrics=[loss])
+    proves = "Attention of real models agrees with a float64 reference, forward and backward."
+    outcome, reason = bad.get(ATTENTION, ("passed", None))
+    yield result_files.check(ATTENTION, outcome, reason=reason, doc=proves)
+    yield result_files.check(RESUME, doc="A resumed job continues with the same losses.")
+
+
+def _verdict(checks: list[dict[str, Any]], bad: dict[str, tuple[str, str]]) -> Verdict:
+    ids = {outcome: tuple(c["id"] for c in checks if c["outcome"] == outcome) for outcome in ("passed",)}
+    failed = tuple(name for name, (outcome, _) in bad.items() if outcome == "failed")
+    invalid = tuple(name for name, (outcome, _) in bad.items() if outcome == "invalid")
+    return Verdict(
+        status="FAILED" if failed else "UNFIT" if invalid else "PASSED",
+        reasons=tuple(f"{outcome}: {name}: {reason}" for name, (outcome, reason) in bad.items()),
+        passed=ids["passed"],
+        failed=failed,
+        skipped=(),
+        invalid=invalid,
+        warned=(),
+        required=tuple(check["id"] for check in checks),
+        bounds={"measured": sum(len(check["metrics"]) for check in checks)},
+    )
+
+
+# -- the whole
+
+
+def nights(now: dt.datetime, count: int = NIGHTS) -> Iterator[Simulated]:
+    """Every simulated run of the last nights, oldest first."""
+    for night in range(NIGHTS - count, NIGHTS):
+        for node in NODES:
+            for stack in node.stacks:
+                yield simulated(node, stack, night, now)
+
+
+def committed() -> list[Path]:
+    """The committed results of real H200s, of schema 1."""
+    return sorted((ROOT / "docs" / "results").glob("suites-h200*.json"))
+
+
+def fill(history: History, now: dt.datetime, real: Iterable[Path] = (), count: int = NIGHTS) -> None:
+    """Keep the real results with this checkout's verdicts, then the simulated nights."""
+    for path in (*committed(), *real):
+        found = judgement.judge_file(path, ROOT, None)
+        history.append(path.read_bytes(), found.verdict.as_json(), None, source=f"import {path.name}")
+    shown = {run.result["run_id"]: run for run in (*nights(now, count), *certified(now))}
+    for run in shown.values():
+        history.append(run.text, run.verdict.as_json(), None, source="simulation", simulated=True)
+
+
+def certified(now: dt.datetime) -> list[Simulated]:
+    """The runs whose images are published, some of them older than the nights."""
+    new, old, nvidia = NODES[0], NODES[1], NODES[2]
+    return [
+        simulated(old, ROCM_NEW, NIGHTS - 1, now),
+        simulated(old, ROCM_OLD, NIGHTS - 1, now),
+        simulated(new, ROCM_OLD, NIGHTS - 1, now),
+        simulated(nvidia, CUDA_NEW, NIGHTS - 2, now),
+        simulated(nvidia, CUDA_OLD, NIGHTS - 39, now),
+        simulated(old, ROCM_REVOKED, NIGHTS - 3, now),
+    ]
+
+
+def publish_all(folder: Path, key: EllipticCurvePrivateKey, now: dt.datetime) -> str:
+    """Publish small images of the simulated stacks, and return the target."""
+    target = f"oci:{folder / 'dist'}"
+    ages = [dt.timedelta(hours=5), dt.timedelta(hours=4), dt.timedelta(hours=3), dt.timedelta(days=1)]
+    ages += [dt.timedelta(days=38), dt.timedelta(days=2)]
+    for run, age in zip(certified(now), ages, strict=True):
+        waived = RESUME if run.result["stack_id"] == ROCM_NEW else None
+        _publish(folder, key, target, run, now - age, waived=waived)
+    revoke.revoke(
+        f"{target}:{ROCM_REVOKED}",
+        reason="all-reduce returned NaN on two nodes",
+        key=key,
+        now=now,
+        report=quiet,
+    )
+    return target
+
+
+def _publish(
+    folder: Path,
+    key: EllipticCurvePrivateKey,
+    target: str,
+    run: Simulated,
+    now: dt.datetime,
+    *,
+    waived: str | None = None,
+) -> None:
+    stack = run.result["stack_id"]
+    image = make_image(folder / "images" / stack, stack.encode(), stack)
+    document = run.result | {
+        "image": {
+            "reference": stack,
+            "config_digest": image.config_digest,
+            "manifest_digest": image.manifest_digest,
+        }
+    }
+    waiver = Waiver(
+        check="test_training.py::test_resume_with_uneven_shards",
+        stacks=("rocm7*",),
+        reason="The state dict is cached upstream; jobs of this cluster do not resume with other ranks.",
+        issue="pytorch/torchtitan#1136",
+        by="A. Operator",
+        until=(now + dt.timedelta(days=40)).date(),
+    )
+    verdict = run.verdict
+    if waived:
+        verdict = dataclasses.replace(verdict, warned=(waived,), waivers=(waiver,))
+    envelopes = predicates.certify(
+        image,
+        results.parse(json.dumps(document).encode()),
+        dataclasses.replace(verdict, status="PASSED", reasons=()),
+        Provenance(parameters={"stack": stack}, dependencies={}, started=now),
+        sbom_of(image),
+        key=key,
+        now=now,
+        known_issues=known_issues(stack),
+    )
+    publish.publish(
+        image.layout, tag=stack, envelopes=envelopes, target=target, public_key=key.public_key(), report=quiet
+    )
+
+
+def known_issues(stack: str) -> tuple[dict[str, Any], ...]:
+    """What the checkout knows of a stack."""
+    from stackcheck.matrix import resolve
+
+    return tuple(issue.as_json() for issue in resolve.load_stacks(ROOT, (stack,))[0].known_issues)[:2]
