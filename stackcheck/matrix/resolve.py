@@ -157,7 +157,9 @@ def _flash_attn(
 
 def _base(cell: Cell, settings: StackSettings, found: Matrix, pins: Pins | None) -> Base:
     system = found.systems[cell.os]
-    packages = (*system.packages, *settings.system_packages)
+    # What the wheels of a runtime expect of the system: without torch there are none.
+    expected = found.runtimes[cell.runtime].system_packages if cell.torch else ()
+    packages = tuple(dict.fromkeys((*system.packages, *expected, *settings.system_packages)))
     if system.bootstrap:
         return _shared_base(kind="bootstrap", suite=system.bootstrap, packages=packages)
     digest = pins.bases.get(system.image or "") if pins else None
