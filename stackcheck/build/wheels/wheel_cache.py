@@ -94,6 +94,14 @@ class WheelCache:
                 self._keep(path, self.folder / "wheels" / sha256(path) / path.name)
         return refused
 
+    def keep_file(self, path: Path) -> Path:
+        """Copy a file into the cache, under its hash; where it lies there."""
+        place = self.folder / "wheels" / sha256(path) / path.name
+        with self._unfinished() as folder:
+            shutil.copyfile(path, folder / path.name)
+            self._keep(folder / path.name, place)
+        return place
+
     def has(self, key: str) -> bool:
         """Whether the cache has the output of a stage with this key; it is not checked."""
         return (self.folder / "stages" / key / "files.json").is_file()
