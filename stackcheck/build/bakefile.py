@@ -124,7 +124,7 @@ def _target(
         if need != GIVEN:
             key = by_name[need].key
             contexts[need] = str(taken[key]) if key in taken else f"target:{stage_target(by_name[need])}"
-    contexts |= site.images(plan, stage, supply.mirrors)
+    contexts |= site.images(plan, supply.mirrors)
     pip_conf = ""
     if stage.takes_wheels:
         house = plan.folder / "wheelhouse" / stage.name

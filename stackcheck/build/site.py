@@ -6,7 +6,6 @@ by digest from wherever they are, an address is an argument of a stage that is n
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from stackcheck.build.wheels import host_settings
@@ -18,24 +17,21 @@ if TYPE_CHECKING:
 
     from stackcheck.build.plans import BuildPlan
     from stackcheck.build.stages import Stage
-    from stackcheck.matrix.stack import Base, Stack
+    from stackcheck.matrix.stack import Stack
     from stackcheck.recipe.mirrors import Mirrors
 
 
-def images(plan: BuildPlan, stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:
-    """Base image as the Dockerfile names it -> where this site has it; the digest stays the same."""
+def images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
+    """Base image as the Dockerfile names it -> where this site has it; the digest stays the same.
+
+    For every stage: BuildKit also asks for the base of a stage that another one replaces.
+    """
     bases = [base for base in (plan.stack.base, plan.stack.builder) if base and base.reference and base.digest]
     return {
         f"{base.reference}@{base.digest}": f"docker-image://{own}@{base.digest}"
         for base in bases
-        if _starts_from(plan, stage, base) and (own := mirrors.image(str(base.reference))) != base.reference
+        if (own := mirrors.image(str(base.reference))) != base.reference
     }
-
-
-def _starts_from(plan: BuildPlan, stage: Stage, base: Base) -> bool:
-    text = plan.files["Dockerfile"].decode()
-    line = rf"^FROM {re.escape(f'{base.reference}@{base.digest}')} AS {re.escape(stage.name)}\s*$"
-    return re.search(line, text, re.MULTILINE) is not None
 
 
 def arguments(stack: Stack, stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import installed, skips, startup
+from harness import foreign, installed, skips, startup
 from harness.calls import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
@@ -161,6 +161,39 @@ def test_every_extension_loads(in_child: InChild, vendor: Vendor, record_metric:
     foreign = [error for error in errors if _is_foreign(error, vendor.FOREIGN_RUNTIMES)]
     record_metric("extensions_for_another_vendor", len(foreign), unit="files")
     assert len(foreign) == len(errors), "\n".join(error for error in errors if error not in foreign)
+
+
+def test_every_package_is_for_the_vendor(acceptance: AcceptanceSession, record_metric: RecordMetric) -> None:
+    """No package is for another vendor alone: by its name, its device code, the runtimes that it needs, or
+    inline assembly. Such a package imports, and fails or silently falls back when a job reaches it.
+
+    FlashAttention 3, the CUDA build of bitsandbytes and wheels for CUDA are found in an image for AMD.
+    """
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "vendor cpu has no device code, so none can be for another vendor")
+    wrong, tolerated = foreign.problems(acceptance.vendor)
+    record_metric(
+        "packages_with_parts_for_another_vendor",
+        len(tolerated),
+        unit="packages",
+        conditions={"packages": foreign.counted(tolerated)},
+    )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_management_library_does_not_break_torch(acceptance: AcceptanceSession, in_child: InChild) -> None:
+    """Where the vendor's management module is on Python's path, torch imports it: it must import.
+
+    The package index's `amdsmi` has no library, and `import torch` itself ends (pytorch#188724).
+    """
+    module = software.of(acceptance.vendor).SMI
+    if module is None:
+        skips.without_feature("gpu", f"vendor {acceptance.vendor} has no management library")
+    error = in_child(image.import_error, module=module, fresh=True)
+    assert error is None, (
+        f"`import {module}`, which torch does when it is imported, ends with {error}: remove the package, or"
+        " install its library"
+    )
 
 
 def test_libraries_are_there_once(

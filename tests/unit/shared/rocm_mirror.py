@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import uuid
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,7 +281,9 @@ def _ubuntu_archive(mirror: Mirror, system: str, stacks: Sequence[Stack]) -> Non
     wanted = {name for stack in stacks for name in stack.base.packages} | {"g++"}
     wanted |= {f"python{python}-{part}" for python in pythons for part in ("dev", "venv")}
     for name in sorted(wanted - {"libdrm2", "ca-certificates", *(f"python{python}" for python in pythons)}):
-        standins.deb(pool, name, "1.0-1", mirror.scratch / suite / f"empty-{name}")
+        python = name.removesuffix("-venv").removesuffix("-dev")
+        needs = python if python in {f"python{one}" for one in pythons} else ""
+        standins.deb(pool, name, "1.0-1", mirror.scratch / suite / f"empty-{name}", needs=needs)
     _index_archive(archive, suite, origin="Ubuntu", home=None)
 
 
@@ -360,8 +363,11 @@ def push_bases(stacks: Sequence[Stack], registry: str) -> None:
     made = bootstrap.bootstrap(cpu.base.suite, cpu.base.packages, ROOT / "build" / "bases", report=quiet)
     with made.path.open("rb") as tar:
         layer = gzip.compress(tar.read(), compresslevel=1, mtime=0)
+    # The engine's cache knows a step by its base, not by what apt found: with a base of this run no step of an
+    # earlier mirror is taken.
+    run = uuid.uuid4().hex
     for system in sorted({stack.os for stack in stacks}):
-        release = f'ID=ubuntu\nVERSION_ID="{system.removeprefix("ubuntu")}"\nVERSION_CODENAME={SUITES[system]}\n'
+        release = f'BUILD_ID={run}\nID=ubuntu\nVERSION_ID="{system.removeprefix("ubuntu")}"\nVERSION_CODENAME={SUITES[system]}\n'
         over = gzip.compress(tar_of("usr/lib/os-release", release.encode()), mtime=0)
         of_system = [stack for stack in stacks if stack.os == system]
         names = {one.reference or "" for stack in of_system for one in (stack.base, stack.builder) if one}
