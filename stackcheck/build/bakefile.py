@@ -133,7 +133,7 @@ def _target(
     elif _asks(stage, "pip_conf"):
         pip_conf = supply.pip_conf()
     texts = {
-        "pip_conf": pip_conf.encode(),
+        stages.secret_name("pip_conf", stage.name): pip_conf.encode(),
         "ca": supply.settings.ca.read_bytes() if supply.settings.ca else b"",
         "apt_sources": site.apt_sources(plan.stack, supply.mirrors).encode(),
         **(site.rocm_secrets(plan.stack, supply.mirrors) if _asks(stage, "rocm_sources") else {}),
@@ -182,9 +182,8 @@ def _context(plan: BuildPlan, *, closed: bool) -> Path:
     context.mkdir(parents=True)
     for name, data in plan.files.items():
         (context / name).write_bytes(data)
-    if closed:
-        text = stages.without_network(plan.files["Dockerfile"].decode())
-        (context / "Dockerfile").write_text(text, encoding="utf-8")
+    text = stages.with_own_secret(plan.files["Dockerfile"].decode(), "pip_conf")
+    (context / "Dockerfile").write_text(stages.without_network(text) if closed else text, encoding="utf-8")
     if plan.rootfs:
         os.link(plan.rootfs.path, context / "rootfs.tar")
     return context

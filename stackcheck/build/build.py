@@ -134,7 +134,9 @@ def _bake(
     plans: Sequence[BuildPlan], engine: Engine, report: Callable[[str], None], options: Options
 ) -> dict[str, Image]:
     cache = WheelCache(options.wheel_cache) if options.wheel_cache else None
-    supply = wheel_supply.prepare(plans, wheelhouse_only=options.wheelhouse, cache=cache, report=report, mirrors=options.mirrors)
+    supply = wheel_supply.prepare(
+        plans, wheelhouse_only=options.wheelhouse, cache=cache, report=report, mirrors=options.mirrors
+    )
     _check_platforms(plans)
     if not engine.containerd_store:
         report("the engine has the classic image store: layers and manifest come from `docker save`")

@@ -26,7 +26,9 @@ def images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
 
     For every stage: BuildKit also asks for the base of a stage that another one replaces.
     """
-    bases = [base for base in (plan.stack.base, plan.stack.builder) if base and base.reference and base.digest]
+    bases = [
+        base for base in (plan.stack.base, plan.stack.builder) if base and base.reference and base.digest
+    ]
     return {
         f"{base.reference}@{base.digest}": f"docker-image://{own}@{base.digest}"
         for base in bases
@@ -41,7 +43,8 @@ def arguments(stack: Stack, stage: Stage, mirrors: Mirrors) -> Mapping[str, str]
     return {
         name: mirrors.url(address)
         for name, address in public.items()
-        if mirrors.url(address) != address and any(line.startswith(f"ARG {name}=") for line in stage.instructions)
+        if mirrors.url(address) != address
+        and any(line.startswith(f"ARG {name}=") for line in stage.instructions)
     }
 
 

@@ -66,8 +66,14 @@ def _document(answer: Explanation) -> dict[str, object]:
         "known_issues": [issue.as_json() for issue in answer.known_issues],
         "experimental": answer.experimental,
         "environment": [
-            {"name": one.name, "value": value, "values": list(one.values), "where": one.where,
-             "because": one.because, "source": one.source}
+            {
+                "name": one.name,
+                "value": value,
+                "values": list(one.values),
+                "where": one.where,
+                "because": one.because,
+                "source": one.source,
+            }
             for one, value in answer.environment
         ],
         "names": [dataclasses.asdict(name) for name in answer.names],
@@ -106,7 +112,9 @@ def _environment(answer: Explanation) -> Iterator[str]:
     """The variables of a stack: what its image sets, what is left to a job, and other names."""
     for one, value in answer.environment:
         left = "an image that needs it sets it" if one.where == "image" else "left to the job"
-        shown = f"{one.name}={value}  set in the image" if value else f"{one.name}={'|'.join(one.values)}  {left}"
+        shown = (
+            f"{one.name}={value}  set in the image" if value else f"{one.name}={'|'.join(one.values)}  {left}"
+        )
         yield f"  variable  {shown}: {one.because}\n         {one.source}"
     for name in answer.names:
         yield f"  called  {name.nvidia} -> {name.amd}: {name.note}\n         {name.source}"

@@ -68,9 +68,7 @@ def make_images(
 ) -> None:
     """Build, test, certify and publish the selected stacks, or all that this host can run."""
     chosen = building.selected(root, selectors)
-    options = building.build_options(
-        wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors
-    )
+    options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
     target = _target(root, to)
     if dry_run:
         found = forecast.forecast(chosen, root.resolve(), options)

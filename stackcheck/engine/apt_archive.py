@@ -58,7 +58,9 @@ def find(source: Source, package: str) -> Deb:
         shown = _run(["apt-cache", *options, "show", "--no-all-versions", package], source)
     fields = dict(re.findall(r"^(Version|Filename|Size|SHA256): (\S+)$", shown, re.MULTILINE))
     if {"Version", "Filename", "Size", "SHA256"} - {*fields}:
-        raise EngineError(f"the archive does not say what {package} is", where=_where(source), got=shown[:300])
+        raise EngineError(
+            f"the archive does not say what {package} is", where=_where(source), got=shown[:300]
+        )
     return Deb(
         name=package,
         version=fields["Version"],

@@ -105,7 +105,9 @@ def explain_stack(
         nearest=() if worst.answer == "allowed" else tuple(nearest_allowed(free, rules)),
         known_issues=resolve.known_issues_of(stack, values, issues),
         experimental=stack.experimental,
-        environment=tuple((one, stack.env.get(one.name)) for one in environment.variables(vendor) if stack.torch),
+        environment=tuple(
+            (one, stack.env.get(one.name)) for one in environment.variables(vendor) if stack.torch
+        ),
         names=environment.names(vendor) if stack.torch else (),
         **_places([cell], found),
     )

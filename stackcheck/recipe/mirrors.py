@@ -31,8 +31,9 @@ def _no_login(text: str) -> str:
     return text.rstrip("/")
 
 
-Address = Annotated[str, StringConstraints(max_length=500, pattern=_ADDRESS)]
 PublicAddress = Annotated[str, StringConstraints(max_length=500, pattern=_ADDRESS)]
+# First the login: the pattern's message would not say what to do.
+Address = Annotated[str, AfterValidator(_no_login), StringConstraints(max_length=500, pattern=_ADDRESS)]
 SourceLine = Annotated[str, AfterValidator(_no_login), StringConstraints(max_length=500, pattern=_LINE)]
 Place = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._:/-]*$", max_length=200)]
 
@@ -41,9 +42,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_: Literal["1"] = Field(alias="schema")
-    urls: Mapping[PublicAddress, Annotated[str, AfterValidator(_no_login), Address]] = Field(
-        default_factory=dict
-    )
+    urls: Mapping[PublicAddress, Address] = Field(default_factory=dict)
     registries: Mapping[Place, Place] = Field(default_factory=dict)
     apt: Mapping[str, tuple[SourceLine, ...]] = Field(default_factory=dict)
     keys: Mapping[PublicAddress, str] = Field(default_factory=dict)
@@ -123,7 +122,9 @@ def _without_inputs(error: ValidationError, path: Path) -> ConfigurationError:
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
     ]
     return ConfigurationError(
-        "\n".join(dict.fromkeys(lines)), where=str(path), next_step="docs/building.md, “Mirrors”, has an example"
+        "\n".join(dict.fromkeys(lines)),
+        where=str(path),
+        next_step="docs/building.md, “Mirrors”, has an example",
     )
 
 

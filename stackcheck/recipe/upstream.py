@@ -60,7 +60,9 @@ class Upstream:
         public = split_reference(reference)[0]
         host, repository, tag = split_reference(self.mirrors.image(reference))
         store = Repository(host, repository, timeout_s=self._timeout_s)
-        return self._ask(_named(public, host), lambda: store.head_manifest(tag) or store.read_manifest(tag).digest)
+        return self._ask(
+            _named(public, host), lambda: store.head_manifest(tag) or store.read_manifest(tag).digest
+        )
 
     def wheel_sha256(self, version: str, wheel: str) -> str:
         """The checksum of an official wheel of flash-attn: as its release states it, or of its bytes.
@@ -96,7 +98,8 @@ class Upstream:
             OutOfReachError: It cannot be reached.
         """
         self._ask(
-            self._host(url), lambda: self._session.head(self.mirrors.url(url), timeout=self._timeout_s).close()
+            self._host(url),
+            lambda: self._session.head(self.mirrors.url(url), timeout=self._timeout_s).close(),
         )
 
     def _ask(self, host: str, question: Callable[[], _Answer]) -> _Answer:

@@ -265,7 +265,9 @@ def test_foreign_image_skips_what_it_does_not_declare(plant, tmp_path) -> None:
 
 # Packages for another vendor: a planted wheel each, as pip would have installed it.
 FOREIGN = I + "test_every_package_is_for_the_vendor"
-PTX_CODE = '__global__ void f() { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(0), "l"(0)); }\n'
+PTX_CODE = (
+    '__global__ void f() { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(0), "l"(0)); }\n'
+)
 PTX_IN_TRITON = 'y = tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,r,r", [a, b])\n'
 
 
@@ -285,7 +287,9 @@ CUDA, HIP = device_code.nvidia_library(["sm_80"]), device_code.amd_library(["gfx
 PLAIN_LIBRARY = device_code.elf({".text": b"x"})
 
 
-@pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}, None], indirect=True, ids=["declared", "foreign image"])
+@pytest.mark.parametrize(
+    "stack", [{"vendor": "amd", "packages": {}}, None], indirect=True, ids=["declared", "foreign image"]
+)
 @pytest.mark.parametrize(
     ("name", "files", "says"),
     [
@@ -343,13 +347,17 @@ def test_package_for_amd_in_an_image_for_nvidia_is_caught(plant, tmp_path, stack
 
 MANAGEMENT = I + "test_the_management_library_does_not_break_torch"
 # As the wheels of the package index: the module is there, its library is not.
-WITHOUT_LIBRARY = 'print("libamd_smi.so: cannot open shared object file")\n_libraries = {}\n_libraries["libamd_smi.so"]\n'
+WITHOUT_LIBRARY = (
+    'print("libamd_smi.so: cannot open shared object file")\n_libraries = {}\n_libraries["libamd_smi.so"]\n'
+)
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
 @pytest.mark.parametrize("body", [WITHOUT_LIBRARY, ""], ids=["without its library", "with it"])
 def test_management_module_without_its_library_is_caught(plant, tmp_path, stack, body) -> None:
-    broken = Fault("amdsmi of the index", MANAGEMENT, says="KeyError: 'libamd_smi.so'", vendor="amd", env=stack)
+    broken = Fault(
+        "amdsmi of the index", MANAGEMENT, says="KeyError: 'libamd_smi.so'", vendor="amd", env=stack
+    )
     whole = Fault("a whole amdsmi", MANAGEMENT, outcome="passed", vendor="amd", env=stack)
     paths = installed_package(tmp_path / "site", "amdsmi", "7.0.2", {"amdsmi/__init__.py": body.encode()})
     plant(Fault(**{**vars(broken if body else whole), "paths": paths}))

@@ -195,7 +195,18 @@ def test_the_suites_child_finds_the_library_of_the_images_own_release(built: lis
 
 
 def _run(reference: str, program: str, *options: str) -> str:
-    command = ["docker", "run", "--rm", "--network=none", "--read-only", *options, reference, "python", "-c", program]
+    command = [
+        "docker",
+        "run",
+        "--rm",
+        "--network=none",
+        "--read-only",
+        *options,
+        reference,
+        "python",
+        "-c",
+        program,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, f"{reference}: {done.stdout}{done.stderr}"
     return done.stdout

@@ -57,7 +57,12 @@ def _read(name: str, data: bytes) -> Pinned:
 
 def find(wanted: Sequence[Pinned], folders: Sequence[Path], cached: Path | None) -> dict[Pinned, Path]:
     """The files that this host has, by hash; a file of the right name and another hash is none."""
-    return {one: path for one in wanted for path in _candidates(one, folders, cached) if sha256(path) == one.sha256}
+    return {
+        one: path
+        for one in wanted
+        for path in _candidates(one, folders, cached)
+        if sha256(path) == one.sha256
+    }
 
 
 def _candidates(one: Pinned, folders: Sequence[Path], cached: Path | None) -> Iterator[Path]:

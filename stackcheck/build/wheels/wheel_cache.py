@@ -178,9 +178,7 @@ def _pip_download(
     return _pip(wanted, folder, (*target.pip_options, *options))
 
 
-def _pip(
-    wanted: Sequence[Locked], folder: Path, options: Sequence[str]
-) -> subprocess.CompletedProcess[str]:
+def _pip(wanted: Sequence[Locked], folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as name:
         listed = Path(name) / "requirements.lock"
         listed.write_text("".join(f"{package.requirement}\n" for package in wanted), encoding="utf-8")

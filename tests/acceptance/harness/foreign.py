@@ -27,11 +27,22 @@ PTX = re.compile(
     |mov\.[bus](?:16|32|64)\b|(?:add|mul|fma|lop3|prmt|shfl)\.(?:rn|b32|sync|f32|f16x2|bf16x2)\b)""",
     re.VERBOSE,
 )
-GCN = re.compile(r"""["'][^"'\n]*\b(?:v_[a-z0-9]+_[a-z0-9_]+|s_waitcnt|buffer_load_[a-z0-9]+|ds_read_[a-z0-9]+)\b""")
+GCN = re.compile(
+    r"""["'][^"'\n]*\b(?:v_[a-z0-9]+_[a-z0-9_]+|s_waitcnt|buffer_load_[a-z0-9]+|ds_read_[a-z0-9]+)\b"""
+)
 ASSEMBLY = re.compile(r"\basm\b\s*(?:volatile|__volatile__)?\s*\(|inline_asm_elementwise\s*\(|InlineAsm\b")
-MARKS = (b"asm volatile", b"asm(", b"asm (", b"__volatile__", b"inline_asm", b"InlineAsm")  # a quick look first
+MARKS = (
+    b"asm volatile",
+    b"asm(",
+    b"asm (",
+    b"__volatile__",
+    b"inline_asm",
+    b"InlineAsm",
+)  # a quick look first
 # A file that asks which vendor it runs on has a way around its assembly.
-ASKS = re.compile(r"USE_ROCM|__HIP|is_hip|is_rocm|version\.hip|HIP_PLATFORM|is_cuda\(\)|_is_cuda|device_capability|capability")
+ASKS = re.compile(
+    r"USE_ROCM|__HIP|is_hip|is_rocm|version\.hip|HIP_PLATFORM|is_cuda\(\)|_is_cuda|device_capability|capability"
+)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,10 @@ LIBRARIES: tuple[Library, ...] = (
     Library(name="torch's HIP kernels", stem="libtorch_hip", needed=True, device_code=True),
 )
 FOLDERS: tuple[str, ...] = ("/opt/rocm/lib", "/usr/lib/x86_64-linux-gnu")
+VARIABLES: tuple[str, ...] = (
+    *("HIP_", "HSA_", "GPU_", "ROCBLAS_", "HIPBLASLT_", "MIOPEN_", "AMD_", "NCCL_", "RCCL_", "TORCH_NCCL_"),
+    *("PYTORCH_", "DISABLE_ADDMM_", "TORCH_BLAS_", "FLASH_ATTENTION_"),
+)
 SMI: str | None = "amdsmi"
 CODE_SECTIONS: tuple[str, ...] = (FATBIN_SECTION,)
 # Made for NVIDIA alone, whatever their wheels hold. FlashAttention: Dao-AILab/flash-attention README.md (FA3 asks for

@@ -10,6 +10,7 @@ from vendors.software import Compiler, Library
 LIBRARIES: tuple[Library, ...] = ()
 COMPILER: Compiler | None = None
 FOLDERS: tuple[str, ...] = ()
+VARIABLES: tuple[str, ...] = ("OMP_", "MKL_", "KMP_", "GLOO_")
 SMI: str | None = None
 CODE_SECTIONS: tuple[str, ...] = ()
 FOREIGN: dict[str, str] = {}

@@ -122,6 +122,7 @@ FOLDERS: tuple[str, ...] = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
 )
+VARIABLES: tuple[str, ...] = ("CUDA_", "NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUBLAS_", "NVTE_", "TORCH_BLAS_")
 SMI: str | None = "pynvml"
 CODE_SECTIONS: tuple[str, ...] = FATBIN_SECTIONS
 FOREIGN: dict[str, str] = {

@@ -91,6 +91,7 @@ class Software(Protocol):
     LIBRARIES: tuple[Library, ...]
     COMPILER: Compiler | None
     FOLDERS: tuple[str, ...]  # where libraries are that do not come in a wheel
+    VARIABLES: tuple[str, ...]  # how the names of variables begin that change speed or collectives
     SMI: str | None  # the module of the vendor's management library, which torch imports if it is on the path
     CODE_SECTIONS: tuple[str, ...]  # ELF sections that hold device code for this vendor
     FOREIGN: Mapping[str, str]  # pattern of a package's name -> why it cannot work on this vendor

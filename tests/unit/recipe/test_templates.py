@@ -17,7 +17,17 @@ from stackcheck.recipe import extensions, render
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"
 STACKS = resolve.load_stacks(ROOT)
-KNOWN = {"wheelhouse", "base", "smi", "toolchain", "flash-attn-build", "flash-attn", "wheels", "extended", "final"}
+KNOWN = {
+    "wheelhouse",
+    "base",
+    "smi",
+    "toolchain",
+    "flash-attn-build",
+    "flash-attn",
+    "wheels",
+    "extended",
+    "final",
+}
 KNOWN |= {f"{name}{end}" for name in extensions.OPTIONAL for end in ("", "-build")}
 every_stack = pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
 every_template = pytest.mark.parametrize(

@@ -146,13 +146,19 @@ def _torch(mirror: Mirror, stack: Stack) -> None:
         for stem in (*standins.ROCM_LIBRARIES, "libtorch_hip", "libtorch_cpu"):
             standins.library(libraries, stem, codes)
         standins.library(libraries, "libamd_smi", codes, suffix=".so.26")
-    own = {"torch/lib/" + name: (libraries / name).read_bytes() for name in ("libtorch_hip.so", "libtorch_cpu.so")}
+    own = {
+        "torch/lib/" + name: (libraries / name).read_bytes()
+        for name in ("libtorch_hip.so", "libtorch_cpu.so")
+    }
     needs = ["filelock", "typing-extensions>=4.10.0", 'setuptools; python_version >= "3.12"']
     folders, tag = ["lib"], f"{python}-{python}-manylinux_2_28_x86_64"
     of_rocm = {f"{name}.so": (libraries / f"{name}.so").read_bytes() for name in standins.ROCM_LIBRARIES}
     if stack.wheels == "amd":
         place = mirror.tree / "amd" / "rocm" / "manylinux" / f"rocm-rel-{release}"
-        version, triton_version = f"{stack.torch}+rocm{release}.lw.git39497456", f"{stack.triton.version}+rocm{release}.gita272dfa8"
+        version, triton_version = (
+            f"{stack.torch}+rocm{release}.lw.git39497456",
+            f"{stack.triton.version}+rocm{release}.gita272dfa8",
+        )
         folders, tag = ["lib", "/opt/rocm/lib"], f"{python}-{python}-linux_x86_64"
         triton_place = place
     else:
@@ -178,7 +184,10 @@ def _torch(mirror: Mirror, stack: Stack) -> None:
         "torch/distributed/__init__.py": standins.TORCH_DISTRIBUTED,
     }
     standins.wheel(place, "torch", version, {**own, **modules}, needs=needs, tag=tag)
-    triton = {"triton/__init__.py": standins.TRITON.format(version=stack.triton.version), **standins.TRITON_FILES}
+    triton = {
+        "triton/__init__.py": standins.TRITON.format(version=stack.triton.version),
+        **standins.TRITON_FILES,
+    }
     standins.wheel(triton_place, stack.triton.name, triton_version, triton, tag=tag)
 
 
@@ -189,10 +198,22 @@ def _kernels(below: str) -> dict[str, bytes]:
 
 def _rocm_wheels(index: Path, release: str, libraries: dict[str, bytes]) -> None:
     """ROCm as Python packages (pytorch/test-infra#8436): `rocm` is a source archive that names the others."""
-    core = {"libamd_comgr.so", "libhsa-runtime64.so", "libamdhip64.so", "librocm_smi64.so", "libamd_smi.so.26"}
+    core = {
+        "libamd_comgr.so",
+        "libhsa-runtime64.so",
+        "libamdhip64.so",
+        "librocm_smi64.so",
+        "libamd_smi.so.26",
+    }
     smi = {f"_rocm_sdk_core/share/amd_smi/{name}": text for name, text in _amdsmi(release).items()}
     files = {f"_rocm_sdk_core/lib/{name}": body for name, body in libraries.items() if name in core}
-    standins.wheel(index / "rocm-sdk-core", "rocm-sdk-core", release, {**files, **smi}, tag="py3-none-manylinux_2_28_x86_64")
+    standins.wheel(
+        index / "rocm-sdk-core",
+        "rocm-sdk-core",
+        release,
+        {**files, **smi},
+        tag="py3-none-manylinux_2_28_x86_64",
+    )
     files = {f"_rocm_sdk_libraries/lib/{name}": body for name, body in libraries.items() if name not in core}
     standins.wheel(
         index / "rocm-sdk-libraries",
@@ -213,7 +234,9 @@ def _rocm_wheels(index: Path, release: str, libraries: dict[str, bytes]) -> None
 
 
 def _amdsmi(release: str) -> dict[str, str]:
-    year = {"6.2.4": {"year": 24, "major": 6, "minor": 3}}.get(release, {"major": 26, "minor": 2, "release": 1})
+    year = {"6.2.4": {"year": 24, "major": 6, "minor": 3}}.get(
+        release, {"major": 26, "minor": 2, "release": 1}
+    )
     return {
         "amdsmi/__init__.py": standins.AMDSMI.format(version=year),
         "amdsmi/amdsmi_wrapper.py": standins.AMDSMI_WRAPPER.format(no_driver=standins.NO_DRIVER),
@@ -333,7 +356,15 @@ def copy_python(version: str, root: Path) -> None:
     (root / "usr" / "bin").mkdir(parents=True)
     shutil.copy(program, root / "usr" / "bin" / f"python{version}")
     left_out = shutil.ignore_patterns(
-        "test", "tests", "idlelib", "tkinter", "turtledemo", "site-packages", "config-*", "__pycache__", "lib2to3"
+        "test",
+        "tests",
+        "idlelib",
+        "tkinter",
+        "turtledemo",
+        "site-packages",
+        "config-*",
+        "__pycache__",
+        "lib2to3",
     )
     library = prefix / "lib" / f"python{version}"
     shutil.copytree(library, root / "usr" / "lib" / f"python{version}", ignore=left_out, symlinks=True)

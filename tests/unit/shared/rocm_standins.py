@@ -46,7 +46,15 @@ WITH_CODE = ("librccl", "librocblas", "libtorch_hip", "flash_attn_2_cuda")
 # AMDSMI_STATUS_DRIVER_NOT_LOADED of amdsmi.h.
 NO_DRIVER = 34
 ROCM_LIBRARIES = (
-    *("libamd_comgr", "libhsa-runtime64", "libamdhip64", "librccl", "librocblas", "libhipblaslt", "libMIOpen"),
+    *(
+        "libamd_comgr",
+        "libhsa-runtime64",
+        "libamdhip64",
+        "librccl",
+        "librocblas",
+        "libhipblaslt",
+        "libMIOpen",
+    ),
     "librocm_smi64",
 )
 KERNELS = {
@@ -68,7 +76,7 @@ for _folder in {folders!r}:
 from torch import _C, cuda, distributed, version
 '''
 # As torch/cuda/__init__.py does: an import that fails otherwise than by ImportError ends `import torch`.
-TORCH_CUDA = '''try:
+TORCH_CUDA = """try:
     import amdsmi
     _HAS_PYNVML = True
 except ImportError:
@@ -79,7 +87,7 @@ from torch.cuda import nccl
 def is_available(): return False
 def device_count(): return 0
 def _is_compiled(): return True
-'''
+"""
 TORCH_VERSION = "hip = {hip!r}\ncuda = None\n"
 TORCH_C = "def _cuda_getArchFlags(): return {archs!r}\n"
 TORCH_NCCL = "def version(): return {rccl!r}\n"
@@ -106,7 +114,7 @@ def amdsmi_get_processor_handles(): return []
 def amdsmi_get_lib_version(): return {version!r}
 '''
 # KeyError where the library is missing, as in py-interface/amdsmi_wrapper.py.
-AMDSMI_WRAPPER = '''import ctypes
+AMDSMI_WRAPPER = """import ctypes
 from pathlib import Path
 _libraries = {{}}
 _beside = Path(__file__).resolve().parents[3] / "lib"
@@ -117,12 +125,12 @@ except (IndexError, OSError) as error:
     print("Unable to find libamd_smi.so library try installing amd-smi-lib from your package manager")
 amdsmi_init = _libraries["libamd_smi.so"].amdsmi_init
 AMDSMI_STATUS_DRIVER_NOT_LOADED = {no_driver}
-'''
-AMDSMI_EXCEPTION = '''class AmdSmiException(Exception): pass
+"""
+AMDSMI_EXCEPTION = """class AmdSmiException(Exception): pass
 class AmdSmiLibraryException(AmdSmiException):
     def __init__(self, code): self.code = code; super().__init__(f"error code {code}: driver not loaded")
     def get_error_code(self): return self.code
-'''
+"""
 
 FLASH_SETUP = '''"""As flash-attn's: torch is imported, the variables decide, no GPU is asked."""
 import os, shutil, sysconfig
@@ -161,7 +169,16 @@ def library(
         source += f'\n__asm__(".section .hip_fatbin,\\"a\\"\\n.incbin \\"{folder / stem}.bundle\\"\\n.text");'
     (folder / f"{stem}.c").write_text(source)
     output = folder / f"{stem}{suffix}"
-    command = ["gcc", "-shared", "-fPIC", "-s", f"-Wl,-soname,{output.name}", "-o", str(output), f"{folder / stem}.c"]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-s",
+        f"-Wl,-soname,{output.name}",
+        "-o",
+        str(output),
+        f"{folder / stem}.c",
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     for left in (f"{stem}.c", f"{stem}.bundle"):
         (folder / left).unlink(missing_ok=True)
