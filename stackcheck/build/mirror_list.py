@@ -1,8 +1,8 @@
 """Exactly which files a site has to copy for a stack: wheels, archives, packages, images, keys.
 
-In: a stack, its committed locks, the indexes that can be asked. Out: one `Wanted` a file, with its public place,
-and its size and hash as far as they are known. Nothing is downloaded. A file whose name no index tells here is
-listed by its package, version and hashes, with the reason.
+In: a stack, its committed locks, the indexes that can be asked. Out: one `Wanted` a file, with its public
+place, and its size and hash as far as they are known. Nothing is downloaded. A file whose name no index tells
+here is listed by its package, version and hashes, with the reason.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def arguments(stack: Stack, stage: Stage, mirrors: Mirrors) -> Mapping[str, str]
 
 
 def apt_sources(stack: Stack, mirrors: Mirrors) -> str:
-    """Sources of the base's distribution: the mirrors', else the host's own if it is the same distribution."""
+    """Sources of the base's distribution: the mirrors', else the host's own if it has the same one."""
     if stack.os in mirrors.apt:
         return "".join(f"{line}\n" for line in mirrors.apt[stack.os])
     return host_settings.apt_sources(stack.os)

@@ -51,8 +51,8 @@ def find(source: Source, package: str) -> Deb:
     """The newest version of a package in an archive.
 
     Raises:
-        EngineError: The host has no apt, or the archive does not answer, is not signed by the source's key, or
-            has no such package.
+        EngineError: The host has no apt, or the archive does not answer, is not signed by the source's key,
+            or has no such package.
     """
     with _opened(source) as options:
         shown = _run(["apt-cache", *options, "show", "--no-all-versions", package], source)
@@ -85,7 +85,7 @@ def fetch(source: Source, package: str, version: str, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _opened(source: Source) -> Iterator[Sequence[str]]:
-    """apt's options for a source alone, after `apt-get update`."""
+    """Apt's options for a source alone, after `apt-get update`."""
     if not shutil.which("apt-get"):
         raise EngineError(
             "this host has no apt, which reads AMD's package archive",

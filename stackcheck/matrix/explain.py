@@ -43,7 +43,7 @@ class Explanation:
         excluded: The stacks that the matrix leaves out by choice: id -> its reason.
         known_issues: Reported faults of this combination.
         experimental: The matrix accepts a stack with unknown combinations; its certificate states that.
-        environment: Of a stack: the variables that its vendor's containers set, and the value in the image, if any.
+        environment: Of a stack: what its vendor's containers set, and the image's values, if any.
         names: Of a stack: what the other vendor's variables are called.
     """
 

@@ -1,8 +1,8 @@
 """What a site has in place of public hosts: package indexes, archives, image registries, signing keys.
 
-In: a file, named by `--mirrors`, $STACKCHECK_MIRRORS or the user's configuration folder. Out: `Mirrors`, which
-turns a public address into the site's. Addresses only: a login belongs to the client that uses it (pip's and
-uv's .netrc, apt's auth.conf.d, `docker login`), so a file with one is refused, and nothing can write it down.
+In: a file, named by `--mirrors`, $STACKCHECK_MIRRORS or the user's configuration folder. Out: `Mirrors`,
+which turns a public address into the site's. Addresses only: a login belongs to the client that uses it
+(pip's and uv's .netrc, apt's auth.conf.d, `docker login`), so a file with one is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a ROCm image takes from AMD's own package archive, and which system libraries its wheels expect.
 
-In: a stack. Out: where the archive of its ROCm release is, which packages come from there, and the values that
-the templates take. Pure. Which wheel brings which library is data with sources: images/rocm-libraries.yaml.
+In: a stack. Out: where the archive of its ROCm release is, which packages come from there, and the values
+that the templates take. Pure. Which wheel brings which library is data: images/rocm-libraries.yaml.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.stack import Stack
 
-# One archive a release, with Ubuntu's release names as suites:
-# https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/install-methods/package-manager/package-manager-ubuntu.html
+# One archive a release, with Ubuntu's release names as suites: rocm.docs.amd.com/projects/install-on-linux,
+# install/install-methods/package-manager/package-manager-ubuntu.
 ARCHIVE = "https://repo.radeon.com/rocm/apt/{version}"
 SUITES = {"ubuntu22.04": "jammy", "ubuntu24.04": "noble"}
 # Where the same page puts the key that signs them.
 KEY = Path("/etc/apt/keyrings/rocm.gpg")
 KEY_ADDRESS = "https://repo.radeon.com/rocm/rocm.gpg.key"
 # libamd_smi.so and the Python module that belongs to it (ROCm/rocm-systems projects/amdsmi, CMakeLists.txt:
-# CPACK_PACKAGE_NAME). Its files are taken, and no set-up script runs: up to 6.4 that calls pip for the system's
-# Python (ROCm/amdsmi DEBIAN/postinst.in).
+# CPACK_PACKAGE_NAME). Its files are taken, and no set-up script runs: at least up to 6.2 that calls pip for
+# the system's Python (ROCm/amdsmi DEBIAN/postinst.in).
 SMI = "amd-smi-lib"
 # AMD's wheels of torch are "lw": they load ROCm from /opt/rocm, where PyTorch's own bring it along
-# (LMCache/LMCache#4683; names such as torch-2.9.1+rocm7.2.4.lw.git39497456). What libtorch_hip needs of it is the
-# list of pytorch/pytorch .ci/manywheel/repair_wheel.py; the packages that have it are
+# (LMCache/LMCache#4683; names such as torch-2.9.1+rocm7.2.4.lw.git39497456). What libtorch_hip needs of it is
+# the list of pytorch/pytorch .ci/manywheel/repair_wheel.py; the packages that have it are
 # https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/package-manager-integration.html
 RUNTIME = ("rocm-hip-libraries", "rocm-ml-libraries", "rocm-smi-lib", "roctracer")
 

@@ -26,7 +26,7 @@ VARIABLES: tuple[Variable, ...] = (
         name="DISABLE_ADDMM_CUDA_LT",
         values=("0",),
         where="image",
-        because="torch on ROCm leaves hipBLASLt's fused bias out unless this is 0; newer builds do not read it",
+        because="torch on ROCm leaves hipBLASLt's fused bias out unless it is 0; newer builds do not ask",
         source=f"{GUIDE}; pytorch/pytorch aten/src/ATen/native/cuda/Blas.cpp (getDisableAddmmCudaLt)",
         torch_below="2.12",
     ),
@@ -34,7 +34,7 @@ VARIABLES: tuple[Variable, ...] = (
         name="ROCBLAS_USE_HIPBLASLT",
         values=("1",),
         where="image",
-        because="rocBLAS hands matrix products to hipBLASLt; measured by AMD on MI300X and MI325X, not on MI200",
+        because="rocBLAS hands matrix products to hipBLASLt; AMD measured it on MI300X and MI325X alone",
         source=GUIDE,
         archs=("gfx942", "gfx950"),
     ),
@@ -56,7 +56,7 @@ VARIABLES: tuple[Variable, ...] = (
         name="HSA_NO_SCRATCH_RECLAIM",
         values=("1",),
         where="job",
-        because="RCCL needs it with ROCm 7.1 and on gfx90a from 7.13 on; matrix.yaml sets it for those stacks",
+        because="RCCL needs it with ROCm 7.1 and on gfx90a from 7.13 on; matrix.yaml sets it there",
         source="vllm-project/vllm docker/Dockerfile.rocm_base; ROCm/rocm-systems projects/rccl/CHANGELOG.md",
     ),
 )
@@ -77,7 +77,7 @@ NAMES: tuple[Renamed, ...] = (
     Renamed(
         nvidia="NCCL_*",
         amd="NCCL_*",
-        note="RCCL reads NCCL's variables; a guide's RCCL_DEBUG is NCCL_DEBUG, and RCCL_* are its own additions",
+        note="RCCL reads NCCL's variables; a guide's RCCL_DEBUG is NCCL_DEBUG; RCCL_* are its additions",
         source=f"ROCm/rocm-systems projects/rccl/src/debug.cc; {FOUNDING}",
     ),
     Renamed(

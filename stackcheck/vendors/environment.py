@@ -1,4 +1,4 @@
-"""Variables that a vendor's software reads: what an image sets, what a job chooses, and their names elsewhere.
+"""Variables that a vendor's software reads: what an image sets, what a job chooses, their names elsewhere.
 
 In: nothing. Out: the nouns of `<vendor>_environment.py`, and which of them an image of some torch and some
 architectures sets. Pure.
@@ -21,8 +21,8 @@ class Variable:
     """A variable that changes how fast a job is, as the vendor's containers set it.
 
     Attributes:
-        where: `image`: it holds for every job, so the image sets it. `job`: the vendor's own recipes differ, so
-            a job sets it, and results record it.
+        where: `image`: it holds for every job, so the image sets it. `job`: the vendor's own recipes differ,
+            so a job sets it, and results record it.
         values: What the vendor sets, the most common first.
         archs: The architectures that it is for; empty for all. An image sets it if it is for all of its own.
         torch_below: The first torch that no longer reads it.

@@ -291,25 +291,31 @@ PLAIN_LIBRARY = device_code.elf({".text": b"x"})
     "stack", [{"vendor": "amd", "packages": {}}, None], indirect=True, ids=["declared", "foreign image"]
 )
 @pytest.mark.parametrize(
-    ("name", "files", "says"),
+    ("wheel", "says"),
     [
-        ("flash-attn-3", {"flash_attn_3/_C.abi3.so": CUDA}, "written for NVIDIA's Hopper"),
+        (("flash-attn-3", {"flash_attn_3/_C.abi3.so": CUDA}), "written for NVIDIA's Hopper"),
         (
-            "bitsandbytes",
-            {
-                "bitsandbytes/libbitsandbytes_cpu.so": PLAIN_LIBRARY,
-                "bitsandbytes/libbitsandbytes_cuda126.so": CUDA,
-                "bitsandbytes/libbitsandbytes_cuda130.so": PLAIN_LIBRARY,
-            },
+            (
+                "bitsandbytes",
+                {
+                    "bitsandbytes/libbitsandbytes_cpu.so": PLAIN_LIBRARY,
+                    "bitsandbytes/libbitsandbytes_cuda126.so": CUDA,
+                    "bitsandbytes/libbitsandbytes_cuda130.so": PLAIN_LIBRARY,
+                },
+            ),
             "its compiled files are for nvidia alone",
         ),
-        ("fused-things", {"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}, "for nvidia alone (_C.cpython"),
-        ("ptx-kernels", {"ptx_kernels/copy.cu": PTX_CODE.encode()}, "PTX inline in copy.cu"),
-        ("ptx-triton", {"ptx_triton/kernels.py": PTX_IN_TRITON.encode()}, "PTX inline in kernels.py"),
-        ("nvidia-cublas-cu12", {"nvidia/cublas/lib/libcublas.so.12": CUDA}, "a library of CUDA"),
+        (
+            ("fused-things", {"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}),
+            "for nvidia alone (_C.cpython",
+        ),
+        (("ptx-kernels", {"ptx_kernels/copy.cu": PTX_CODE.encode()}), "PTX inline in copy.cu"),
+        (("ptx-triton", {"ptx_triton/kernels.py": PTX_IN_TRITON.encode()}), "PTX inline in kernels.py"),
+        (("nvidia-cublas-cu12", {"nvidia/cublas/lib/libcublas.so.12": CUDA}), "a library of CUDA"),
     ],
 )
-def test_package_for_nvidia_in_an_image_for_amd_is_caught(plant, tmp_path, stack, name, files, says) -> None:
+def test_package_for_nvidia_in_an_image_for_amd_is_caught(plant, tmp_path, stack, wheel, says) -> None:
+    name, files = wheel
     paths = installed_package(tmp_path / "site", name, "1.0", files)
     fault = Fault(f"{name} for NVIDIA", FOREIGN, says=says, vendor="amd", env=stack)
     plant(Fault(**{**vars(fault), "paths": paths}))
@@ -333,13 +339,14 @@ def test_package_with_a_way_for_amd_passes(plant, tmp_path, stack, name, files) 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", "packages": {}}], indirect=True)
 @pytest.mark.parametrize(
-    ("name", "files", "says"),
+    ("wheel", "says"),
     [
-        ("triton-rocm", {}, "as PyTorch builds it for ROCm"),
-        ("hip-kernels", {"hip_kernels/_C.so": HIP}, "its compiled files are for amd alone"),
+        (("triton-rocm", {}), "as PyTorch builds it for ROCm"),
+        (("hip-kernels", {"hip_kernels/_C.so": HIP}), "its compiled files are for amd alone"),
     ],
 )
-def test_package_for_amd_in_an_image_for_nvidia_is_caught(plant, tmp_path, stack, name, files, says) -> None:
+def test_package_for_amd_in_an_image_for_nvidia_is_caught(plant, tmp_path, stack, wheel, says) -> None:
+    name, files = wheel
     paths = installed_package(tmp_path / "site", name, "1.0", files)
     fault = Fault(f"{name} for AMD", FOREIGN, says=says, vendor="nvidia", env=stack)
     plant(Fault(**{**vars(fault), "paths": paths}))

@@ -1,8 +1,8 @@
 """All ROCm stacks against a local mirror, from the lock to the refusal for want of a device.
 
 In: the committed matrix and templates, and a mirror that `rocm_mirror` makes: indexes with a login, a signed
-archive of AMD's packages, the distribution's archive, a registry with bases. Out: locks, images, verdicts. The
-same commands lock and build on the real hosts where they can be reached. What is inside the wheels is a
+archive of AMD's packages, the distribution's archive, a registry with bases. Out: locks, images, verdicts.
+The same commands lock and build on the real hosts where they can be reached. What is inside the wheels is a
 stand-in: this proves the path, and nothing about a GPU.
 """
 

@@ -1,8 +1,8 @@
 """Packages of an archive that a stage unpacks by hash: AMD's management library.
 
-In: a plan, whose stage copies a `NAME.sha256` (the hash, and the path below the archive's address); folders of
-this host, a wheel cache, the mirrors. Out: the files by name, in the folder that the stage is handed. What no
-folder has is downloaded by the host's apt, with its logins; a build step gets none.
+In: a plan, whose stage copies a `NAME.sha256` (the hash, and the path below the archive's address); folders
+of this host, a wheel cache, the mirrors. Out: the files by name, in the folder that the stage is handed. What
+no folder has is downloaded by the host's apt, with its logins; a build step gets none.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def prepare(
             unpacked |= debs.find(debs.pinned(plan), [wheelhouse_only], None)
             continue
         unpacked |= debs.gather(plan, settings.folders, cache, mirrors, report)
-        held = _from_cache(plan, wanted, settings, cache, report, mirrors) if cache else {}
+        held = _from_cache(plan, wanted, (settings, mirrors), cache, report) if cache else {}
         cached |= held
         if plan.foreign:
             _check_platform(plan, wanted, wheelhouse.look(wanted, settings, held))
@@ -172,12 +172,12 @@ def _all_by_hash(stage: Stage) -> bool:
 def _from_cache(
     plan: BuildPlan,
     wanted: Sequence[Locked],
-    settings: host_settings.HostSettings,
+    places: tuple[host_settings.HostSettings, Mirrors],
     cache: WheelCache,
     report: Callable[[str], None],
-    mirrors: Mirrors,
 ) -> Mapping[str, Path]:
     """The cached files of locked packages; wheels that this host lacks are downloaded first."""
+    settings, mirrors = places
     target = platforms.target(plan.stack, plan.platform)
     held = cache.find(wanted, report)
     lacking = wheelhouse.look(wanted, settings, held).missing(wanted, target)
@@ -220,8 +220,9 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
     absent = [one.file for one in unpacked if one not in debs.find(unpacked, [folder], None)]
     if lacking or absent:
         raise BuildError(
-            f"the folder of wheels lacks {len(lacking) + len(absent)} of {len(wanted) + len(unpacked)} packages"
-            f" for {plan.platform}",
+            f"the folder of wheels lacks {len(lacking) + len(absent)} of "
+            f"{len(wanted) + len(unpacked)} packages "
+            f"for {plan.platform}",
             where=str(folder),
             got="\n    ".join([*map(str, lacking), *absent]),
             expected=f"every file that the locks of images/{plan.stack.id} name, by its hash",

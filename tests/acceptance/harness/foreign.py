@@ -1,8 +1,8 @@
-"""Packages of an image that were made for another vendor. In: the installed files. Out: what is wrong, in words.
+"""Packages of an image that were made for another vendor. In: the installed files. Out: what is wrong.
 
-A package with compiled files is foreign if some are for another vendor and none is for ours: by device code, by
-the runtimes that it needs, by the vendor in a library's name (bitsandbytes). Inline assembly of another vendor
-in sources that compile on first use is found too. Nothing is imported or loaded.
+A package with compiled files is foreign if some are for another vendor and none is for ours: by device code,
+by the runtimes that it needs, by the vendor in a library's name (bitsandbytes). Inline assembly of another
+vendor in sources that compile on first use is found too. Nothing is imported or loaded.
 """
 
 import fnmatch
@@ -22,7 +22,8 @@ LARGEST_SOURCE_BYTES = 1 << 20
 BOTH = ("torch", "triton", "triton-rocm", "pytorch-triton-rocm", "triton-windows")
 # PTX in an assembly string: an instruction with its type, as `cvt.rn.bf16x2.f32`, `ld.global.v4.b32`.
 PTX = re.compile(
-    r"""["'][^"'\n]*\b(?:cp\.async|mma\.sync|wgmma\.|tcgen05\.|mbarrier\.|ldmatrix\.|setmaxnreg|bar\.sync|membar\.
+    r"""["'][^"'\n]*\b(?:cp\.async|mma\.sync|wgmma\.|tcgen05\.|mbarrier\.|ldmatrix\.|setmaxnreg|bar\.sync
+    |membar\.
     |cvt\.(?:rn|rz|rna|rp|rm|sat|pack)\b|(?:ld|st|red|atom)\.(?:global|shared|acquire|release|relaxed)\b
     |mov\.[bus](?:16|32|64)\b|(?:add|mul|fma|lop3|prmt|shfl)\.(?:rn|b32|sync|f32|f16x2|bf16x2)\b)""",
     re.VERBOSE,
@@ -40,9 +41,7 @@ MARKS = (
     b"InlineAsm",
 )  # a quick look first
 # A file that asks which vendor it runs on has a way around its assembly.
-ASKS = re.compile(
-    r"USE_ROCM|__HIP|is_hip|is_rocm|version\.hip|HIP_PLATFORM|is_cuda\(\)|_is_cuda|device_capability|capability"
-)
+ASKS = re.compile(r"USE_ROCM|__HIP|is_hip|is_rocm|version\.hip|HIP_PLATFORM|is_cuda\(\)|_is_cuda")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ def problems(vendor: str) -> tuple[list[str], list[str]]:
     Args:
         vendor: The image's.
     """
-    wrong, tolerated = [], []
+    wrong: list[str] = []
+    tolerated: list[str] = []
     for name, distribution in sorted(_distributions().items()):
         for problem in _of_package(vendor, name, distribution):
             excuse = _excuse(vendor, name)
@@ -76,7 +76,8 @@ def _of_package(vendor: str, name: str, distribution: importlib.metadata.Distrib
     others = [part for part in parts if vendor not in part.vendors]
     if others and len(others) == len(parts):
         kinds = " and ".join(sorted({one for part in others for one in part.vendors}))
-        yield f"its compiled files are for {kinds} alone ({', '.join(sorted(part.path.name for part in others)[:3])})"
+        names = ", ".join(sorted(part.path.name for part in others)[:3])
+        yield f"its compiled files are for {kinds} alone ({names})"
     yield from _assembly(vendor, name, distribution)
 
 

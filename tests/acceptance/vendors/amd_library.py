@@ -15,8 +15,8 @@ from typing import Any
 
 from vendors import Absence, Reading, VendorAbsentError, is_known
 
-# Where packages put the module if it is not on Python's path: ROCm's, then ROCm's as Python packages (from 7.14
-# on), then Debian 13's.
+# Where packages put the module if it is not on Python's path: ROCm's, then ROCm's as Python packages (from
+# 7.14 on), then Debian 13's.
 MODULE_FOLDERS = (
     "/opt/rocm/share/amd_smi",
     f"{sysconfig.get_path('platlib')}/_rocm_sdk_core/share/amd_smi",

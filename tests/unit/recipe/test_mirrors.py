@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.recipe import mirrors, rocm
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEXT = """\
 schema: 1
@@ -91,7 +94,8 @@ def test_a_wrong_file_is_refused_and_no_password_is_shown(tmp_path: Path, text: 
 
 
 def test_a_silent_mirror_is_named_by_the_public_host(tmp_path: Path) -> None:
-    text = "schema: 1\nurls: {'https://repo.radeon.com': 'http://127.0.0.1:9/amd'}\nregistries: {docker.io: '127.0.0.1:9'}\n"
+    text = "schema: 1\nurls: {'https://repo.radeon.com': 'http://127.0.0.1:9/amd'}\n"
+    text += "registries: {docker.io: '127.0.0.1:9'}\n"
     upstream = Upstream(mirrors=mirrors.load(write(tmp_path, text)), timeout_s=(0.5, 0.5))
     with pytest.raises(OutOfReachError, match=r"^the mirror of repo\.radeon\.com is out of reach"):
         upstream.reach("https://repo.radeon.com/rocm/apt/7.2.4")

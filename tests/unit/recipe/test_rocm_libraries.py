@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.matrix import resolve
-from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import rocm_libraries
+
+if TYPE_CHECKING:
+    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
 FOUND = rocm_libraries.load(ROOT / "images" / "rocm-libraries.yaml")

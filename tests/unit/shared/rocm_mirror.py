@@ -1,4 +1,4 @@
-"""A site's mirror of everything that ROCm stacks are made from, on this machine: indexes, archives, a registry.
+"""A site's mirror of all that ROCm stacks are made from, on this machine: indexes, archives, a registry.
 
 In: stacks, an address that containers reach, a registry. Out: a tree that a web server of this module serves
 (PEP 503 pages, signed apt archives), bases in the registry, and a `mirrors.yaml` that leads there. The two
@@ -335,7 +335,8 @@ def _index_archive(archive: Path, suite: str, *, origin: str, home: Path | None)
 def _stanza(path: Path, archive: Path) -> str:
     fields = subprocess.run(["dpkg-deb", "-f", str(path)], check=True, capture_output=True, text=True).stdout
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return f"{fields.rstrip()}\nFilename: {path.relative_to(archive)}\nSize: {path.stat().st_size}\nSHA256: {digest}\n"
+    size = path.stat().st_size
+    return f"{fields.rstrip()}\nFilename: {path.relative_to(archive)}\nSize: {size}\nSHA256: {digest}\n"
 
 
 def _sign_with_new_key(mirror: Mirror) -> None:
@@ -394,11 +395,12 @@ def push_bases(stacks: Sequence[Stack], registry: str) -> None:
     made = bootstrap.bootstrap(cpu.base.suite, cpu.base.packages, ROOT / "build" / "bases", report=quiet)
     with made.path.open("rb") as tar:
         layer = gzip.compress(tar.read(), compresslevel=1, mtime=0)
-    # The engine's cache knows a step by its base, not by what apt found: with a base of this run no step of an
-    # earlier mirror is taken.
+    # The engine's cache knows a step by its base, not by what apt found: with a base of this run no step of
+    # an earlier mirror is taken.
     run = uuid.uuid4().hex
     for system in sorted({stack.os for stack in stacks}):
-        release = f'BUILD_ID={run}\nID=ubuntu\nVERSION_ID="{system.removeprefix("ubuntu")}"\nVERSION_CODENAME={SUITES[system]}\n'
+        number = system.removeprefix("ubuntu")
+        release = f"BUILD_ID={run}\nID=ubuntu\nVERSION_ID={number}\nVERSION_CODENAME={SUITES[system]}\n"
         over = gzip.compress(tar_of("usr/lib/os-release", release.encode()), mtime=0)
         of_system = [stack for stack in stacks if stack.os == system]
         names = {one.reference or "" for stack in of_system for one in (stack.base, stack.builder) if one}
@@ -453,7 +455,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         return super().send_head()
 
     def list_directory(self, path: Any) -> Any:
-        links = "".join(_link(Path(path) / name) for name in sorted(os.listdir(path)))
+        links = "".join(
+            _link(Path(path) / name) for name in sorted(entry.name for entry in Path(path).iterdir())
+        )
         body = f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/html")

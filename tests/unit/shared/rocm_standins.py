@@ -1,8 +1,8 @@
-"""Stand-ins for what AMD and PyTorch publish for ROCm: real wheels, packages and libraries of a few kilobytes.
+"""Stand-ins for what AMD and PyTorch publish for ROCm: real wheels, packages and libraries of a few kB.
 
-In: versions. Out: files. Names, versions, tags, requirements, places of files and what an import does are those
-of the real ones, as their sources say; the libraries are compiled here, answer version calls and carry device
-code sections for the architectures. They compute nothing.
+In: versions. Out: files. Names, versions, tags, requirements, places of files and what an import does are
+those of the real ones, as their sources say; the libraries are compiled here, answer version calls and carry
+device code sections for the architectures. They compute nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import io
 import subprocess
 import tarfile
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import device_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 ARCHS = ("gfx90a", "gfx942", "gfx950")
 
@@ -238,7 +238,7 @@ def source_archive(folder: Path, name: str, version: str, files: Mapping[str, by
 
 
 def flash_attn(folder: Path, version: str, arch_sets: Sequence[Sequence[str]], scratch: Path) -> Path:
-    """The source archive of flash-attn; what `hipcc` would compile lies in it, one file a set of architectures."""
+    """The source archive of flash-attn; what `hipcc` would compile lies in it, one file a set of them."""
     files: dict[str, bytes | str] = {
         "setup.py": FLASH_SETUP.replace("VERSION", repr(version)),
         "flash_attn/__init__.py": f"__version__ = {version!r}\n",
