@@ -91,8 +91,13 @@ def _of_indexes(stack: Stack, folder: Path, upstream: Upstream) -> Iterator[Want
 
 
 def _unlocked(stack: Stack) -> Iterator[Wanted]:
-    """The direct requirements alone."""
-    asked = (*stack.requirements, *extensions.needs(stack), *extensions.toolchain(stack))
+    """The direct requirements alone, and what the rules name."""
+    pinned = tuple(dict.fromkeys((*stack.requirements, *stack.frozen)))
+    names = {pin.partition("==")[0] for pin in pinned}
+    asked = (
+        *pinned,
+        *(need for need in (*extensions.needs(stack), *extensions.toolchain(stack)) if need not in names),
+    )
     note = f"not locked: what it requires is not known before `stackcheck lock {stack.id}` has run"
     for pin in dict.fromkeys(asked):
         yield Wanted(

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -35,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SELECTOR = "rocm*-torch*"
 ABSENT = "vendor amd was named and no AMD device is visible"
 REFUSED = 6
+FETCHED = ("/pypi/", "/pytorch/", "/amd/")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,30 @@ def test_no_lock_names_the_mirror_or_its_login(locked: Site) -> None:
     files = [path for path in (locked.root / "images").rglob("*") if path.is_file()]
     assert files
     assert [path for path in files for word in hosts if word.encode() in path.read_bytes()] == []
+
+
+def test_the_list_for_a_site_has_every_file_that_was_fetched_with_its_hash(
+    locked: Site, built: list[dict[str, Any]]
+) -> None:
+    assert built
+    done = locked.stackcheck("mirror", "--print", "--json", SELECTOR)
+    assert done.returncode == 0, done.stderr
+    listed = [one for files in json.loads(done.stdout).values() for one in files]
+    assert {one["kind"] for one in listed} == {"wheel", "source", "image", "deb", "apt", "key"}
+    assert [one for one in listed if one["kind"] in {"wheel", "source", "image", "deb"} and one["note"]] == []
+    there = {path.name: path for path in locked.mirror.tree.rglob("*") if path.is_file()}
+    files = {
+        one["name"].rpartition("/")[2]: one for one in listed if one["kind"] in {"wheel", "source", "deb"}
+    }
+    wrong = [n for n, one in files.items() if [rocm_mirror.digest(there[n])] != one["sha256"]]
+    assert wrong == []
+    asked = {unquote(path).rpartition("/")[2] for path in locked.mirror.asked if path.startswith(FETCHED)}
+    fetched = {name for name in asked if name.endswith((".whl", ".tar.gz")) or name.startswith("amd-smi-lib")}
+    assert len(fetched) > 20
+    assert fetched - set(files) == set()
+    of_torch = {one["place"] for one in listed if one["name"].startswith("torch-")}
+    assert "https://download.pytorch.org/whl/rocm7.2" in of_torch
+    assert "https://repo.radeon.com/rocm/manylinux/rocm-rel-7.2.4/" in of_torch
 
 
 def test_all_ten_stacks_build_in_one_call(built: list[dict[str, Any]]) -> None:

@@ -45,7 +45,13 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 SUITES = {"ubuntu22.04": "jammy", "ubuntu24.04": "noble"}
 # Of the host's own index: what really builds a wheel from a source archive.
 REAL = ("setuptools", "wheel", "packaging")
-PLAIN = {"filelock": "3.20.0", "einops": "0.8.2", "ninja": "1.13.0", "typing-extensions": "4.15.0"}
+PLAIN = {
+    "filelock": "3.20.0",
+    "einops": "0.8.2",
+    "ninja": "1.13.0",
+    "typing-extensions": "4.15.0",
+    "pluggy": "1.6.0",
+}
 KEY_NAME = "Stand-in for AMD <stand-in@example.org>"
 
 
@@ -117,9 +123,11 @@ def fill(mirror: Mirror, stacks: Sequence[Stack]) -> None:
 
 
 def _plain(mirror: Mirror, name: str, version: str) -> None:
+    """A package of one module; pytest asks for the metadata of pluggy, so its stand-in requires it."""
     module = name.replace("-", "_")
     files = {f"{module}/__init__.py": f"__version__ = {version!r}\n"}
-    standins.wheel(mirror.tree / "pypi" / name, name, version, files)
+    needs = ("pluggy",) if name == "pytest" else ()
+    standins.wheel(mirror.tree / "pypi" / name, name, version, files, needs=needs)
 
 
 def _download_real(mirror: Mirror, name: str) -> None:
@@ -320,7 +328,7 @@ def _index_archive(archive: Path, suite: str, *, origin: str, home: Path | None)
     (binary / "Packages").write_text("\n".join(stanzas))
     (binary / "Packages.gz").write_bytes(gzip.compress((binary / "Packages").read_bytes(), mtime=0))
     listed = "".join(
-        f" {hashlib.sha256(path.read_bytes()).hexdigest()} {path.stat().st_size} {path.relative_to(below)}\n"
+        f" {digest(path)} {path.stat().st_size} {path.relative_to(below)}\n"
         for path in sorted(binary.iterdir())
     )
     release = (
@@ -332,11 +340,15 @@ def _index_archive(archive: Path, suite: str, *, origin: str, home: Path | None)
         _gpg(home, "--clearsign", "--output", str(below / "InRelease"), str(below / "Release"))
 
 
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _stanza(path: Path, archive: Path) -> str:
     fields = subprocess.run(["dpkg-deb", "-f", str(path)], check=True, capture_output=True, text=True).stdout
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
-    return f"{fields.rstrip()}\nFilename: {path.relative_to(archive)}\nSize: {size}\nSHA256: {digest}\n"
+    return f"{fields.rstrip()}\nFilename: {path.relative_to(archive)}\nSize: {size}\nSHA256: {digest(path)}\n"
 
 
 def _sign_with_new_key(mirror: Mirror) -> None:
@@ -470,7 +482,7 @@ def _link(path: Path) -> str:
     name = unquote(path.name).replace("+", "%2B")
     if path.is_dir():
         return f'<a href="{name}/">{path.name}</a>\n'
-    return f'<a href="{name}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">{path.name}</a>\n'
+    return f'<a href="{name}#sha256={digest(path)}">{path.name}</a>\n'
 
 
 @contextlib.contextmanager

@@ -85,6 +85,7 @@ except ImportError:
 from torch.cuda import nccl
 
 def is_available(): return False
+def is_initialized(): return False
 def device_count(): return 0
 def _is_compiled(): return True
 """
