@@ -19,6 +19,8 @@ from urllib.parse import unquote
 
 import pytest
 
+import rocm_archives
+import rocm_bases
 import rocm_mirror
 from bridge import bridge_address
 from stackcheck.engine import host_setup
@@ -62,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, registry: str) -> Iterator[Si
     assert len(stacks) == 10
     with rocm_mirror.served(folder / "mirror", bridge_address()) as mirror:
         rocm_mirror.fill(mirror, stacks)
-        rocm_mirror.push_bases(stacks, registry)
+        rocm_bases.push_bases(stacks, registry)
         mirror.write_configuration(registry)
         root = _checkout(folder / "checkout")
         yield Site(mirror=mirror, root=root, environment=mirror.environment(folder / "cache"))
@@ -142,7 +144,7 @@ def test_the_list_for_a_site_has_every_file_that_was_fetched_with_its_hash(
     files = {
         one["name"].rpartition("/")[2]: one for one in listed if one["kind"] in {"wheel", "source", "deb"}
     }
-    wrong = [n for n, one in files.items() if [rocm_mirror.digest(there[n])] != one["sha256"]]
+    wrong = [n for n, one in files.items() if [rocm_archives.digest(there[n])] != one["sha256"]]
     assert wrong == []
     asked = {unquote(path).rpartition("/")[2] for path in locked.mirror.asked if path.startswith(FETCHED)}
     fetched = {name for name in asked if name.endswith((".whl", ".tar.gz")) or name.startswith("amd-smi-lib")}
