@@ -368,3 +368,25 @@ def test_management_module_without_its_library_is_caught(plant, tmp_path, stack,
     whole = Fault("a whole amdsmi", MANAGEMENT, outcome="passed", vendor="amd", env=stack)
     paths = installed_package(tmp_path / "site", "amdsmi", "7.0.2", {"amdsmi/__init__.py": body.encode()})
     plant(Fault(**{**vars(broken if body else whole), "paths": paths}))
+
+
+AMDS_OWN = {"vendor": "amd", "wheels": "amd", "packages": {"amds-own": "2.9.1"}}
+
+
+@pytest.mark.parametrize(
+    ("stack", "version", "outcome"),
+    [
+        (AMDS_OWN, "2.9.1+rocm7.2.4.lw.git39497456", "passed"),
+        (AMDS_OWN, "2.9.1+cu130", "failed"),
+        ({**AMDS_OWN, "wheels": "upstream"}, "2.9.1+rocm7.2.4.lw.git39497456", "failed"),
+    ],
+    indirect=["stack"],
+)
+def test_amds_own_wheel_is_the_declared_version_and_another_build_is_not(
+    plant, tmp_path, stack, version, outcome
+) -> None:
+    paths = installed_package(tmp_path / "site", "amds-own", version, {})
+    check = I + "test_declared_versions_are_installed"
+    says = "" if outcome == "passed" else f"amds-own: declared 2.9.1, installed {version}"
+    fault = Fault(f"amds-own {version}", check, outcome, says, vendor="amd", env=stack)
+    plant(Fault(**{**vars(fault), "paths": paths}))
