@@ -14,9 +14,8 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.build import bootstrap, plans, stages
+from stackcheck.build import bootstrap, plans, site, stages
 from stackcheck.build.stages import GIVEN
-from stackcheck.build.wheels import host_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,6 +124,7 @@ def _target(
         if need != GIVEN:
             key = by_name[need].key
             contexts[need] = str(taken[key]) if key in taken else f"target:{stage_target(by_name[need])}"
+    contexts |= site.images(plan, supply.mirrors)
     pip_conf = ""
     if stage.takes_wheels:
         house = plan.folder / "wheelhouse" / stage.name
@@ -133,14 +133,16 @@ def _target(
     elif _asks(stage, "pip_conf"):
         pip_conf = supply.pip_conf()
     texts = {
-        "pip_conf": pip_conf.encode(),
+        stages.secret_name("pip_conf", stage.name): pip_conf.encode(),
         "ca": supply.settings.ca.read_bytes() if supply.settings.ca else b"",
-        "apt_sources": host_settings.apt_sources(plan.stack.os).encode(),
+        "apt_sources": site.apt_sources(plan.stack, supply.mirrors).encode(),
+        **(site.rocm_secrets(plan.stack, supply.mirrors) if _asks(stage, "rocm_sources") else {}),
     }
     secrets.mkdir(mode=0o700, parents=True)
     for name, text in texts.items():
         (secrets / name).write_bytes(text)
     arguments = {name: os.environ[name] for name in PROXIES if name in os.environ}
+    arguments |= site.arguments(plan.stack, stage, supply.mirrors)
     target: dict[str, Any] = {
         "context": str(context),
         "contexts": contexts,
@@ -180,9 +182,8 @@ def _context(plan: BuildPlan, *, closed: bool) -> Path:
     context.mkdir(parents=True)
     for name, data in plan.files.items():
         (context / name).write_bytes(data)
-    if closed:
-        text = stages.without_network(plan.files["Dockerfile"].decode())
-        (context / "Dockerfile").write_text(text, encoding="utf-8")
+    text = stages.with_own_secret(plan.files["Dockerfile"].decode(), "pip_conf")
+    (context / "Dockerfile").write_text(stages.without_network(text) if closed else text, encoding="utf-8")
     if plan.rootfs:
         os.link(plan.rootfs.path, context / "rootfs.tar")
     return context

@@ -22,6 +22,7 @@ from stackcheck.build.wheels.wheel_cache import WheelCache
 from stackcheck.engine import buildx
 from stackcheck.errors import BuildError
 from stackcheck.oci import archive
+from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,12 +43,14 @@ class Options:
         wheel_cache: A folder that keeps downloaded and built wheels, by hash; None to keep nothing.
         platform: `linux/amd64` or `linux/arm64`; None for this host's own.
         no_cache: Build every step again, to show that the result is the same.
+        mirrors: What this site has in place of public hosts.
     """
 
     wheelhouse: Path | None = None
     wheel_cache: Path | None = None
     platform: str | None = None
     no_cache: bool = False
+    mirrors: Mirrors = NO_MIRRORS
 
 
 DEFAULTS = Options()
@@ -131,7 +134,9 @@ def _bake(
     plans: Sequence[BuildPlan], engine: Engine, report: Callable[[str], None], options: Options
 ) -> dict[str, Image]:
     cache = WheelCache(options.wheel_cache) if options.wheel_cache else None
-    supply = wheel_supply.prepare(plans, wheelhouse_only=options.wheelhouse, cache=cache, report=report)
+    supply = wheel_supply.prepare(
+        plans, wheelhouse_only=options.wheelhouse, cache=cache, report=report, mirrors=options.mirrors
+    )
     _check_platforms(plans)
     if not engine.containerd_store:
         report("the engine has the classic image store: layers and manifest come from `docker save`")

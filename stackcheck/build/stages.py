@@ -103,6 +103,25 @@ def without_network(dockerfile: str) -> str:
     )
 
 
+def with_own_secret(dockerfile: str, secret: str) -> str:
+    """The same Dockerfile in which each stage asks for a secret under a name of its own (`pip_conf-wheels`).
+
+    A step that several targets need runs for whichever asks first, and BuildKit looks for its secrets in the
+    sessions of all of them: under one name, a stage could get the settings that are made for another one.
+    """
+    stage, blocks = "", []
+    for block in _blocks(dockerfile):
+        if found := _FROM.match(block.strip()):
+            stage = (found["name"] or "").lower()
+        blocks.append(re.sub(rf"\bid={secret}\b", f"id={secret_name(secret, stage)}", block))
+    return "".join(blocks)
+
+
+def secret_name(secret: str, stage: str) -> str:
+    """What a stage calls a secret of its own."""
+    return f"{secret}-{stage}"
+
+
 def _blocks(dockerfile: str) -> Iterator[str]:
     """The text in pieces: an instruction with its continued lines and here-documents, or a line between."""
     lines = iter(dockerfile.splitlines(keepends=True))

@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "outdated": ("matrix", "Compare pins with the newest versions in the package indexes."),
     "compat": ("explain", "Check the compatibility rules for contradictions."),
     "lock": ("matrix", "Write the pins and hashes of stacks."),
+    "mirror": ("mirror", "List which files a site has to copy for stacks."),
     "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
     "build": ("build", "Build the images of stacks."),
     "test": ("images", "Run the acceptance suites inside an image."),

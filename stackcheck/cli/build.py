@@ -17,6 +17,7 @@ from stackcheck.cli.options import (
     HERE,
     AsJson,
     DryRun,
+    MirrorsFile,
     NoCache,
     Platform,
     Root,
@@ -30,6 +31,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.matrix import resolve
+from stackcheck.recipe import mirrors as sites
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,6 +48,7 @@ def build_images(
     *,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
+    mirrors: MirrorsFile = None,
     platform: Platform = None,
     no_cache: NoCache = False,
     as_json: AsJson = False,
@@ -54,7 +57,7 @@ def build_images(
 ) -> None:
     """Build the images of stacks without testing them; stages that stacks share are built once."""
     chosen = selected(root, selectors)
-    options = build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
+    options = build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
     if dry_run:
         show_forecast(forecast.forecast(chosen, root.resolve(), options), as_json=as_json)
         return
@@ -69,7 +72,12 @@ def build_images(
 
 
 def build_options(
-    wheelhouse: Path | None, wheel_cache: str | None, platform: str | None, *, no_cache: bool
+    wheelhouse: Path | None,
+    wheel_cache: str | None,
+    platform: str | None,
+    *,
+    no_cache: bool,
+    mirrors: Path | None = None,
 ) -> build.Options:
     """The build options of a command line; the wheel cache is on unless it is disabled."""
     cache = default_folder()
@@ -80,6 +88,7 @@ def build_options(
         wheel_cache=cache,
         platform=platforms.checked(platform) if platform else None,
         no_cache=no_cache,
+        mirrors=sites.load(mirrors),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,6 +65,18 @@ def _document(answer: Explanation) -> dict[str, object]:
         "excluded": dict(answer.excluded),
         "known_issues": [issue.as_json() for issue in answer.known_issues],
         "experimental": answer.experimental,
+        "environment": [
+            {
+                "name": one.name,
+                "value": value,
+                "values": list(one.values),
+                "where": one.where,
+                "because": one.because,
+                "source": one.source,
+            }
+            for one, value in answer.environment
+        ],
+        "names": [dataclasses.asdict(name) for name in answer.names],
     }
 
 
@@ -92,6 +105,19 @@ def _lines(answer: Explanation) -> Iterator[str]:
         yield f"  in the matrix  {name}"
     for name, because in answer.excluded.items():
         yield f"  left out of the matrix  {name}: {because}"
+    yield from _environment(answer)
+
+
+def _environment(answer: Explanation) -> Iterator[str]:
+    """The variables of a stack: what its image sets, what is left to a job, and other names."""
+    for one, value in answer.environment:
+        left = "an image that needs it sets it" if one.where == "image" else "left to the job"
+        shown = (
+            f"{one.name}={value}  set in the image" if value else f"{one.name}={'|'.join(one.values)}  {left}"
+        )
+        yield f"  variable  {shown}: {one.because}\n         {one.source}"
+    for name in answer.names:
+        yield f"  called  {name.nvidia} -> {name.amd}: {name.note}\n         {name.source}"
 
 
 def _texts(combination: Mapping[str, str]) -> str:

@@ -20,6 +20,7 @@ from stackcheck.cli.options import (
     AsJson,
     DryRun,
     Force,
+    MirrorsFile,
     Name,
     NoCache,
     PlainHttp,
@@ -58,6 +59,7 @@ def make_images(
     key: SigningKey = None,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
+    mirrors: MirrorsFile = None,
     platform: Platform = None,
     no_cache: NoCache = False,
     as_json: AsJson = False,
@@ -66,7 +68,7 @@ def make_images(
 ) -> None:
     """Build, test, certify and publish the selected stacks, or all that this host can run."""
     chosen = building.selected(root, selectors)
-    options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache)
+    options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
     target = _target(root, to)
     if dry_run:
         found = forecast.forecast(chosen, root.resolve(), options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Selectors, new_app
+from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -173,13 +173,20 @@ def render(
 
 
 @app.command()
-def lock(selectors: Selectors = None, *, dry_run: DryRun = False, root: Root = HERE) -> None:
+def lock(
+    selectors: Selectors = None,
+    *,
+    mirrors: MirrorsFile = None,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
     """Write the pins and hashes of stacks."""
     from stackcheck.recipe import lock as locking
+    from stackcheck.recipe import mirrors as sites
     from stackcheck.recipe.upstream import Upstream
 
     report = Progress()
-    upstream = Upstream()
+    upstream = Upstream(mirrors=sites.load(mirrors))
     rows = []
     for stack in resolve.load_stacks(root, selectors or ()):
         if dry_run:

@@ -14,6 +14,7 @@ import typer
 
 from stackcheck.build.wheels.wheel_cache import VARIABLE
 from stackcheck.matrix.policy import Tier as TierName
+from stackcheck.recipe.mirrors import VARIABLE as MIRRORS
 from stackcheck.vendors import Vendor as VendorName
 
 HERE = Path()
@@ -96,6 +97,16 @@ Platform = Annotated[
     typer.Option("--platform", help="The platform to build for.", show_default="this host's platform"),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Run every build step again.")]
+
+MirrorsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--mirrors",
+        metavar="FILE",
+        help="What this site has in place of public indexes, archives and registries.",
+        show_default=f"${MIRRORS}, else the user's mirrors.yaml",
+    ),
+]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]

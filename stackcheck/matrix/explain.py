@@ -15,6 +15,7 @@ from stackcheck.matrix.combination import chosen, combination, complete, judge_c
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
 from stackcheck.matrix.rules import Judgement
 from stackcheck.matrix.versions import VERSION_AXES, numbers
+from stackcheck.vendors import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Matrix
     from stackcheck.matrix.rules import RuleFinding, Rules
+    from stackcheck.vendors.environment import Renamed, Variable
 
 NEAREST = 5
 # The search ends after so many judgements: some 50 ms.
@@ -41,6 +43,8 @@ class Explanation:
         excluded: The stacks that the matrix leaves out by choice: id -> its reason.
         known_issues: Reported faults of this combination.
         experimental: The matrix accepts a stack with unknown combinations; its certificate states that.
+        environment: Of a stack: what its vendor's containers set, and the image's values, if any.
+        names: Of a stack: what the other vendor's variables are called.
     """
 
     asked: Mapping[str, str]
@@ -50,6 +54,8 @@ class Explanation:
     excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
     known_issues: tuple[KnownIssue, ...] = ()
     experimental: bool = False
+    environment: tuple[tuple[Variable, str | None], ...] = ()
+    names: tuple[Renamed, ...] = ()
 
 
 def explain(
@@ -99,6 +105,10 @@ def explain_stack(
         nearest=() if worst.answer == "allowed" else tuple(nearest_allowed(free, rules)),
         known_issues=resolve.known_issues_of(stack, values, issues),
         experimental=stack.experimental,
+        environment=tuple(
+            (one, stack.env.get(one.name)) for one in environment.variables(vendor) if stack.torch
+        ),
+        names=environment.names(vendor) if stack.torch else (),
         **_places([cell], found),
     )
 

@@ -92,6 +92,7 @@ Packages = Annotated[Mapping[Token, Version], Field(max_length=300)]
 Environment = Annotated[Mapping[Variable, Text], Field(max_length=100)]
 Architectures = Annotated[tuple[Token, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=50)]
 Targets = Annotated[tuple[TestTarget, ...], Field(max_length=50)]
+SystemPackages = Annotated[tuple[Token, ...], Field(max_length=200)]
 
 
 class StackSettings(_Strict):
@@ -100,7 +101,7 @@ class StackSettings(_Strict):
     archs: Architectures | None = None
     builder: Reference | None = None
     flash_attn_backend: Literal["ck", "triton"] | None = None
-    system_packages: Annotated[tuple[Token, ...], Field(max_length=200)] = ()
+    system_packages: SystemPackages = ()
     wheel_tag: Token | None = None
     packages: Packages | None = None
     extensions: Mapping[Literal["transformer-engine-torch"], Version] | None = None
@@ -150,6 +151,7 @@ class RuntimeDefaults(_Strict):
 
     vendor: Vendor
     packages: Packages = Field(default_factory=dict)
+    system_packages: SystemPackages = ()
     env: Environment = Field(default_factory=dict)
     tested_on: Targets = ()
 

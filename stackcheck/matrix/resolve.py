@@ -17,6 +17,7 @@ from stackcheck.matrix import pins as pinned
 from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination, packages_of
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
 from stackcheck.matrix.stack import Base, FlashAttention, Package, Stack
+from stackcheck.vendors import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -157,7 +158,9 @@ def _flash_attn(
 
 def _base(cell: Cell, settings: StackSettings, found: Matrix, pins: Pins | None) -> Base:
     system = found.systems[cell.os]
-    packages = (*system.packages, *settings.system_packages)
+    # What the wheels of a runtime expect of the system: without torch there are none.
+    expected = found.runtimes[cell.runtime].system_packages if cell.torch else ()
+    packages = tuple(dict.fromkeys((*system.packages, *expected, *settings.system_packages)))
     if system.bootstrap:
         return _shared_base(kind="bootstrap", suite=system.bootstrap, packages=packages)
     digest = pins.bases.get(system.image or "") if pins else None
@@ -192,4 +195,7 @@ def _env(cell: Cell, settings: StackSettings, found: Matrix) -> Mapping[str, str
     # flash-attn reads it when it is built and again when it is imported (rule R14).
     if cell.flash_attn and settings.flash_attn_backend == "triton":
         named["FLASH_ATTENTION_TRITON_AMD_ENABLE"] = "TRUE"
-    return {**named, **found.runtimes[cell.runtime].env, **(settings.env or {})}
+    defaults = found.runtimes[cell.runtime]
+    if cell.torch:
+        named |= environment.of_image(defaults.vendor, cell.torch, settings.archs or ())
+    return {**named, **defaults.env, **(settings.env or {})}

@@ -47,6 +47,8 @@ Axis = Literal[
     "beside",  # another framework in the same image
     "device_wheels",  # one | all: the kernels of one GPU or of all
     "render_gid",  # host | a number built into the image
+    "bitsandbytes",  # cuda | rocm: what it was compiled for
+    "kernels",  # hip | triton | cuda | ptx: what the kernels of an extension are written in
     "variables",  # build | run | both: when an option of an extension is set
 ]
 Answer = Literal["allowed", "refused", "unknown"]

@@ -62,8 +62,13 @@ def extensions(stack: Stack) -> tuple[Extension, ...]:
 
 
 def needs(stack: Stack) -> tuple[str, ...]:
-    """What the extensions import beside the image's own packages."""
-    return tuple(need for extension in extensions(stack) for need in extension.needs)
+    """What the extensions import beside the image's own packages, and what builds a wheel of ROCm's selector.
+
+    From 7.14 on `rocm`, which torch requires, is a source archive (ROCm/TheRock docs/packaging/
+    python_packaging.md), so pip builds a wheel of it: without an index it finds its tools among the wheels.
+    """
+    builds = ("setuptools", "wheel") if stack.layout == "amdrocm" and stack.torch else ()
+    return (*(need for extension in extensions(stack) for need in extension.needs), *builds)
 
 
 def toolchain(stack: Stack) -> tuple[str, ...]:

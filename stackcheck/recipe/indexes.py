@@ -6,6 +6,7 @@ text never names a place: another machine uses others.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -59,8 +60,29 @@ def resolve(
     return _compile(requirements, python, options, {"constraints.txt": constraints})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexFile:
+    """A file of a package as an index lists it; not every index tells sizes, and `index` is its address."""
+
+    name: str
+    sha256: str
+    size_bytes: int | None
+    index: str | None
+
+
 def files(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
     """Package -> file name -> SHA-256, of the wheels that fit this platform and of source archives.
+
+    Raises:
+        ConfigurationError: uv is missing.
+        UnresolvedError: A package is in none of the places, or a place does not answer.
+    """
+    found = listed(pins, python=python, places=places)
+    return {name: {file.name: file.sha256 for file in of} for name, of in found.items()}
+
+
+def listed(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mapping[str, tuple[IndexFile, ...]]:
+    """Package -> its files, of the wheels that fit this platform and of source archives.
 
     Nothing is built to learn what a source archive needs: its set-up may run only where torch is.
 
@@ -74,8 +96,8 @@ def files(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mapping
         for name, version in entries
     )
     options = ["--no-deps", "--format", "pylock.toml", *places]
-    listed = tomllib.loads(_compile(pins, python, options, {"uv.toml": [metadata]}))
-    return {entry["name"]: _files(entry) for entry in listed["packages"]}
+    told = tomllib.loads(_compile(pins, python, options, {"uv.toml": [metadata]}))
+    return {entry["name"]: _files(entry) for entry in told["packages"]}
 
 
 def newest(names: Sequence[str]) -> dict[str, str | None]:
@@ -177,9 +199,17 @@ def _uv() -> str:
     return str(beside)
 
 
-def _files(entry: Mapping[str, Any]) -> Mapping[str, str]:
+def _files(entry: Mapping[str, Any]) -> tuple[IndexFile, ...]:
     found = [*entry.get("wheels", ()), *([entry["sdist"]] if "sdist" in entry else ())]
-    return {_file_name(file): file["hashes"]["sha256"] for file in found}
+    return tuple(
+        IndexFile(
+            name=_file_name(file),
+            sha256=file["hashes"]["sha256"],
+            size_bytes=file.get("size"),
+            index=entry.get("index"),
+        )
+        for file in found
+    )
 
 
 def _file_name(file: Mapping[str, Any]) -> str:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from stackcheck.engine import apt_archive
+from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import TORCH_INDEX
-from stackcheck.recipe import indexes
+from stackcheck.recipe import indexes, rocm
 from stackcheck.recipe.extensions import extensions, needs, toolchain
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
@@ -92,6 +94,7 @@ class _Locking:
             "missing": self.missing,
             "bases": self._bases(),
             "sources": {extension.name: self._source(extension) for extension in extensions(self.stack)},
+            **self._smi(),
             "wheels": self._wheels(path) if image else self.before.get("wheels", {}),
         }
         document["locked"] = not self.missing
@@ -151,6 +154,35 @@ class _Locking:
         kept = covers(self.folder / f"{extension.name}.lock", (extension.pin,))
         return self.before["sources"][extension.name] if kept else entry
 
+    def _smi(self) -> Mapping[str, Any]:
+        """The package with AMD's management library, by the hash that its archive's signed index states."""
+        path = self.folder / f"{rocm.SMI}.sha256"
+        if not rocm.takes_smi(self.stack):
+            path.unlink(missing_ok=True)
+            return {}
+        try:
+            found = self._deb()
+        except (ConfigurationError, EngineError) as error:
+            # The lines of apt's message name the addresses of this site, so the first sentence alone is kept.
+            kept = self.before.get("debs", {}).get(rocm.SMI, {}).get("archive") == rocm.archive(self.stack)
+            known = self.kept if kept and path.is_file() else self.missing
+            known.append(f"{rocm.SMI} of {rocm.archive(self.stack)}: {error.what}")
+            if known is self.missing:
+                path.unlink(missing_ok=True)
+                return {"debs": {rocm.SMI: None}}
+            return {"debs": self.before["debs"]}
+        write_atomically(path, (f"{found.sha256}  {found.path}\n".encode(),))
+        entry = {"archive": rocm.archive(self.stack), **dataclasses.asdict(found)}
+        return {"debs": {rocm.SMI: {name: entry[name] for name in entry if name != "name"}}}
+
+    def _deb(self) -> apt_archive.Deb:
+        public = rocm.archive(self.stack)
+        mirrors = self.upstream.mirrors
+        own = mirrors.url(public)
+        self.upstream.reach(public)
+        source = rocm.source(self.stack, own, mirrors.key(public, rocm.KEY))
+        return apt_archive.find(source, rocm.SMI)
+
     def _file(self, extension: Extension) -> Mapping[str, str]:
         if extension.wheel:
             return {extension.wheel: self.upstream.wheel_sha256(extension.version, extension.wheel)}
@@ -198,16 +230,18 @@ def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _A
             if not torch_places(stack):
                 raise
             package = error.package
-    (own,) = torch_places(stack)
-    _reach(own.partition("=")[2], package, upstream)
-    return question([*places, own])
+    ((option, place),) = torch_places(stack)
+    _reach(place, package, upstream)
+    return question([*places, f"{option}={upstream.mirrors.url(place)}"])
 
 
-def torch_places(stack: Stack) -> tuple[str, ...]:
-    """Where the makers of a stack's torch put their wheels, as uv's option; the index has the default one."""
+def torch_places(stack: Stack) -> tuple[tuple[str, str], ...]:
+    """Where the makers of a stack's torch put their wheels: uv's option and the address; the index has the
+    default one.
+    """
     if stack.wheels == "amd":
-        return (f"--find-links={AMD_WHEELS.format(version=stack.runtime_version)}",)
-    return (f"--extra-index-url={TORCH_INDEX}/{stack.wheel_tag}",) if stack.wheel_tag else ()
+        return (("--find-links", AMD_WHEELS.format(version=stack.runtime_version)),)
+    return (("--extra-index-url", f"{TORCH_INDEX}/{stack.wheel_tag}"),) if stack.wheel_tag else ()
 
 
 def _reach(place: str, package: str, upstream: Upstream) -> None:

@@ -17,6 +17,7 @@ import jinja2
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX
+from stackcheck.recipe import rocm
 from stackcheck.recipe.extensions import template_values
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def render(stack: Stack, images: Path) -> Mapping[str, str]:
             torch_index=f"{TORCH_INDEX}/{wheels}" if wheels else None,
             assignments=lambda values: _assignments(values, " \\\n    "),
             **template_values(stack),
+            **rocm.template_values(stack),
             labels=_assignments(labels(stack), " \\\n      "),
             env=_assignments(environment(stack), " \\\n    "),
         )

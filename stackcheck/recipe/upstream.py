@@ -15,6 +15,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.transport import TIMEOUT_S
+from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,16 +30,22 @@ class OutOfReachError(ConfigurationError):
 
 
 class Upstream:
-    """Registries and release pages, as far as this machine reaches them.
+    """Registries and release pages, as far as this machine reaches them; addresses are the public ones.
 
     Args:
         releases: Where the releases of flash-attn are listed, in the form of GitHub's API.
+        mirrors: What this site has in place of public hosts.
         timeout_s: To connect, and between two bytes of an answer.
     """
 
     def __init__(
-        self, *, releases: str = FLASH_ATTN_RELEASES, timeout_s: tuple[float, float] = TIMEOUT_S
+        self,
+        *,
+        releases: str = FLASH_ATTN_RELEASES,
+        mirrors: Mirrors = NO_MIRRORS,
+        timeout_s: tuple[float, float] = TIMEOUT_S,
     ) -> None:
+        self.mirrors = mirrors
         self._releases = releases
         self._timeout_s = timeout_s
         self._silent: dict[str, str] = {}
@@ -50,9 +57,12 @@ class Upstream:
         Raises:
             OutOfReachError: The registry does not answer, refuses, or has no such tag.
         """
-        host, repository, tag = split_reference(reference)
+        public = split_reference(reference)[0]
+        host, repository, tag = split_reference(self.mirrors.image(reference))
         store = Repository(host, repository, timeout_s=self._timeout_s)
-        return self._ask(host, lambda: store.head_manifest(tag) or store.read_manifest(tag).digest)
+        return self._ask(
+            _named(public, host), lambda: store.head_manifest(tag) or store.read_manifest(tag).digest
+        )
 
     def wheel_sha256(self, version: str, wheel: str) -> str:
         """The checksum of an official wheel of flash-attn: as its release states it, or of its bytes.
@@ -61,7 +71,7 @@ class Upstream:
             OutOfReachError: The release page does not answer, or lists no such wheel.
         """
         url = f"{self._releases}/v{version}"
-        host = url.split("/")[2]
+        host = self._host(url)
         listed = self._ask(host, lambda: self._json(url))
         asset = next((entry for entry in listed.get("assets", ()) if entry.get("name") == wheel), None)
         if asset is None:
@@ -74,19 +84,31 @@ class Upstream:
 
     def answers(self, url: str) -> str | None:
         """None if an address answers; else the reason why it does not."""
-        host = url.split("/")[2]
+        host = self._host(url)
         try:
             self._ask(host, lambda: self._get(url).close())
         except OutOfReachError as error:
             return str(error)
         return None
 
+    def reach(self, url: str) -> None:
+        """Nothing, if a host can be connected to; any answer will do.
+
+        Raises:
+            OutOfReachError: It cannot be reached.
+        """
+        self._ask(
+            self._host(url),
+            lambda: self._session.head(self.mirrors.url(url), timeout=self._timeout_s).close(),
+        )
+
     def _ask(self, host: str, question: Callable[[], _Answer]) -> _Answer:
         if host not in self._silent:
             try:
                 return question()
             except requests.HTTPError as error:
-                raise OutOfReachError(f"{host} answers {error}") from error
+                answer = f"{error.response.status_code} {error.response.reason}"
+                raise OutOfReachError(f"{host} answers {answer}") from error
             except requests.RequestException:
                 pass
             except RegistryError as error:
@@ -95,8 +117,12 @@ class Upstream:
             self._silent[host] = f"{host} is out of reach of this machine"
         raise OutOfReachError(self._silent[host])
 
+    def _host(self, url: str) -> str:
+        """The host of a public address, for messages: no address of this site gets into a lock."""
+        return _named(url.split("/")[2], self.mirrors.url(url).split("/")[2])
+
     def _get(self, url: str) -> requests.Response:
-        response = self._session.get(url, timeout=self._timeout_s, stream=True)
+        response = self._session.get(self.mirrors.url(url), timeout=self._timeout_s, stream=True)
         response.raise_for_status()
         return response
 
@@ -117,3 +143,7 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     if slash and ("." in host or ":" in host or host == "localhost"):
         return host, repository, tag
     return DEFAULT_REGISTRY, name, tag
+
+
+def _named(public: str, asked: str) -> str:
+    return public if asked == public else f"the mirror of {public}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import installed, skips, startup
+from harness import foreign, installed, skips, startup
 from harness.calls import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
@@ -64,7 +64,7 @@ def test_declared_versions_are_installed(declared: Mapping[str, Any]) -> None:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found = "none"
-        if found != version:
+        if not _is_declared(found, version, declared):
             wrong.append(f"{name}: declared {version}, installed {found}")
     assert not wrong, "\n".join(wrong)
 
@@ -92,7 +92,7 @@ def test_loaded_libraries_are_the_declared_ones(
     assert declared["packages"]["torch"] in (loaded["torch"], loaded["torch"].partition("+")[0])
     for name in ("triton", "flash_attn"):
         if declared.get(name):
-            assert loaded[name] == declared[name]["version"], name
+            assert _is_declared(loaded[name], declared[name]["version"], declared), name
     collective = declared.get("collective")
     if collective and collective["name"] in ("nccl", "rccl") and collective.get("version"):
         assert installed.agree(loaded["collective"] or (), collective["version"]), (
@@ -163,6 +163,41 @@ def test_every_extension_loads(in_child: InChild, vendor: Vendor, record_metric:
     assert len(foreign) == len(errors), "\n".join(error for error in errors if error not in foreign)
 
 
+def test_every_package_is_for_the_vendor(acceptance: AcceptanceSession, record_metric: RecordMetric) -> None:
+    """No package is for another vendor alone: by its name, its device code, the runtimes that it needs, or
+    inline assembly. Such a package imports, and fails or silently falls back when a job reaches it.
+
+    FlashAttention 3, the CUDA build of bitsandbytes and wheels for CUDA are found in an image for AMD.
+    """
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "vendor cpu has no device code, so none can be for another vendor")
+    wrong, tolerated = foreign.problems(acceptance.vendor)
+    record_metric(
+        "packages_with_parts_for_another_vendor",
+        len(tolerated),
+        unit="packages",
+        conditions={"packages": foreign.counted(tolerated)},
+    )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_management_library_does_not_break_torch(
+    acceptance: AcceptanceSession, in_child: InChild
+) -> None:
+    """Where the vendor's management module is on Python's path, torch imports it: it must import.
+
+    The package index's `amdsmi` has no library, and `import torch` itself ends (pytorch#188724).
+    """
+    module = software.of(acceptance.vendor).SMI
+    if module is None:
+        skips.without_feature("gpu", f"vendor {acceptance.vendor} has no management library")
+    error = in_child(image.import_error, module=module, fresh=True)
+    assert error is None, (
+        f"`import {module}`, which torch does when it is imported, ends with {error}: remove the package, or"
+        " install its library"
+    )
+
+
 def test_libraries_are_there_once(
     acceptance: AcceptanceSession, in_child: InChild, record_metric: RecordMetric
 ) -> None:
@@ -210,12 +245,27 @@ def test_torch_cannot_be_replaced(
     assert "constraint" in run.stdout + run.stderr, run.stdout + run.stderr
 
 
-def test_environment_is_as_declared(declared: Mapping[str, Any]) -> None:
-    """Each variable that the image declares has the declared value."""
+def test_environment_is_as_declared(
+    declared: Mapping[str, Any], acceptance: AcceptanceSession, record_metric: RecordMetric
+) -> None:
+    """Each variable that the image declares has the declared value; those that change speed are recorded."""
+    told = {
+        name: os.environ[name] for name in sorted(os.environ) if name.startswith(_speed(acceptance.vendor))
+    }
+    record_metric("variables_for_speed", len(told), unit="variables", conditions=told)
     wrong = {
         name: os.environ.get(name) for name, value in declared["env"].items() if os.environ.get(name) != value
     }
     assert not wrong, f"declared { ({name: declared['env'][name] for name in wrong}) }, got {wrong}"
+
+
+def _speed(vendor: str) -> tuple[str, ...]:
+    return software.of(vendor).VARIABLES
+
+
+def _is_declared(found: str, version: str, declared: Mapping[str, Any]) -> bool:
+    """Whether a version is the declared one; AMD's own wheels add a commit, `+rocm7.2.4.lw.git39497456`."""
+    return found == version or (declared["wheels"] == "amd" and found.partition("+rocm")[0] == version)
 
 
 def _is_foreign(error: str, runtimes: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import device_code
 from planting import SUITE_PYTHON, Fault
 
 I = "test_image.py::"  # noqa: E741
@@ -95,7 +96,8 @@ def asked(folder: Path, changes: dict[str, object]) -> dict[str, object]:
 def stack(tmp_path, request) -> dict[str, str]:
     """The environment of an image that declares what the test asks for."""
     path = tmp_path / "stack.json"
-    path.write_text(declaration(**getattr(request, "param", {})), encoding="utf-8")
+    if (told := getattr(request, "param", {})) is not None:  # None: an image that declares nothing
+        path.write_text(declaration(**told), encoding="utf-8")
     # Without this, the constraints of the image in which these tests run would apply.
     return {"STACKCHECK_STACK_FILE": str(path), "PIP_CONSTRAINT": ""}
 
@@ -259,3 +261,132 @@ def test_foreign_image_skips_what_it_does_not_declare(plant, tmp_path) -> None:
     env = {"STACKCHECK_STACK_FILE": str(tmp_path / "none")}
     check = I + "test_declared_versions_are_installed"
     plant(Fault("nothing declared", check, outcome="skipped", says="declares nothing", env=env))
+
+
+# Packages for another vendor: a planted wheel each, as pip would have installed it.
+FOREIGN = I + "test_every_package_is_for_the_vendor"
+PTX_CODE = (
+    '__global__ void f() { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(0), "l"(0)); }\n'
+)
+PTX_IN_TRITON = 'y = tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,r,r", [a, b])\n'
+
+
+def installed_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> tuple[str, ...]:
+    """A package on Python's path, with its metadata."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for path, data in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes(data)
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
+    return (str(site),)
+
+
+CUDA, HIP = device_code.nvidia_library(["sm_80"]), device_code.amd_library(["gfx942"])
+PLAIN_LIBRARY = device_code.elf({".text": b"x"})
+
+
+@pytest.mark.parametrize(
+    "stack", [{"vendor": "amd", "packages": {}}, None], indirect=True, ids=["declared", "foreign image"]
+)
+@pytest.mark.parametrize(
+    ("wheel", "says"),
+    [
+        (("flash-attn-3", {"flash_attn_3/_C.abi3.so": CUDA}), "written for NVIDIA's Hopper"),
+        (
+            (
+                "bitsandbytes",
+                {
+                    "bitsandbytes/libbitsandbytes_cpu.so": PLAIN_LIBRARY,
+                    "bitsandbytes/libbitsandbytes_cuda126.so": CUDA,
+                    "bitsandbytes/libbitsandbytes_cuda130.so": PLAIN_LIBRARY,
+                },
+            ),
+            "its compiled files are for nvidia alone",
+        ),
+        (
+            ("fused-things", {"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}),
+            "for nvidia alone (_C.cpython",
+        ),
+        (("ptx-kernels", {"ptx_kernels/copy.cu": PTX_CODE.encode()}), "PTX inline in copy.cu"),
+        (("ptx-triton", {"ptx_triton/kernels.py": PTX_IN_TRITON.encode()}), "PTX inline in kernels.py"),
+        (("nvidia-cublas-cu12", {"nvidia/cublas/lib/libcublas.so.12": CUDA}), "a library of CUDA"),
+    ],
+)
+def test_package_for_nvidia_in_an_image_for_amd_is_caught(plant, tmp_path, stack, wheel, says) -> None:
+    name, files = wheel
+    paths = installed_package(tmp_path / "site", name, "1.0", files)
+    fault = Fault(f"{name} for NVIDIA", FOREIGN, says=says, vendor="amd", env=stack)
+    plant(Fault(**{**vars(fault), "paths": paths}))
+
+
+@pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("bitsandbytes", {"b/libbitsandbytes_cuda126.so": CUDA, "b/libbitsandbytes_rocm72.so": HIP}),
+        ("torchao", {"torchao/_C_cutlass_90a.abi3.so": CUDA}),
+        ("guarded", {"guarded/copy.cu": b"#ifndef USE_ROCM\n" + PTX_CODE.encode() + b"#endif\n"}),
+        ("plain", {"plain/_c.abi3.so": PLAIN_LIBRARY, "plain/a.py": b"'''asm( is a word'''\n"}),
+    ],
+)
+def test_package_with_a_way_for_amd_passes(plant, tmp_path, stack, name, files) -> None:
+    paths = installed_package(tmp_path / "site", name, "1.0", files)
+    fault = Fault(f"{name} for both", FOREIGN, outcome="passed", vendor="amd", env=stack)
+    plant(Fault(**{**vars(fault), "paths": paths}))
+
+
+@pytest.mark.parametrize("stack", [{"vendor": "nvidia", "packages": {}}], indirect=True)
+@pytest.mark.parametrize(
+    ("wheel", "says"),
+    [
+        (("triton-rocm", {}), "as PyTorch builds it for ROCm"),
+        (("hip-kernels", {"hip_kernels/_C.so": HIP}), "its compiled files are for amd alone"),
+    ],
+)
+def test_package_for_amd_in_an_image_for_nvidia_is_caught(plant, tmp_path, stack, wheel, says) -> None:
+    name, files = wheel
+    paths = installed_package(tmp_path / "site", name, "1.0", files)
+    fault = Fault(f"{name} for AMD", FOREIGN, says=says, vendor="nvidia", env=stack)
+    plant(Fault(**{**vars(fault), "paths": paths}))
+
+
+MANAGEMENT = I + "test_the_management_library_does_not_break_torch"
+# As the wheels of the package index: the module is there, its library is not.
+WITHOUT_LIBRARY = (
+    'print("libamd_smi.so: cannot open shared object file")\n_libraries = {}\n_libraries["libamd_smi.so"]\n'
+)
+
+
+@pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
+@pytest.mark.parametrize("body", [WITHOUT_LIBRARY, ""], ids=["without its library", "with it"])
+def test_management_module_without_its_library_is_caught(plant, tmp_path, stack, body) -> None:
+    broken = Fault(
+        "amdsmi of the index", MANAGEMENT, says="KeyError: 'libamd_smi.so'", vendor="amd", env=stack
+    )
+    whole = Fault("a whole amdsmi", MANAGEMENT, outcome="passed", vendor="amd", env=stack)
+    paths = installed_package(tmp_path / "site", "amdsmi", "7.0.2", {"amdsmi/__init__.py": body.encode()})
+    plant(Fault(**{**vars(broken if body else whole), "paths": paths}))
+
+
+AMDS_OWN = {"vendor": "amd", "wheels": "amd", "packages": {"amds-own": "2.9.1"}}
+
+
+@pytest.mark.parametrize(
+    ("stack", "version", "outcome"),
+    [
+        (AMDS_OWN, "2.9.1+rocm7.2.4.lw.git39497456", "passed"),
+        (AMDS_OWN, "2.9.1+cu130", "failed"),
+        ({**AMDS_OWN, "wheels": "upstream"}, "2.9.1+rocm7.2.4.lw.git39497456", "failed"),
+    ],
+    indirect=["stack"],
+)
+def test_amds_own_wheel_is_the_declared_version_and_another_build_is_not(
+    plant, tmp_path, stack, version, outcome
+) -> None:
+    paths = installed_package(tmp_path / "site", "amds-own", version, {})
+    check = I + "test_declared_versions_are_installed"
+    says = "" if outcome == "passed" else f"amds-own: declared 2.9.1, installed {version}"
+    fault = Fault(f"amds-own {version}", check, outcome, says, vendor="amd", env=stack)
+    plant(Fault(**{**vars(fault), "paths": paths}))

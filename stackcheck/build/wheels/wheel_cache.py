@@ -88,11 +88,19 @@ class WheelCache:
                 why = lines[-1].removeprefix("ERROR: ") if lines else "pip said nothing"
                 named = {name.lower().replace("_", "-") for name in _REFUSED.findall(done.stderr)}
                 gone = [package for package in left if package.name in named] or left
-                refused |= dict.fromkeys(gone, why)
+                refused |= {one: why for one in gone if not _source_archive(one, folder, options)}
                 left = [package for package in left if package not in gone]
             for path in sorted(folder.iterdir()):
                 self._keep(path, self.folder / "wheels" / sha256(path) / path.name)
         return refused
+
+    def keep_file(self, path: Path) -> Path:
+        """Copy a file into the cache, under its hash; where it lies there."""
+        place = self.folder / "wheels" / sha256(path) / path.name
+        with self._unfinished() as folder:
+            shutil.copyfile(path, folder / path.name)
+            self._keep(folder / path.name, place)
+        return place
 
     def has(self, key: str) -> bool:
         """Whether the cache has the output of a stage with this key; it is not checked."""
@@ -155,14 +163,27 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): sha256(path) for path in sorted(files)}
 
 
+def _source_archive(package: Locked, folder: Path, options: Sequence[str]) -> bool:
+    """Whether a package's source archive was downloaded: pip in the image builds its wheel.
+
+    pip asks the archive for its requirements, so its set-up runs here, as it did when the stack was locked.
+    """
+    chosen = (f"--no-binary={package.name}", *options)
+    return _pip([package], folder, chosen).returncode == 0
+
+
 def _pip_download(
     wanted: Sequence[Locked], folder: Path, target: InstallTarget, options: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
+    return _pip(wanted, folder, (*target.pip_options, *options))
+
+
+def _pip(wanted: Sequence[Locked], folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as name:
         listed = Path(name) / "requirements.lock"
         listed.write_text("".join(f"{package.requirement}\n" for package in wanted), encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        command += [*target.pip_options, *options, "--dest", str(folder), "--requirement", str(listed)]
+        command += [*options, "--dest", str(folder), "--requirement", str(listed)]
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import shutil
 from typing import TYPE_CHECKING
 
 from stackcheck.build import platforms
-from stackcheck.build.wheels import host_settings, wheelhouse
+from stackcheck.build.wheels import debs, host_settings, wheelhouse
 from stackcheck.errors import BuildError
-from stackcheck.matrix.stack import TORCH_INDEX
-from stackcheck.recipe import extensions, requirements
+from stackcheck.recipe import extensions, lock, requirements, rocm
+from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,8 @@ class Supply:
         closed: Whether `settings` names one folder beside which nothing is asked.
         cache: The wheel cache, if there is one.
         cached: What it holds of these stacks' locks.
+        debs: The packages that stages unpack, where this host has or got them.
+        mirrors: What this site has in place of public hosts.
         report: Gets a line for what a user would not expect.
     """
 
@@ -47,6 +50,8 @@ class Supply:
     closed: bool
     cache: WheelCache | None
     cached: Mapping[str, Path]
+    debs: Mapping[debs.Pinned, Path]
+    mirrors: Mirrors
     report: Callable[[str], None]
 
     def pip_conf(self) -> str:
@@ -58,6 +63,9 @@ class Supply:
         wanted = packages(plan, stage)
         found = wheelhouse.look(wanted, self.settings, self.cached)
         named = found.lay_out(house)
+        for one in debs.pinned(plan, stage):
+            if one in self.debs:
+                shutil.copyfile(self.debs[one], house / one.file)
         lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
         whole = bool(wanted) and not lacking and _all_by_hash(stage)
         return self.settings.pip_conf(wheelhouse=bool(named), closed=self.closed or whole)
@@ -76,22 +84,27 @@ def prepare(
     wheelhouse_only: Path | None,
     cache: WheelCache | None,
     report: Callable[[str], None],
+    mirrors: Mirrors = NO_MIRRORS,
 ) -> Supply:
-    """Prepare what the builds of these plans install; download missing wheels into the cache.
+    """Prepare what the builds of these plans install; download what is missing into the cache.
 
     Raises:
         BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
-        ConfigurationError: The folder does not exist.
+        ConfigurationError: The folder does not exist, or the key of an archive is not on this host.
+        EngineError: An archive of packages does not answer.
     """
     settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
     cached: dict[str, Path] = {}
+    unpacked: dict[debs.Pinned, Path] = {}
     for plan in plans:
         compiled = _compiled(plan)
         wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
         if wheelhouse_only:
             check_folder(plan, wheelhouse_only)
+            unpacked |= debs.find(debs.pinned(plan), [wheelhouse_only], None)
             continue
-        held = _from_cache(plan, wanted, settings, cache, report) if cache else {}
+        unpacked |= debs.gather(plan, settings.folders, cache, mirrors, report)
+        held = _from_cache(plan, wanted, (settings, mirrors), cache, report) if cache else {}
         cached |= held
         if plan.foreign:
             _check_platform(plan, wanted, wheelhouse.look(wanted, settings, held))
@@ -100,6 +113,8 @@ def prepare(
         closed=wheelhouse_only is not None,
         cache=cache,
         cached=cached,
+        debs=unpacked,
+        mirrors=mirrors,
         report=report,
     )
 
@@ -126,6 +141,8 @@ def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
 
 def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
     """The locks that a stage copies; else those of the stage that it stands on; else the stack's own."""
+    if any(name.endswith(debs.SUFFIX) for name in stage.files):
+        return ()
     by_name = {other.name: other for other in plan.stages}
     step: Stage | None = stage
     while step:
@@ -155,33 +172,38 @@ def _all_by_hash(stage: Stage) -> bool:
 def _from_cache(
     plan: BuildPlan,
     wanted: Sequence[Locked],
-    settings: host_settings.HostSettings,
+    places: tuple[host_settings.HostSettings, Mirrors],
     cache: WheelCache,
     report: Callable[[str], None],
 ) -> Mapping[str, Path]:
     """The cached files of locked packages; wheels that this host lacks are downloaded first."""
+    settings, mirrors = places
     target = platforms.target(plan.stack, plan.platform)
     held = cache.find(wanted, report)
     lacking = wheelhouse.look(wanted, settings, held).missing(wanted, target)
     if not lacking:
         return held
     report(f"{plan.stack.id}: downloading {len(lacking)} wheels into the wheel cache {cache.folder}")
-    refused = cache.fill(lacking, target, _index_options(plan, settings))
+    refused = cache.fill(lacking, target, _index_options(plan, settings, mirrors))
     if refused and not plan.foreign:
         names = ", ".join(map(str, refused))
         report(f"{plan.stack.id}: not cached; pip will fetch these during the build: {names}")
     return cache.find(wanted, report)
 
 
-def _index_options(plan: BuildPlan, settings: host_settings.HostSettings) -> tuple[str, ...]:
-    """PyTorch's own index where the host's pip names no place of its own: as the Dockerfile does."""
-    tag = plan.stack.wheel_tag
+def _index_options(
+    plan: BuildPlan, settings: host_settings.HostSettings, mirrors: Mirrors
+) -> tuple[str, ...]:
+    """The place of those who built torch where the host's pip names no place of its own, as the Dockerfile
+    does; a mirror of it is always asked, because the site has named it.
+    """
     named = (
         settings.folders
         or settings.indexes
         or {"index-url", "extra-index-url", "find-links"} & {*settings.pip}
     )
-    return (f"--extra-index-url={TORCH_INDEX}/{tag}",) if tag and not named else ()
+    places = [(option, place, mirrors.url(place)) for option, place in lock.torch_places(plan.stack)]
+    return tuple(f"{option}={own}" for option, place, own in places if own != place or not named)
 
 
 def check_folder(plan: BuildPlan, folder: Path) -> None:
@@ -194,11 +216,15 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
     lacking = wheelhouse.look(wanted, host_settings.only(folder), {}).missing(wanted, target)
-    if lacking:
+    unpacked = debs.pinned(plan)
+    absent = [one.file for one in unpacked if one not in debs.find(unpacked, [folder], None)]
+    if lacking or absent:
         raise BuildError(
-            f"the folder of wheels lacks {len(lacking)} of {len(wanted)} packages for {plan.platform}",
+            f"the folder of wheels lacks {len(lacking) + len(absent)} of "
+            f"{len(wanted) + len(unpacked)} packages "
+            f"for {plan.platform}",
             where=str(folder),
-            got="\n    ".join(map(str, lacking)),
+            got="\n    ".join([*map(str, lacking), *absent]),
             expected=f"every file that the locks of images/{plan.stack.id} name, by its hash",
             next_step=f"on a machine with network: {download_command(plan, lacking, folder)}",
         )
@@ -207,18 +233,20 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
 def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -> str:
     """What fetches all that a stack's locks name, for its platform and Python, on any machine."""
     by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
-    tag = plan.stack.wheel_tag
-    index = f" --extra-index-url={TORCH_INDEX}/{tag}" if tag else ""
+    index = "".join(f" {option}={place}" for option, place in lock.torch_places(plan.stack))
     options = platforms.target(plan.stack, plan.platform).shell_options
     place = shlex.quote(str(folder))
     locks = dict.fromkeys(name for stage in plan.stages if stage.takes_wheels for name in _locks(plan, stage))
     commands = []
     for name in locks:
-        lock = requirements.read_packages(plan.files[name].decode())
-        if not {package.name for package in lock} <= {*by_hand}:
+        locked = requirements.read_packages(plan.files[name].decode())
+        if not {package.name for package in locked} <= {*by_hand}:
             path = shlex.quote(f"images/{plan.stack.id}/{name}")
             commands.append(f"pip download --no-deps {options}{index} --dest {place} -r {path}")
     commands += [_fetch(by_hand[package.name], place) for package in lacking if package.name in by_hand]
+    commands += [
+        f"curl -fsSL -o {place}/{one.file} {rocm.archive(plan.stack)}/{one.path}" for one in debs.pinned(plan)
+    ]
     return " && ".join(commands)
 
 

@@ -7,6 +7,7 @@ Calls and enumerations are found by name in the installed module. No literal val
 
 import functools
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,13 @@ from typing import Any
 
 from vendors import Absence, Reading, VendorAbsentError, is_known
 
-# Where packages put the module if it is not on Python's path: ROCm's, then Debian 13's.
-MODULE_FOLDERS = ("/opt/rocm/share/amd_smi", "/usr/share/amd_smi")
+# Where packages put the module if it is not on Python's path: ROCm's, then ROCm's as Python packages (from
+# 7.14 on), then Debian 13's.
+MODULE_FOLDERS = (
+    "/opt/rocm/share/amd_smi",
+    f"{sysconfig.get_path('platlib')}/_rocm_sdk_core/share/amd_smi",
+    "/usr/share/amd_smi",
+)
 ALL_ONES = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 # A status of the library -> what it means for one value. Any other status is an absence under its own name,
 # because real devices refuse single values with many statuses (ROCm/rocm-systems#11468).
@@ -143,7 +149,7 @@ def _import() -> Any:
     except ImportError as error:
         raise VendorAbsentError(
             "the amdsmi module is not installed: use the one that comes with libamd_smi"
-            f" ({' or '.join(MODULE_FOLDERS)}), or pip install amdsmi in the same release"
+            f" ({' or '.join(MODULE_FOLDERS)}); the package index has the module alone"
         ) from error
     # The module loads libamd_smi.so and looks up its functions while it is imported.
     except AttributeError as error:  # such as PyPI's module 7.0.2 with the libraries 6.1.2 and 10.1

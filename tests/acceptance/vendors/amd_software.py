@@ -83,6 +83,28 @@ LIBRARIES: tuple[Library, ...] = (
     Library(name="torch's HIP kernels", stem="libtorch_hip", needed=True, device_code=True),
 )
 FOLDERS: tuple[str, ...] = ("/opt/rocm/lib", "/usr/lib/x86_64-linux-gnu")
+VARIABLES: tuple[str, ...] = (
+    *("HIP_", "HSA_", "GPU_", "ROCBLAS_", "HIPBLASLT_", "MIOPEN_", "AMD_", "NCCL_", "RCCL_", "TORCH_NCCL_"),
+    *("PYTORCH_", "DISABLE_ADDMM_", "TORCH_BLAS_", "FLASH_ATTENTION_"),
+)
+SMI: str | None = "amdsmi"
+CODE_SECTIONS: tuple[str, ...] = (FATBIN_SECTION,)
+# Made for NVIDIA alone, whatever their wheels hold. Dao-AILab/flash-attention README.md: FlashAttention 3
+# asks for Hopper and CUDA 12.3, 4 for CuTe DSL on Hopper or Blackwell; ROCm has FlashAttention 2.
+FOREIGN: dict[str, str] = {
+    "flash-attn-3": "FlashAttention 3 is written for NVIDIA's Hopper; ROCm has FlashAttention 2 (flash-attn)",
+    "flash-attn-4": "FlashAttention 4 needs NVIDIA's CuTe DSL; ROCm has FlashAttention 2 (flash-attn)",
+    "nvidia-cutlass-dsl*": "CuTe DSL compiles for NVIDIA alone",
+    "nvidia-cu*": "a library of CUDA: something in this image was installed for NVIDIA",
+    "nvidia-nccl-*": "NCCL: ROCm has RCCL, in torch's wheel",
+    "cupy-cuda*": "CuPy for CUDA; for ROCm it is compiled with CUPY_INSTALL_USE_HIP=1",
+    "transformer-engine-cu*": "Transformer Engine for CUDA; AMD has a fork of it (ROCm/TransformerEngine)",
+    "tensorrt*": "TensorRT runs on NVIDIA alone",
+}
+TOLERATED: dict[str, str] = {
+    # torchao/__init__.py loads its extensions only where torch has CUDA; its layers are Python and Triton.
+    "torchao": "its Python and Triton parts run on both; the compiled ones are asked for on CUDA alone",
+}
 COMPILER: Compiler | None = Compiler(
     program="hipcc",
     folders=("/opt/rocm/bin",),

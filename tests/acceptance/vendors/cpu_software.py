@@ -10,6 +10,11 @@ from vendors.software import Compiler, Library
 LIBRARIES: tuple[Library, ...] = ()
 COMPILER: Compiler | None = None
 FOLDERS: tuple[str, ...] = ()
+VARIABLES: tuple[str, ...] = ("OMP_", "MKL_", "KMP_", "GLOO_")
+SMI: str | None = None
+CODE_SECTIONS: tuple[str, ...] = ()
+FOREIGN: dict[str, str] = {}
+TOLERATED: dict[str, str] = {}
 
 
 def architectures(path: Path) -> frozenset[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+DT_NEEDED = 1
 MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little endian, as every host of these GPUs
 
 
@@ -38,6 +39,16 @@ def sections(data: mmap.mmap) -> tuple[Section, ...]:
         Section(name=_string(data, strings + name), offset=offset, size=size)
         for name, _kind, _flags, _address, offset, size in headers
     )
+
+
+def needed(data: mmap.mmap) -> tuple[str, ...]:
+    """The libraries that a file names as needed (DT_NEEDED); none if it is not a 64-bit ELF file."""
+    by_name = {section.name: section for section in sections(data)}
+    dynamic, strings = by_name.get(".dynamic"), by_name.get(".dynstr")
+    if dynamic is None or strings is None:
+        return ()
+    entries = (struct.unpack_from("<qQ", data, dynamic.offset + at) for at in range(0, dynamic.size - 15, 16))
+    return tuple(_string(data, strings.offset + value) for tag, value in entries if tag == DT_NEEDED)
 
 
 def _string(data: mmap.mmap, start: int) -> str:

@@ -122,6 +122,17 @@ FOLDERS: tuple[str, ...] = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
 )
+VARIABLES: tuple[str, ...] = ("CUDA_", "NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUBLAS_", "NVTE_", "TORCH_BLAS_")
+SMI: str | None = "pynvml"
+CODE_SECTIONS: tuple[str, ...] = FATBIN_SECTIONS
+FOREIGN: dict[str, str] = {
+    "triton-rocm": "Triton as PyTorch builds it for ROCm",
+    "pytorch-triton-rocm": "Triton as PyTorch builds it for ROCm",
+    "rocm": "ROCm as Python packages: something in this image was installed for AMD",
+    "rocm-sdk-*": "ROCm as Python packages: something in this image was installed for AMD",
+    "amd-aiter": "AITER has kernels for AMD alone",
+}
+TOLERATED: dict[str, str] = {}
 COMPILER: Compiler | None = Compiler(
     program="nvcc",
     folders=("/usr/local/cuda/bin",),

@@ -25,6 +25,13 @@ COMMON_ONCE: Mapping[str, tuple[str, ...]] = {
     "Triton": ("libtriton",),
     "LLVM": ("libLLVM",),
 }
+GPU_VENDORS = tuple(name for name in VENDORS if name != "cpu")
+# What every program for a vendor's devices is linked to, and torch's own libraries of its builds.
+RUNTIMES: Mapping[str, frozenset[str]] = {
+    "amd": frozenset({"libamdhip64", "libhiprtc", "libhipblas", "libtorch_hip", "libc10_hip"}),
+    "nvidia": frozenset({"libcuda", "libcudart", "libnvrtc", "libcublas", "libtorch_cuda", "libc10_cuda"}),
+    "cpu": frozenset(),
+}
 # What auditwheel adds to the name of a library inside a wheel: libgomp-a34b3233.so.1.
 _ADDED = re.compile(r"(-[0-9a-f]{8})?\.so($|\.[0-9.]*$)")
 
@@ -84,6 +91,11 @@ class Software(Protocol):
     LIBRARIES: tuple[Library, ...]
     COMPILER: Compiler | None
     FOLDERS: tuple[str, ...]  # where libraries are that do not come in a wheel
+    VARIABLES: tuple[str, ...]  # how the names of variables begin that change speed or collectives
+    SMI: str | None  # the module of the vendor's management library, which torch imports if it is on the path
+    CODE_SECTIONS: tuple[str, ...]  # ELF sections that hold device code for this vendor
+    FOREIGN: Mapping[str, str]  # pattern of a package's name -> why it cannot work on this vendor
+    TOLERATED: Mapping[str, str]  # pattern -> why a package may have parts for another vendor alone
 
     @staticmethod
     def architectures(path: Path) -> frozenset[str]:
@@ -97,6 +109,11 @@ class Software(Protocol):
 def of(vendor: str) -> Software:
     """The software of that vendor."""
     return cast("Software", importlib.import_module(f"vendors.{vendor}_software"))
+
+
+def runtimes(vendor: str) -> frozenset[str]:
+    """Stems of the libraries that are this vendor's own."""
+    return frozenset(library.stem for library in of(vendor).LIBRARIES) | RUNTIMES[vendor]
 
 
 def once() -> dict[str, tuple[str, ...]]:

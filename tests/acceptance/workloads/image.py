@@ -85,6 +85,17 @@ def libraries(vendor: str) -> dict[str, Any]:
     }
 
 
+def import_error(module: str) -> str | None:
+    """How a module that is on the path fails to import; None if it imports or is not there."""
+    if not _is_installed(module):
+        return None
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - whatever it raises ends whoever imports it
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def load_errors(paths: list[str], *, after_torch: bool = True) -> list[str]:
     """The loader's error for each file that cannot be loaded with every symbol resolved."""
     if after_torch:

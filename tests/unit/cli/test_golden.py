@@ -271,6 +271,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("cpu-*",), lock_that_cannot_be_written),
         Case(("cpu-*",), broken_matrix),
     ),
+    "mirror": (
+        Case(("--print", "rocm7.2.4-torch2.9.1-*")),
+        Case(("--print", "--json", "rocm7.14*")),
+        Case(),
+        Case(("--print", "nope")),
+        Case(("--print", "--mirrors", "nowhere.yaml")),
+    ),
     "render": (
         Case(("--check", "cpu-*")),
         Case(("cpu-*",)),

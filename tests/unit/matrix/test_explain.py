@@ -96,7 +96,7 @@ def test_an_id_that_is_in_no_matrix_is_explained_by_its_parts():
         "arch=gfx999",
         "cuda=12.8 flash_attn=2.8.4",
         "torchao=0.99.0",
-        "rocm=10.0 amdsmi=7.0.2",
+        "rocm=10.0 amdsmi=9.9.9",
     ],
 )
 def test_what_no_source_names_is_unknown_even_where_no_other_rule_speaks(question: str):

@@ -67,7 +67,7 @@ def test_no_stack_of_the_matrix_is_dropped_in_silence():
         ),
         (
             "rocm7.14.1-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04",
-            "K-amdsmi-other-release",
+            "K-compile-mix-order-reduction",
             "K-hip-graph-stale-read",
         ),
     ],
@@ -116,6 +116,16 @@ def test_explain_refuses_what_an_issue_refuses_and_offers_what_has_no_such_issue
     refusing = ISSUES.refusing(RULES)
     assert all(explain.explain(near, refusing).judgement.answer == "allowed" for near in told.nearest)
     assert explain.explain(asked, RULES).judgement.answer == "allowed"
+
+
+@pytest.mark.parametrize(
+    ("question", "issue"),
+    [("amdsmi=7.0.2", "K-amdsmi-without-library"), ("flash_attn=3.0.0", "K-flash-attn-3-rocm")],
+)
+def test_what_cannot_work_on_rocm_is_refused_with_the_reason(question: str, issue: str):
+    told = explain.explain(parse_question(["rocm=7.2", question], RULES), RULES, None, ISSUES)
+    assert told.judgement.answer == "refused"
+    assert issue in [rule.id for rule in told.judgement.broken]
 
 
 def test_explain_tells_the_issues_of_a_stack_and_of_a_question():

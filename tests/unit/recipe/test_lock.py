@@ -30,6 +30,9 @@ class Deaf(Upstream):
     def answers(self, url: str) -> str:
         return f"{url.split('/')[2]} is out of reach of this machine"
 
+    def reach(self, url: str) -> None:
+        raise OutOfReachError(f"{url.split('/')[2]} is out of reach of this machine")
+
     def wheel_sha256(self, version: str, wheel: str) -> str:
         raise OutOfReachError(f"no release {version} of {wheel}")
 

@@ -17,7 +17,17 @@ from stackcheck.recipe import extensions, render
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"
 STACKS = resolve.load_stacks(ROOT)
-KNOWN = {"wheelhouse", "base", "toolchain", "flash-attn-build", "flash-attn", "wheels", "extended", "final"}
+KNOWN = {
+    "wheelhouse",
+    "base",
+    "smi",
+    "toolchain",
+    "flash-attn-build",
+    "flash-attn",
+    "wheels",
+    "extended",
+    "final",
+}
 KNOWN |= {f"{name}{end}" for name in extensions.OPTIONAL for end in ("", "-build")}
 every_stack = pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
 every_template = pytest.mark.parametrize(
@@ -95,6 +105,7 @@ def changed(stack: Stack, other: Stack) -> set[str]:
     for one in (stack, other):
         files = {"flash-attn.lock": str(one.flash_attn), "stack.json": one.id}
         same = ("requirements.lock", "toolchain.lock", "transformer-engine-torch.lock", "rootfs.tar")
+        same += ("amd-smi-lib.sha256",)
         files |= dict.fromkeys(same, "as it was")
         found = stages.read_stages(dockerfile_of(one), files, platform="linux/amd64")
         keys.append({stage.name: stage.key for stage in found})
@@ -164,3 +175,26 @@ def test_a_triton_that_the_matrix_asks_for_is_frozen_once() -> None:
     assert asked.frozen == asked.requirements
     ruled = dataclasses.replace(asked, triton=Package(name="triton", version="3.7.1"))
     assert ruled.frozen == asked.requirements
+
+
+ROCM = [stack for stack in STACKS if stack.layout == "classic" and stack.torch]
+
+
+@pytest.mark.parametrize("stack", ROCM, ids=lambda stack: stack.id)
+def test_amds_management_library_is_of_the_release_by_hash_and_off_torchs_path(stack: Stack) -> None:
+    text = stage_of(stack, "smi")
+    assert f"repo.radeon.com/rocm/apt/{stack.runtime_version}" in text
+    assert text.index("sha256sum --check") < text.index("dpkg-deb --extract")
+    assert f"/smi/opt/rocm-{stack.runtime_version}/share/amd_smi/" in text
+    # Nothing that Python imports from by itself, and no set-up script of the package: it would call pip.
+    assert not re.search(r"/opt/venv|site-packages|dist-packages|PYTHONPATH|\.pth|apt-get|dpkg -i", text)
+    assert "COPY --from=smi /smi/ /\n" in stage_of(stack, "final")
+
+
+def test_no_stack_takes_amdsmi_from_an_index() -> None:
+    assert [one.id for one in STACKS if any(pin.startswith("amdsmi") for pin in one.requirements)] == []
+
+
+def test_roc_ms_own_libraries_come_with_amds_wheel_alone_which_does_not_bring_them() -> None:
+    with_packages = [one.id for one in STACKS if "rocm-hip-libraries" in dockerfile_of(one)]
+    assert with_packages == [one.id for one in STACKS if one.wheels == "amd"] != []

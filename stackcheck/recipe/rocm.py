@@ -1,0 +1,115 @@
+"""What a ROCm image takes from AMD's own package archive, and which system libraries its wheels expect.
+
+In: a stack. Out: where the archive of its ROCm release is, which packages come from there, and the values
+that the templates take. Pure. Which wheel brings which library is data: images/rocm-libraries.yaml.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.engine.apt import Source
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stackcheck.matrix.stack import Stack
+
+# One archive a release, with Ubuntu's release names as suites: rocm.docs.amd.com/projects/install-on-linux,
+# install/install-methods/package-manager/package-manager-ubuntu.
+ARCHIVE = "https://repo.radeon.com/rocm/apt/{version}"
+SUITES = {"ubuntu22.04": "jammy", "ubuntu24.04": "noble"}
+# Where the same page puts the key that signs them.
+KEY = Path("/etc/apt/keyrings/rocm.gpg")
+KEY_ADDRESS = "https://repo.radeon.com/rocm/rocm.gpg.key"
+# libamd_smi.so and the Python module that belongs to it (ROCm/rocm-systems projects/amdsmi, CMakeLists.txt:
+# CPACK_PACKAGE_NAME). Its files are taken, and no set-up script runs: at least up to 6.2 that calls pip for
+# the system's Python (ROCm/amdsmi DEBIAN/postinst.in).
+SMI = "amd-smi-lib"
+# AMD's wheels of torch are "lw": they load ROCm from /opt/rocm, where PyTorch's own bring it along
+# (LMCache/LMCache#4683; names such as torch-2.9.1+rocm7.2.4.lw.git39497456). What libtorch_hip needs of it is
+# the list of pytorch/pytorch .ci/manywheel/repair_wheel.py; the packages that have it are
+# https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/package-manager-integration.html
+RUNTIME = ("rocm-hip-libraries", "rocm-ml-libraries", "rocm-smi-lib", "roctracer")
+
+
+def archive(stack: Stack) -> str:
+    """The address of the archive of the stack's ROCm release; a release such as 7.2.0 is called 7.2 there."""
+    return ARCHIVE.format(version=(stack.runtime_version or "").removesuffix(".0"))
+
+
+def takes_smi(stack: Stack) -> bool:
+    """Whether the management library comes from AMD's archive: later releases bring it as a wheel."""
+    return stack.layout == "classic" and stack.torch is not None
+
+
+def takes_runtime(stack: Stack) -> bool:
+    """Whether torch's wheel leaves ROCm's libraries to the system."""
+    return takes_smi(stack) and stack.wheels == "amd"
+
+
+def suite(stack: Stack) -> str:
+    """The archive's name for the stack's distribution.
+
+    Raises:
+        ConfigurationError: AMD has no packages for it, as far as this tool knows.
+    """
+    if stack.os not in SUITES:
+        raise ConfigurationError(
+            f"this tool knows no packages of AMD for {stack.os}",
+            where=stack.id,
+            expected=" or ".join(SUITES),
+            next_step="choose another `os` in matrix.yaml",
+        )
+    return SUITES[stack.os]
+
+
+def source(stack: Stack, address: str, key: Path) -> Source:
+    """The archive, at the address that this site has for it, as apt takes it.
+
+    Raises:
+        ConfigurationError: The key that signs the archive is not on this host.
+    """
+    if not key.is_file():
+        raise ConfigurationError(
+            "the key of AMD's package archive is not on this host",
+            where=str(key),
+            expected="the key, in the form that apt takes (Signed-By)",
+            next_step=f"curl -fsSL {KEY_ADDRESS} | gpg --dearmor -o {KEY}, "
+            "or name another file under `keys` of the mirrors",
+        )
+    return Source(uris=(address,), suites=(suite(stack),), components=("main",), signed_by=str(key))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FromArchive:
+    """What the templates take: `packages` into the base, `smi` into a stage of its own.
+
+    Attributes:
+        place: The folder of the release: /opt/rocm-7.2.4.
+        linked: Whether /opt/rocm has to be made; ROCm's own packages make it.
+    """
+
+    archive: str
+    suite: str
+    place: str
+    packages: tuple[str, ...]
+    linked: bool
+
+
+def template_values(stack: Stack) -> Mapping[str, Any]:
+    """What the templates ask for about AMD's archive."""
+    if not takes_smi(stack):
+        return {"rocm": None}
+    packages = RUNTIME if takes_runtime(stack) else ()
+    found = FromArchive(
+        archive=archive(stack),
+        suite=suite(stack),
+        place=f"/opt/rocm-{stack.runtime_version}",
+        packages=packages,
+        linked=not packages,
+    )
+    return {"rocm": found}

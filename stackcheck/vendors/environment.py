@@ -1,0 +1,82 @@
+"""Variables that a vendor's software reads: what an image sets, what a job chooses, their names elsewhere.
+
+In: nothing. Out: the nouns of `<vendor>_environment.py`, and which of them an image of some torch and some
+architectures sets. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stackcheck.vendors import Vendor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variable:
+    """A variable that changes how fast a job is, as the vendor's containers set it.
+
+    Attributes:
+        where: `image`: it holds for every job, so the image sets it. `job`: the vendor's own recipes differ,
+            so a job sets it, and results record it.
+        values: What the vendor sets, the most common first.
+        archs: The architectures that it is for; empty for all. An image sets it if it is for all of its own.
+        torch_below: The first torch that no longer reads it.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    where: Literal["image", "job"]
+    because: str
+    source: str
+    archs: tuple[str, ...] = ()
+    torch_below: str | None = None
+
+    def belongs_to(self, torch: str, archs: Sequence[str]) -> bool:
+        """Whether an image of this torch for these architectures sets it."""
+        read = self.torch_below is None or _numbers(torch) < _numbers(self.torch_below)
+        return self.where == "image" and read and (not self.archs or {*archs} <= {*self.archs})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Renamed:
+    """What one vendor's tools call something, and the other's.
+
+    Attributes:
+        nvidia: The name on CUDA.
+        amd: The name on ROCm; the same if AMD's software reads NVIDIA's.
+    """
+
+    nvidia: str
+    amd: str
+    note: str
+    source: str
+
+
+def variables(vendor: Vendor) -> tuple[Variable, ...]:
+    """What a vendor's containers set for speed; AMD's alone set any."""
+    return _tables(vendor)[0]
+
+
+def names(vendor: Vendor) -> tuple[Renamed, ...]:
+    """What the other vendor's variables are called on this one."""
+    return _tables(vendor)[1]
+
+
+def of_image(vendor: Vendor, torch: str, archs: Sequence[str]) -> dict[str, str]:
+    """What an image of this torch for these architectures sets."""
+    return {one.name: one.values[0] for one in variables(vendor) if one.belongs_to(torch, archs)}
+
+
+def _tables(vendor: Vendor) -> tuple[tuple[Variable, ...], tuple[Renamed, ...]]:
+    from stackcheck.vendors import amd_environment
+
+    return (amd_environment.VARIABLES, amd_environment.NAMES) if vendor == "amd" else ((), ())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))

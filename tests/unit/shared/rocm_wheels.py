@@ -1,0 +1,139 @@
+"""Stand-in wheels of ROCm stacks, where their makers put them: torch, Triton, ROCm's own, FlashAttention.
+
+In: a mirror, a stack. Out: files below the mirror's tree.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import rocm_standins as standins
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rocm_mirror import Mirror
+    from stackcheck.matrix.stack import Stack
+
+
+def torch(mirror: Mirror, stack: Stack) -> None:
+    """torch with what it needs, where its makers put it."""
+    assert stack.triton
+    assert stack.collective
+    python = f"cp{stack.python.replace('.', '')}"
+    release = stack.runtime_version or ""
+    major, minor, patch = (int(part) for part in release.split("."))
+    numbers = [int(part) for part in stack.collective.version.split(".")]
+    codes = {
+        "hip": major * 10_000_000 + minor * 100_000 + patch,
+        "rccl": numbers[0] * 10_000 + numbers[1] * 100 + numbers[2],
+    }
+    libraries = mirror.scratch / f"libraries-{release}"
+    if not libraries.exists():
+        for stem in (*standins.ROCM_LIBRARIES, "libtorch_hip", "libtorch_cpu"):
+            standins.library(libraries, stem, codes)
+        standins.library(libraries, "libamd_smi", codes, suffix=".so.26")
+    own = {
+        "torch/lib/" + name: (libraries / name).read_bytes()
+        for name in ("libtorch_hip.so", "libtorch_cpu.so")
+    }
+    needs = ["filelock", "typing-extensions>=4.10.0", 'setuptools; python_version >= "3.12"']
+    folders, tag = ["lib"], f"{python}-{python}-manylinux_2_28_x86_64"
+    of_rocm = {f"{name}.so": (libraries / f"{name}.so").read_bytes() for name in standins.ROCM_LIBRARIES}
+    if stack.wheels == "amd":
+        place = mirror.tree / "amd" / "rocm" / "manylinux" / f"rocm-rel-{release}"
+        version, triton_version = (
+            f"{stack.torch}+rocm{release}.lw.git39497456",
+            f"{stack.triton.version}+rocm{release}.gita272dfa8",
+        )
+        folders, tag = ["lib", "/opt/rocm/lib"], f"{python}-{python}-linux_x86_64"
+        triton_place = place
+    else:
+        place = mirror.tree / "pytorch" / "whl" / (stack.wheel_tag or "") / "torch"
+        triton_place = place.parent / stack.triton.name
+        version, triton_version = stack.requirements[0].partition("==")[2], stack.triton.version
+        if stack.layout == "amdrocm":
+            needs.append(f"rocm[libraries,device-all]=={release}")
+            folders += ["../_rocm_sdk_core/lib", "../_rocm_sdk_libraries/lib"]
+            smi = (libraries / "libamd_smi.so.26").read_bytes()
+            _rocm_wheels(place.parent, release, {**of_rocm, "libamd_smi.so.26": smi})
+        else:
+            own |= {f"torch/lib/{name}": body for name, body in of_rocm.items()} | kernels("torch/")
+    needs.append(f"{stack.triton.name}=={triton_version}")
+    modules = {
+        "torch/__init__.py": standins.TORCH.format(
+            version=version, folders=folders, names=(*standins.ROCM_LIBRARIES, "libtorch_cpu", "libtorch_hip")
+        ),
+        "torch/version.py": standins.TORCH_VERSION.format(hip=f"{release}.53211-stand-in"),
+        "torch/_C.py": standins.TORCH_C.format(archs=" ".join(standins.ARCHS)),
+        "torch/cuda/__init__.py": standins.TORCH_CUDA,
+        "torch/cuda/nccl.py": standins.TORCH_NCCL.format(rccl=tuple(numbers)),
+        "torch/distributed/__init__.py": standins.TORCH_DISTRIBUTED,
+    }
+    standins.wheel(place, "torch", version, {**own, **modules}, needs=needs, tag=tag)
+    triton = {
+        "triton/__init__.py": standins.TRITON.format(version=stack.triton.version),
+        **standins.TRITON_FILES,
+    }
+    standins.wheel(triton_place, stack.triton.name, triton_version, triton, tag=tag)
+
+
+def kernels(below: str) -> dict[str, bytes]:
+    pairs = itertools.product(standins.KERNELS, standins.ARCHS)
+    return {below + pattern.format(arch=arch): b"stand-in" for pattern, arch in pairs}
+
+
+def _rocm_wheels(index: Path, release: str, libraries: dict[str, bytes]) -> None:
+    """ROCm as Python packages (pytorch/test-infra#8436): `rocm` is a source archive that names the others."""
+    core = {
+        "libamd_comgr.so",
+        "libhsa-runtime64.so",
+        "libamdhip64.so",
+        "librocm_smi64.so",
+        "libamd_smi.so.26",
+    }
+    smi = {f"_rocm_sdk_core/share/amd_smi/{name}": text for name, text in amdsmi(release).items()}
+    files = {f"_rocm_sdk_core/lib/{name}": body for name, body in libraries.items() if name in core}
+    standins.wheel(
+        index / "rocm-sdk-core",
+        "rocm-sdk-core",
+        release,
+        {**files, **smi},
+        tag="py3-none-manylinux_2_28_x86_64",
+    )
+    files = {f"_rocm_sdk_libraries/lib/{name}": body for name, body in libraries.items() if name not in core}
+    standins.wheel(
+        index / "rocm-sdk-libraries",
+        "rocm-sdk-libraries",
+        release,
+        {**files, **kernels("_rocm_sdk_libraries/")},
+        tag="py3-none-manylinux_2_28_x86_64",
+    )
+    extras = {"libraries": [f"rocm-sdk-libraries=={release}"], "device-all": []}
+    setup = (
+        f"from setuptools import setup\nsetup(name='rocm', version={release!r}, py_modules=['rocm_sdk'],\n"
+        f"      install_requires=['rocm-sdk-core=={release}'], extras_require={extras!r})\n"
+    )
+    pyproject = "[build-system]\nrequires = ['setuptools']\nbuild-backend = 'setuptools.build_meta'\n"
+    standins.source_archive(
+        index / "rocm", "rocm", release, {"setup.py": setup, "rocm_sdk.py": "", "pyproject.toml": pyproject}
+    )
+
+
+def amdsmi(release: str) -> dict[str, str]:
+    year = {"6.2.4": {"year": 24, "major": 6, "minor": 3}}.get(
+        release, {"major": 26, "minor": 2, "release": 1}
+    )
+    return {
+        "amdsmi/__init__.py": standins.AMDSMI.format(version=year),
+        "amdsmi/amdsmi_wrapper.py": standins.AMDSMI_WRAPPER.format(no_driver=standins.NO_DRIVER),
+        "amdsmi/amdsmi_exception.py": standins.AMDSMI_EXCEPTION,
+    }
+
+
+def flash_attn(mirror: Mirror, stacks: Sequence[Stack]) -> None:
+    for version in {stack.flash_attn.version for stack in stacks if stack.flash_attn}:
+        sets = sorted({stack.archs for stack in stacks})
+        standins.flash_attn(mirror.tree / "pypi" / "flash-attn", version, sets, mirror.scratch / "flash")
