@@ -154,11 +154,19 @@ class RuntimeDefaults(_Strict):
     tested_on: Targets = ()
 
 
+class HistoryUrls(_Strict):
+    """Where the history of runs is kept: a folder or fsspec URL, and a database URL without a password."""
+
+    records: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    index: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+
+
 class Matrix(_Strict):
     """The whole file."""
 
     schema_: Literal["1"] = Field(alias="schema")
     publish: PublishTarget
+    history: HistoryUrls | None = None
     packages: Packages
     training_packages: Packages = Field(default_factory=dict)
     policy: Policy

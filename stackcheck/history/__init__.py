@@ -1,0 +1,1 @@
+"""The runs that were kept: appended, asked, compared."""

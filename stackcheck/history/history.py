@@ -1,0 +1,93 @@
+"""A history: record files and an index of them. In: judged runs. Out: the same runs, kept and found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.history import records as records_of
+from stackcheck.history.index import Index
+from stackcheck.history.records import Records
+from stackcheck.matrix import matrix
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Mapping
+
+    from stackcheck.history.runs import HistoryError, Point, Query, Run
+
+FOLDER = Path("build") / "history"
+
+
+class History:
+    """The records at one URL, and their index at another.
+
+    Args:
+        records_url: A folder, or a URL that fsspec knows.
+        index_url: A database URL.
+
+    Raises:
+        HistoryError: One of them cannot be opened.
+    """
+
+    def __init__(self, records_url: str, index_url: str) -> None:
+        self.records = Records(records_url)
+        self.index = Index(index_url)
+
+    def append(
+        self,
+        result: bytes,
+        verdict: Mapping[str, Any],
+        fingerprint: Mapping[str, Any] | None,
+        *,
+        source: str,
+        simulated: bool = False,
+        judged: dt.datetime | None = None,
+    ) -> str:
+        """Keep a judged run (`records.record` explains the arguments) and return its record's digest.
+
+        Raises:
+            ResultError: The result is damaged.
+            FileError: The disk is full, or a permission is missing.
+            HistoryError: The store or the database does not answer.
+        """
+        data = records_of.record(
+            result, verdict, fingerprint, source=source, simulated=simulated, judged=judged
+        )
+        digest = self.records.append(data)
+        self.index.add(data)
+        return digest
+
+    def runs(self, query: Query) -> list[Run]:
+        """The runs that a query asks for."""
+        return self.index.runs(query)
+
+    def points(self, query: Query) -> list[tuple[Run, Point]]:
+        """The points that a query asks for."""
+        return self.index.points(query)
+
+    def latest(self, query: Query) -> Run | None:
+        """The newest run that a query asks for."""
+        return self.index.latest(query)
+
+    def rebuild(self, report: Callable[[str], None] | None = None) -> list[HistoryError]:
+        """Make the index anew from the records; an error for each damaged record."""
+        return self.index.rebuild(self.records, report)
+
+
+def open_history(root: Path) -> History:
+    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`.
+
+    Raises:
+        HistoryError: It cannot be opened.
+        ConfigurationError: matrix.yaml is wrong.
+    """
+    file = root / "matrix.yaml"
+    chosen = matrix.load(file).history if file.exists() else None
+    folder = root / FOLDER
+    if chosen is None or chosen.index is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return History(
+        (chosen.records if chosen else None) or str(folder / "records"),
+        (chosen.index if chosen else None) or f"sqlite:///{folder / 'index.sqlite'}",
+    )

@@ -1,0 +1,177 @@
+"""Record files: the truth of a history. In: the bytes of records. Out: the same bytes, by their digest.
+
+A record is one JSON document whose last member is the result as the suites wrote it. The name of its file is
+the sha256 of the document, so nothing is ever rewritten; the file is compressed (gzip), as a result repeats
+itself tenfold. The folder may be a local one or any store that fsspec knows (`s3://…`, `gs://…`, `memory://…`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from stackcheck.files.atomic import TEMPORARY, write_atomically
+from stackcheck.history.runs import HistoryError
+from stackcheck.oci.documents import sha256
+from stackcheck.suite.results import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SCHEMA = 1
+SIZE_LIMIT_BYTES = 64 * 2**20  # twice the largest result.json
+COMPRESSION = 6
+_NAME = re.compile(r"([0-9a-f]{64})\.json\.gz")
+_RESULT = b',\n"result":'  # between the members of the head, which hold no line break, and the result
+
+
+def record(
+    result: bytes,
+    verdict: Mapping[str, Any],
+    fingerprint: Mapping[str, Any] | None,
+    *,
+    source: str,
+    simulated: bool = False,
+    judged: dt.datetime | None = None,
+) -> bytes:
+    """The record of a judged run.
+
+    Args:
+        result: result.json, as the suites wrote it.
+        verdict: verdict.json.
+        fingerprint: The machine as the host that started the run saw it; None if only the result tells.
+        source: Where the run came from: `flow`, `import FILE`, ….
+        simulated: Whether nobody ran it.
+        judged: When the verdict was given; None: when the run ended. Of several records of a run the newest
+            verdict counts.
+
+    Raises:
+        ResultError: The result is damaged.
+    """
+    run = parse(result)
+    head = {
+        "schema": SCHEMA,
+        "source": source,
+        "simulated": simulated,
+        "judged": (judged or run.finished or run.started).astimezone(dt.UTC).isoformat(),
+        "verdict": verdict,
+        "fingerprint": fingerprint,
+        "result_digest": sha256(result),
+    }
+    text = json.dumps(head, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return text[:-1].encode() + _RESULT + result + b"}"
+
+
+def result_of(data: bytes) -> bytes:
+    """The bytes of result.json in a record."""
+    return data[data.index(_RESULT) + len(_RESULT) : -1]
+
+
+class Records:
+    """The record files under one URL.
+
+    Args:
+        url: A folder, or a URL that fsspec knows.
+
+    Raises:
+        HistoryError: There is no such kind of store, or its library is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            self._files, self._root = fsspec.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise HistoryError(
+                "cannot open the store of the history's records",
+                where=url,
+                got=str(error),
+                expected="a folder, or a URL that fsspec knows (s3://BUCKET/FOLDER, …)",
+                next_step="install the library that the message names, or correct `history:` in matrix.yaml",
+            ) from error
+
+    def append(self, data: bytes) -> str:
+        """Keep a record and return its digest; a record that is there already is left as it is.
+
+        Raises:
+            FileError: The folder cannot be written.
+            HistoryError: The store refused it.
+        """
+        digest = sha256(data)
+        path = self._path(digest)
+        packed = gzip.compress(data, COMPRESSION, mtime=0)
+        try:
+            if self._files.exists(path):
+                return digest
+            if isinstance(self._files, LocalFileSystem):
+                write_atomically(Path(path), (packed,))
+            else:
+                self._files.pipe_file(path, packed)  # an object store makes an object whole or not at all
+        except OSError as error:
+            raise self._refused("cannot be written", error) from error
+        return digest
+
+    def read(self, digest: str) -> bytes:
+        """A record, checked against its digest.
+
+        Raises:
+            HistoryError: It is missing, damaged, or not the record of this name.
+        """
+        try:
+            packed = self._files.cat_file(self._path(digest))
+        except OSError as error:
+            raise self._refused(f"has no readable record {digest}", error) from error
+        data = _unpacked(packed)
+        if data is None or sha256(data) != digest:
+            raise HistoryError(
+                "a record of the history is damaged",
+                where=f"{self.url}: {digest}",
+                got="bytes that are not gzip" if data is None else sha256(data),
+                expected=digest,
+                next_step="restore the file from a copy, or remove it and import the run again",
+            )
+        return data
+
+    def __iter__(self) -> Iterator[str]:
+        """The digests of all records, in order of digest.
+
+        Raises:
+            HistoryError: The store does not answer.
+        """
+        try:
+            found = self._files.find(self._root) if self._files.exists(self._root) else ()
+        except OSError as error:
+            raise self._refused("cannot be listed", error) from error
+        names = (path.rpartition("/")[2] for path in found)
+        matches = (_NAME.fullmatch(name) for name in names if not name.startswith(TEMPORARY))
+        return iter(sorted(f"sha256:{match[1]}" for match in matches if match))
+
+    def _path(self, digest: str) -> str:
+        value = digest.removeprefix("sha256:")
+        return f"{self._root.rstrip('/')}/{value[:2]}/{value}.json.gz"
+
+    def _refused(self, problem: str, error: OSError) -> HistoryError:
+        return HistoryError(
+            f"the history's store of records {problem}",
+            where=self.url,
+            got=str(error) or type(error).__name__,
+            next_step="check `history:` in matrix.yaml, the permissions and the credentials of the store",
+        )
+
+
+def _unpacked(packed: bytes) -> bytes | None:
+    """The content of a gzip file; None if it is none, or larger than a record can be."""
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        data = reader.decompress(packed, SIZE_LIMIT_BYTES)
+    except zlib.error:
+        return None
+    return data if reader.eof and not reader.unused_data else None
