@@ -76,20 +76,22 @@ class Decision:
     flaky: bool = False
 
 
-def standing(hosts: Sequence[Mapping[str, Any]], here: Mapping[str, Any]) -> tuple[Standing, int | None]:
-    """How this host relates to the hosts of an image's certificates, and the index of the nearest of them.
+def standing(
+    hosts: Sequence[Mapping[str, Any]], here: Mapping[str, Any]
+) -> tuple[Standing, tuple[str, ...], int]:
+    """How this host relates to the hosts of an image's certificates, what differs from the nearest, and which.
 
     Args:
-        hosts: The `host` object of each PASSED certificate, the newest first.
+        hosts: The `host` object of each PASSED certificate, the newest first; at least one.
         here: The same of this host.
     """
     differences = [tuple(configuration_changes(host, here)) for host in hosts]
     if () in differences:
-        return "same", differences.index(())
+        return "same", (), differences.index(())
     for index, host in enumerate(hosts):
         if host["driver"] == here["driver"]:
-            return "changed", index
-    return ("new driver", 0) if hosts else ("new image", None)
+            return "changed", differences[index], index
+    return "new driver", differences[0], 0
 
 
 def outcome(verdict: Verdict) -> RunOutcome:
