@@ -230,14 +230,14 @@ def test(
     return JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
 
 
-def test_again(
+def run_again(
     subject: Subject,
     engine: Engine,
     settings: FlowSettings,
     folder: Path,
     report: Callable[[str], None],
     *,
-    finished: Callable[[RunResult], bool] = lambda _result: False,
+    finished: Callable[[RunResult], bool],
 ) -> JudgedRun:
     """Run the suites in a published image and judge the result; its SBOM is attached to it already.
 

@@ -1,8 +1,8 @@
 """Renew the certificate of a published image, or widen it to one more driver, where the image is.
 
-In: a reference by digest, one more run that PASSED, the signing key. Out: one more PASSED summary beside the
-image. Each summary names the one driver of its run, and `verify` takes the newest that fits the host that asks,
-so the drivers of an image are those of its valid summaries. No image is copied and no tag moves.
+In: a reference by digest, one more run that PASSED, the signing key. Out: one more PASSED summary beside
+the image. Each summary names the one driver of its run, and `verify` takes the newest that fits the host that
+asks, so the drivers of an image are those of its valid summaries. No image is copied and no tag moves.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "revoke": ("published", "Revoke a certificate, with a signed reason."),
     "promote": ("published", "Copy a certified image and its certificate to another target."),
     "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
+    "nightly": ("nightly", "Validate the published images again on this host, and act on the outcome."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
     "key": ("key", "Show the signing key; make it on first use."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from stackcheck import flow
@@ -30,9 +31,16 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 
-def subject_of(
-    item: Item, plan: Plan, settings: NightSettings, engine: Engine, report: Callable[[str], None]
-) -> Subject:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """What every step of a night needs: the choices of the user, an engine, and where progress goes."""
+
+    settings: NightSettings
+    engine: Engine
+    report: Callable[[str], None]
+
+
+def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
     """The image of an item in the engine, as the suites run in it: exactly the published bytes.
 
     Raises:
@@ -40,9 +48,10 @@ def subject_of(
         CertificateError: The store does not hold what was certified.
         EngineError: The engine refused the image.
     """
+    settings, engine = place.settings, place.engine
     policy = matrix.load(settings.flow.root / "matrix.yaml").policy
     if item.image_id:
-        return _foreign_subject(item, plan, policy, settings, engine, report)
+        return _foreign_subject(item, plan, policy, place)
     stack = _stack(item, settings)
     verified = Verified(
         reference=parse_reference(item.reference),
@@ -54,7 +63,7 @@ def subject_of(
         verified_at=plan.started,
         facts={},
     )
-    name = pull(verified, engine, report=report, plain_http=settings.flow.plain_http)
+    name = pull(verified, engine, report=place.report, plain_http=settings.flow.plain_http)
     image = Image(
         stack_id=item.stack_id,
         reference=engine.inspect(name).id,  # a name may move between the runs
@@ -69,19 +78,13 @@ def subject_of(
     return subjects.of_image(image, policy, stack, name=item.tag, vendor=plan.fingerprint.vendor)
 
 
-def _foreign_subject(
-    item: Item,
-    plan: Plan,
-    policy: Policy,
-    settings: NightSettings,
-    engine: Engine,
-    report: Callable[[str], None],
-) -> Subject:
+def _foreign_subject(item: Item, plan: Plan, policy: Policy, place: Workplace) -> Subject:
     """An image that is not published yet, with the layout that will be."""
-    folder = settings.flow.folder(item.tag)
-    image = build.adopt(item.reference, engine, folder=folder, report=report)
-    labels = engine.inspect(image.reference).labels
-    stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.flow.root), item.reference)
+    flow_settings = place.settings.flow
+    folder = flow_settings.folder(item.tag)
+    image = build.adopt(item.reference, place.engine, folder=folder, report=place.report)
+    labels = place.engine.inspect(image.reference).labels
+    stack = subjects.labelled_stack(labels, resolve.load_stacks(flow_settings.root), item.reference)
     return subjects.of_image(image, policy, stack, name=item.tag, vendor=plan.fingerprint.vendor)
 
 
@@ -95,28 +98,22 @@ def _stack(item: Item, settings: NightSettings) -> Stack | None:
             where=item.reference,
             got=item.stack_id,
             expected="a stack that `stackcheck list` shows: its machines and waivers apply",
-            next_step=f"put the stack back into matrix.yaml; or stackcheck revoke {item.reference} --reason TEXT",
+            next_step=f"put the stack back; or stackcheck revoke {item.reference} --reason TEXT",
         )
     return found
 
 
-def certify(
-    item: Item,
-    subject: Subject,
-    judged: JudgedRun,
-    settings: NightSettings,
-    engine: Engine,
-    report: Callable[[str], None],
-) -> str:
+def certify(item: Item, subject: Subject, judged: JudgedRun, place: Workplace) -> str:
     """Renew or widen the certificate of a published image; certify and publish one that is not published.
 
     Raises:
         PublishError: The image was revoked meanwhile, or the store failed.
         ChecksFailedError: The verdict is not PASSED any more, because a waiver has ended.
     """
+    settings, report = place.settings, place.report
     judged.require("PASSED")
     if item.image_id:
-        sbom.load_or_create(subject.image, engine, judged.folder, report)
+        sbom.load_or_create(subject.image, place.engine, judged.folder, report)
         envelopes = flow.sign(subject, judged, settings.flow)
         done = flow.publish_signed(subject.image, item.tag, envelopes, settings.flow, report)
         return f"; published as {done.reference}"
@@ -134,9 +131,7 @@ def certify(
     return ""
 
 
-def revoke(
-    item: Item, decision: Decision, settings: NightSettings, report: Callable[[str], None]
-) -> str:
+def revoke(item: Item, decision: Decision, place: Workplace) -> str:
     """Revoke an image and move its floating tags back to the last certified digest; what the tags name now.
 
     Raises:
@@ -145,10 +140,10 @@ def revoke(
     done = revoke_image(
         item.reference,
         reason=f"nightly validation: {decision.because}",
-        key=settings.key,
+        key=place.settings.key,
         now=item.runs[-1].judged,
-        report=report,
-        plain_http=settings.flow.plain_http,
+        report=place.report,
+        plain_http=place.settings.flow.plain_http,
     )
     words = [f"; {tag} names {digest} again" for tag, digest in done.moved.items()]
     words += [f"; {tag} is removed, as no earlier image is certified" for tag in done.removed]

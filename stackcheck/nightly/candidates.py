@@ -87,6 +87,27 @@ class Skipped:
     for_here: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tonight:
+    """What decides which images are due.
+
+    Attributes:
+        here: This host.
+        last: The last night on this host; None if there was none.
+        changes: What changed on this host since then.
+        renew_after: The age at which a certificate is renewed.
+        now: The time of this night.
+        force: Whether everything that is certified for hosts like this one is due.
+    """
+
+    here: Fingerprint
+    last: LastNight | None
+    changes: tuple[str, ...]
+    renew_after: dt.timedelta
+    now: dt.datetime
+    force: bool = False
+
+
 def published(
     target: str, public_key: EllipticCurvePublicKey, *, plain_http: bool = False
 ) -> Iterator[Published]:
@@ -108,44 +129,28 @@ def _read(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Publish
     return Published(tag=tag, reference=f"{store.target}@{digest}", digest=digest, statements=statements)
 
 
-def assess(
-    image: Published,
-    here: Fingerprint,
-    last: LastNight | None,
-    *,
-    renew_after: dt.timedelta,
-    now: dt.datetime,
-    changes: Sequence[str],
-    force: bool = False,
-) -> Due | Skipped:
-    """Whether an image is due on this host, and why. Pure.
-
-    Args:
-        image: A published image that could be read.
-        here: This host.
-        last: The last night on this host; None if there was none.
-        renew_after: The age at which a certificate is renewed.
-        now: The time of this night.
-        changes: What changed on this host since the last night.
-        force: Whether everything that is certified for hosts like this one is due.
-    """
+def assess(image: Published, tonight: Tonight) -> Due | Skipped:
+    """Whether an image that could be read is due tonight on this host, and why. Pure."""
     latest = newest(image.statements)
     if latest is None:
         return Skipped(tag=image.tag, why="the pinned key signed no certificate for it")
+    if not tags.names(image.tag, facts(latest)["stackId"]):
+        owner = facts(latest)["stackId"] or "an image without a stack"
+        return Skipped(tag=image.tag, why=f"the tag names an image of {owner}, and `verify` refuses it")
     if status(latest) != "PASSED":
         return Skipped(tag=image.tag, why=f"revoked: {'; '.join(facts(latest).get('reasons', ()))}")
-    mine = [item for item in _valid(image.statements) if _is_for(facts(item)["host"], here)]
+    mine = [item for item in _valid(image.statements) if _is_for(facts(item)["host"], tonight.here)]
     if not mine:
         return Skipped(tag=image.tag, why=f"certified for {_machines(image.statements)}, not for this host")
-    certified, nearest = _certified(mine, here)
-    reasons = tuple(
-        _reasons(certified, nearest, image, last, renew_after=renew_after, now=now, changes=changes)
-    )
-    if force:
-        reasons = (*reasons, "forced")
+    certified, nearest = _certified(mine, tonight.here)
+    reasons = tuple(_reasons(certified, nearest, image, tonight))
     if not reasons:
-        age = age_text(now - time_verified(nearest))
-        return Skipped(tag=image.tag, why=f"not due: validated on this host, {age} old", for_here=True)
+        age = age_text(tonight.now - time_verified(nearest))
+        return Skipped(
+            tag=image.tag,
+            why=f"not due: nothing changed here, and its certificate is {age} old",
+            for_here=True,
+        )
     return Due(
         tag=image.tag,
         reference=image.reference,
@@ -157,7 +162,7 @@ def assess(
 
 
 def _valid(statements: Sequence[Statement]) -> list[Statement]:
-    """The PASSED summaries that no revocation has ended, the newest first; one that is too old still counts."""
+    """The PASSED summaries that no revocation has ended, the newest first; one that is too old counts too."""
     revoked_at = last_revoked(statements)
     passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
     kept = [item for item in passed if revoked_at is None or time_verified(item) >= revoked_at]
@@ -176,25 +181,19 @@ def _certified(mine: Sequence[Statement], here: Fingerprint) -> tuple[Certified,
     return Certified(standing=found, changes=changes, passed=passed), mine[index]
 
 
-def _reasons(
-    certified: Certified,
-    nearest: Statement,
-    image: Published,
-    last: LastNight | None,
-    *,
-    renew_after: dt.timedelta,
-    now: dt.datetime,
-    changes: Sequence[str],
-) -> Iterator[str]:
+def _reasons(certified: Certified, nearest: Statement, image: Published, tonight: Tonight) -> Iterator[str]:
+    last, age = tonight.last, tonight.now - time_verified(nearest)
     if last is None:
         yield "the first night on this host"
-    yield from changes
+    yield from tonight.changes
     if certified.standing == "new driver":
         yield f"not certified for this driver: {' and '.join(certified.changes)}"
-    if now - time_verified(nearest) > renew_after:
-        yield f"its certificate is {age_text(now - time_verified(nearest))} old"
+    if age > tonight.renew_after:
+        yield f"its certificate is {age_text(age)} old"
     if last and image.digest in last.unsettled:
         yield f"the last night did not settle it: {last.unsettled[image.digest]}"
+    if tonight.force:
+        yield "forced"
 
 
 def _machines(statements: Sequence[Statement]) -> str:

@@ -1,4 +1,6 @@
-"""What follows from the runs of one image in a night. In: what is certified, and the runs. Out: a `Decision`. Pure.
+"""What follows from the runs of one image in a night. In: what is certified; the runs. Out: a `Decision`.
+
+Pure.
 
 The rule behind the table: a certificate is taken back only for what it states. So an image is revoked if a
 check that its certificate names as passed fails twice on the configuration that the certificate names; what
@@ -31,8 +33,8 @@ class Certified:
     """What an image's certificates say about this host.
 
     Attributes:
-        standing: `same`: a certificate names this configuration. `changed`: one names this driver, and something
-            else has changed. `new driver`: none names it. `new image`: the image has no certificate.
+        standing: `same`: a certificate names this configuration. `changed`: one names this driver, and
+            something else has changed. `new driver`: none names it. `new image`: it has no certificate.
         changes: How this host differs from the nearest certificate, in words.
         passed: The checks that this certificate names as passed.
     """
@@ -79,7 +81,7 @@ class Decision:
 def standing(
     hosts: Sequence[Mapping[str, Any]], here: Mapping[str, Any]
 ) -> tuple[Standing, tuple[str, ...], int]:
-    """How this host relates to the hosts of an image's certificates, what differs from the nearest, and which.
+    """How this host relates to an image's certificates, how it differs from the nearest, and which that is.
 
     Args:
         hosts: The `host` object of each PASSED certificate, the newest first; at least one.
@@ -95,8 +97,10 @@ def standing(
 
 
 def outcome(verdict: Verdict) -> RunOutcome:
-    """What counts of a verdict. A skip that was not accepted is a failure; an accepted one has no reason."""
-    refused = {name for name in verdict.skipped if any(line.startswith(f"{name} ") for line in verdict.reasons)}
+    """What counts of a verdict. A skip that was not accepted is a failure; an accepted one has no line."""
+    refused = {
+        name for name in verdict.skipped if any(line.startswith(f"{name} ") for line in verdict.reasons)
+    }
     failed = tuple(name for name in (*verdict.failed, *sorted(refused)) if name not in verdict.warned)
     return RunOutcome(
         status=verdict.status,

@@ -1,7 +1,7 @@
 """What a night is about: the state of this host that can change what an image does on it.
 
-In: the host, as `vendors/` reads it. Out: a `Fingerprint`, which is kept as JSON; the differences between two,
-in words; whether a reboot is pending.
+In: the host, as `vendors/` reads it. Out: a `Fingerprint`, which is kept as JSON, and the differences between
+two in words.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from stackcheck import vendors
 from stackcheck.vendors import Nvls, Vendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from stackcheck import vendors
     from stackcheck.vendors.kernel_module import DriverModule
 
 OF_HOST = ("vendor", "driver", "kernel", "partition", "nvls")
@@ -40,7 +40,7 @@ class Fingerprint(_Part):
     """A host's state. Two that are equal need no second validation.
 
     Attributes:
-        srcversion: Of the driver's loaded module: drivers of a kernel's own tree have no version of their own.
+        srcversion: Of the driver's loaded module, as a kernel's own modules have no version.
     """
 
     vendor: Vendor

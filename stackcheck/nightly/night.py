@@ -1,7 +1,7 @@
 """Play a night: run each image that is due, judge it, record it, and act on its certificate.
 
-In: settings, an engine, a history. Out: a finished `Plan`. After each step the plan is written, so a night that
-a power cut ended is continued with the first step that is not finished; each step can be repeated without harm.
+In: settings, an engine, a history. Out: a finished `Plan`. The plan is written after each step, so a night
+that a power cut ended is continued with the first step that is not finished. Each step may be repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stackcheck import flow
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
 from stackcheck.nightly import act, planning, state
+from stackcheck.nightly.act import Workplace
 from stackcheck.nightly.decide import GOOD, Certified, Decision, RunOutcome, decide, outcome
 from stackcheck.nightly.state import Ended, Item, JudgedStep, LastNight, Plan
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from stackcheck.flow import JudgedRun
     from stackcheck.history.history import History
     from stackcheck.nightly.planning import NightSettings
+    from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
 
 FOLDER = "build/nightly"
+RUNS = "runs"
 
 
 def folder_of(root: Path) -> Path:
@@ -63,7 +66,7 @@ def play(
         FileError: The disk is full; the night can be continued when it is not.
         HistoryError: A run cannot be recorded, so nothing is concluded from it.
     """
-    stage = _Stage(plan, settings, engine, history, report)
+    stage = _Stage(plan, Workplace(settings=settings, engine=engine, report=report), history)
     for item in plan.items:
         if item.ended is None:
             stage.settle(item)
@@ -98,20 +101,12 @@ def _saved(plan: Plan, folder: Path) -> Plan:
 class _Stage:
     """One night while it is played."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        settings: NightSettings,
-        engine: Engine,
-        history: History,
-        report: Callable[[str], None],
-    ) -> None:
+    def __init__(self, plan: Plan, place: Workplace, history: History) -> None:
         self.plan = plan
-        self._settings = settings
-        self._engine = engine
+        self._place = place
         self._history = history
-        self._report = report
-        self._folder = folder_of(settings.flow.root)
+        self._report = place.report
+        self._folder = folder_of(place.settings.flow.root)
 
     def settle(self, item: Item) -> None:
         """Bring one image to its end. What the user has to mend for all images ends the night instead."""
@@ -126,7 +121,7 @@ class _Stage:
         self._keep(item.model_copy(update={"ended": ended}))
 
     def _settled(self, item: Item) -> tuple[Item, Ended]:
-        subject = act.subject_of(item, self.plan, self._settings, self._engine, self._report)
+        subject = act.subject_of(item, self.plan, self._place)
         decision = _decision(item) if item.runs else None
         while decision is None or decision.action == "repeat":
             item = self._run(item, subject)
@@ -135,21 +130,27 @@ class _Stage:
 
     def _run(self, item: Item, subject: Subject) -> Item:
         seen = {step.run_id for step in item.runs}
-        judged = flow.test_again(
-            subject,
-            self._engine,
-            self._settings.flow,
-            self._folder / item.tag,
-            self._report,
-            finished=lambda result: result.started >= self.plan.started and result.run_id not in seen,
+        judged = self._judged(
+            item, subject, lambda run: run.started >= self.plan.started and run.run_id not in seen
         )
         step = self._recorded(judged)
         item = item.model_copy(update={"runs": (*item.runs, step)})
         self._keep(item)
         return item
 
+    def _judged(self, item: Item, subject: Subject, finished: Callable[[RunResult], bool]) -> JudgedRun:
+        """A run of the image: the one that `finished` finds in its folder, or a new one."""
+        return flow.run_again(
+            subject,
+            self._place.engine,
+            self._place.settings.flow,
+            self._folder / RUNS / item.tag,
+            self._report,
+            finished=finished,
+        )
+
     def _recorded(self, judged: JudgedRun) -> JudgedStep:
-        now = self._settings.clock()
+        now = self._place.settings.clock()
         body = (judged.folder / "run" / "result.json").read_bytes()
         host = judged.result.host.model_dump(mode="json")
         record = self._history.append(body, judged.verdict.as_json(), host, source="nightly", judged=now)
@@ -167,18 +168,11 @@ class _Stage:
     def _act(self, item: Item, subject: Subject, decision: Decision) -> Ended:
         done = ""
         if decision.action == "revoke":
-            done = act.revoke(item, decision, self._settings, self._report)
+            done = act.revoke(item, decision, self._place)
         elif decision.action in GOOD:
             run_id = item.runs[-1].run_id
-            judged = flow.test_again(
-                subject,
-                self._engine,
-                self._settings.flow,
-                self._folder / item.tag,
-                self._report,
-                finished=lambda result: result.run_id == run_id,
-            )
-            done = act.certify(item, subject, judged, self._settings, self._engine, self._report)
+            judged = self._judged(item, subject, lambda run: run.run_id == run_id)
+            done = act.certify(item, subject, judged, self._place)
         if item.image_id and decision.action == "certify":
             foreign = {**self.plan.foreign, item.reference: item.image_id}
             self.plan = self.plan.model_copy(update={"foreign": foreign})

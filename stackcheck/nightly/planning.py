@@ -18,7 +18,7 @@ from stackcheck.errors import EngineError
 from stackcheck.history.reading import node_id
 from stackcheck.matrix import matrix
 from stackcheck.nightly import candidates, fingerprint
-from stackcheck.nightly.candidates import Due, Published, Skipped
+from stackcheck.nightly.candidates import Due, Published, Skipped, Tonight
 from stackcheck.nightly.state import Ended, Item, NotRun, Plan
 from stackcheck.oci.tags import label
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
     from stackcheck.flow import FlowSettings
-    from stackcheck.matrix.matrix import Foreign, Matrix
+    from stackcheck.matrix.matrix import Foreign
     from stackcheck.nightly.fingerprint import Fingerprint
     from stackcheck.nightly.state import LastNight
     from stackcheck.vendors import Vendor
@@ -88,10 +88,17 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
             settings.flow.target, settings.key.public_key(), plain_http=settings.flow.plain_http
         )
     )
-    changes = fingerprint.changes(last.fingerprint, here) if last else ()
+    tonight = Tonight(
+        here=here,
+        last=last,
+        changes=fingerprint.changes(last.fingerprint, here) if last else (),
+        renew_after=chosen.policy.renew_after,
+        now=settings.clock(),
+        force=settings.force,
+    )
     steps = [
-        *(_step(image, here, last, chosen, settings, changes) for image in images),
-        *_foreign(chosen.foreign, images, here, last, engine),
+        *(_step(image, tonight) for image in images),
+        *_foreign(chosen.foreign, images, tonight, engine),
     ]
     pending = _pending(module) if not settings.force else None
     items = tuple(item for item in steps if isinstance(item, Item))
@@ -99,11 +106,11 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
     return Plan(
         night=secrets.token_hex(6),
         pid=os.getpid(),
-        started=settings.clock(),
+        started=tonight.now,
         target=settings.flow.target,
         node=node_id(device.id for device in here.devices),
         fingerprint=here,
-        changes=changes,
+        changes=tonight.changes,
         notes=tuple(_notes(module, settings)),
         reboot_pending=pending,
         items=kept,
@@ -115,28 +122,12 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
     )
 
 
-def _step(
-    image: Published,
-    here: Fingerprint,
-    last: LastNight | None,
-    chosen: Matrix,
-    settings: NightSettings,
-    changes: Sequence[str],
-) -> Item | NotRun:
+def _step(image: Published, tonight: Tonight) -> Item | NotRun:
     if image.problem:
         because = f"{image.problem.what}: {image.problem.got or image.problem.where}"
         ended = Ended(action="error", because=because, exit_code=image.problem.exit_code)
         return Item(tag=image.tag, reference=image.reference, ended=ended)
-    found = candidates.assess(
-        image,
-        here,
-        last,
-        renew_after=chosen.policy.renew_after,
-        now=settings.clock(),
-        changes=changes,
-        force=settings.force,
-    )
-    return _as_item(found)
+    return _as_item(candidates.assess(image, tonight))
 
 
 def _as_item(found: Due | Skipped) -> Item | NotRun:
@@ -158,12 +149,12 @@ def _as_item(found: Due | Skipped) -> Item | NotRun:
 def _foreign(
     entries: Sequence[Foreign],
     images: Sequence[Published],
-    here: Fingerprint,
-    last: LastNight | None,
+    tonight: Tonight,
     engine: Engine | None,
 ) -> Iterator[Item | NotRun]:
     """The images of `foreign:` whose present bytes were never certified; `images` has those that were."""
     tagged = {image.tag: image for image in images}
+    here, known = tonight.here, tonight.last.foreign if tonight.last else {}
     for entry in entries:
         tag = label(entry.reference)
         if (entry.vendor, entry.device) != (here.vendor, here.device_model):
@@ -171,7 +162,7 @@ def _foreign(
         elif engine is None:
             yield NotRun(tag=tag, why=f"{entry.reference} is pulled first, to see whether it is new")
         else:
-            yield from _pulled(entry, tag, tagged.get(tag), last.foreign if last else {}, engine)
+            yield from _pulled(entry, tag, tagged.get(tag), known, engine)
 
 
 def _pulled(

@@ -84,7 +84,7 @@ def plan(subject: Subject, *, tier: Tier, root: Path, out: Path) -> RunPlan:
 
 
 def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
-    """The result of an earlier run with the same key; None if there is none, or it is too old (policy)."""
+    """The result of an earlier run with the same key; None if there is none, or it is too old."""
     path = out / "run" / "result.json"
     try:
         key = json.loads((out / "key.json").read_bytes())
@@ -98,7 +98,9 @@ def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
     if result.finished is None or result.state != "finished":
         return None
     now = dt.datetime.now(dt.UTC)
-    recent = result.started <= result.finished <= now and now - result.finished <= plan.subject.policy.renew_after
+    recent = (
+        result.started <= result.finished <= now and now - result.finished <= plan.subject.policy.renew_after
+    )
     return result if recent else None
 
 

@@ -2,8 +2,8 @@
 
 In: a module's name, sysfs, and modinfo (from kmod), which reads what depmod has written. Out: `DriverModule`.
 
-A package manager replaces the module's file at once, and the kernel runs the old one until it is loaded again.
-A test in between would be about the old driver, although the packages say the new one.
+A package manager replaces the module's file at once, and the kernel runs the old one until it is loaded
+again. A test in between would be about the old driver, although the packages say the new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_S = 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleVersion:
-    """Which build of a module: modules of a kernel's own tree have no version, only the hash of their source."""
+    """Which build of a module: those of a kernel's own tree have no version, only a hash of their source."""
 
     version: str | None
     srcversion: str | None
