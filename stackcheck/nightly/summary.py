@@ -57,7 +57,8 @@ def warnings(plan: Plan) -> list[str]:
     """What somebody has to act on."""
     found = [_rollout(item, item.ended) for item in plan.items if item.ended and item.ended.rollout]
     found += [f"REVOKED {item.tag}: {item.ended.because}" for item in _with(plan, "revoke") if item.ended]
-    found += [f"{item.tag}: {item.ended.because}" for item in _with(plan, "hold", "error") if item.ended]
+    others = _with(plan, "hold", "error", "nothing")
+    found += [f"{item.tag}: {item.ended.because}" for item in others if item.ended]
     found += [
         f"{item.tag} failed once and passed the repeat: {', '.join(item.ended.failed)}"
         for item in _with(plan, "renew")
