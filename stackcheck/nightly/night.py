@@ -122,21 +122,35 @@ class _Stage:
 
     def _settled(self, item: Item) -> tuple[Item, Ended]:
         subject = act.subject_of(item, self.plan, self._place)
-        decision = _decision(item) if item.runs else None
-        while decision is None or decision.action == "repeat":
-            item = self._run(item, subject)
-            decision = _decision(item)
-        return item, self._act(item, subject, decision)
+        judged: JudgedRun | None = None
+        while True:
+            decision = _decision(item) if item.runs else None
+            if decision is None or decision.action == "repeat":
+                item, judged = self._run(item, subject)
+                continue
+            if decision.action in GOOD and judged is None:  # this night was interrupted after the run
+                item, judged = self._found_again(item, subject)
+                continue
+            return item, self._act(item, subject, decision, judged)
 
-    def _run(self, item: Item, subject: Subject) -> Item:
+    def _run(self, item: Item, subject: Subject) -> tuple[Item, JudgedRun]:
+        """One more run of the image; the one of this night that was not yet recorded, if there is one."""
         seen = {step.run_id for step in item.runs}
         judged = self._judged(
             item, subject, lambda run: run.started >= self.plan.started and run.run_id not in seen
         )
-        step = self._recorded(judged)
-        item = item.model_copy(update={"runs": (*item.runs, step)})
+        item = item.model_copy(update={"runs": (*item.runs, self._recorded(judged))})
         self._keep(item)
-        return item
+        return item, judged
+
+    def _found_again(self, item: Item, subject: Subject) -> tuple[Item, JudgedRun]:
+        """The last run of an interrupted night; if its files are gone, a new run in place of all."""
+        run_id = item.runs[-1].run_id
+        judged = self._judged(item, subject, lambda run: run.run_id == run_id)
+        if judged.result.run_id != run_id:
+            item = item.model_copy(update={"runs": (self._recorded(judged),)})
+            self._keep(item)
+        return item, judged
 
     def _judged(self, item: Item, subject: Subject, finished: Callable[[RunResult], bool]) -> JudgedRun:
         """A run of the image: the one that `finished` finds in its folder, or a new one."""
@@ -150,7 +164,8 @@ class _Stage:
         )
 
     def _recorded(self, judged: JudgedRun) -> JudgedStep:
-        now = self._place.settings.clock()
+        # The end of the run, and not this moment: a step that is repeated has to say the same.
+        now = judged.result.finished or judged.result.started
         body = (judged.folder / "run" / "result.json").read_bytes()
         host = judged.result.host.model_dump(mode="json")
         record = self._history.append(body, judged.verdict.as_json(), host, source="nightly", judged=now)
@@ -165,13 +180,12 @@ class _Stage:
             lacks_only_bounds=found.lacks_only_bounds,
         )
 
-    def _act(self, item: Item, subject: Subject, decision: Decision) -> Ended:
+    def _act(self, item: Item, subject: Subject, decision: Decision, judged: JudgedRun | None) -> Ended:
         done = ""
         if decision.action == "revoke":
             done = act.revoke(item, decision, self._place)
         elif decision.action in GOOD:
-            run_id = item.runs[-1].run_id
-            judged = self._judged(item, subject, lambda run: run.run_id == run_id)
+            assert judged is not None
             done = act.certify(item, subject, judged, self._place)
         if item.image_id and decision.action == "certify":
             foreign = {**self.plan.foreign, item.reference: item.image_id}

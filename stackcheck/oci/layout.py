@@ -8,8 +8,8 @@ file that changes, is written under a lock.
 from __future__ import annotations
 
 import contextlib
-import functools
 import fcntl
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
