@@ -33,6 +33,10 @@ certify: .venv/ready ## Run the suites, judge and sign (STACKS=one stack id or i
 publish: .venv/ready ## Publish a certified image (STACKS=one stack id, TO=oci:DIR or a repository)
 	@.venv/bin/stackcheck publish $(STACKS) $(if $(TO),--to $(TO)) $(ARGS)
 
+.PHONY: nightly
+nightly: .venv/ready ## Validate the published images again on this host (ARGS=--dry-run shows what is due)
+	@.venv/bin/stackcheck nightly $(ARGS)
+
 .PHONY: lint
 lint: .venv/ready ## Check style, types and drift of generated files
 	@sh .ci/lint

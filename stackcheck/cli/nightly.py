@@ -4,9 +4,10 @@ the files of a timer that calls it.
 
 from __future__ import annotations
 
+import getpass
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +15,15 @@ from stackcheck.certificate import keys
 from stackcheck.cli import build as building
 from stackcheck.cli.options import HERE, AsJson, DryRun, PlainHttp, Root, SigningKey, Vendor, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import write_atomically
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.flow import FlowSettings
 from stackcheck.matrix import matrix
 from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:
+    from stackcheck.nightly.install import Installation
     from stackcheck.nightly.planning import NightSettings
     from stackcheck.nightly.state import Plan
     from stackcheck.vendors import Vendor as VendorName
@@ -136,3 +140,98 @@ def _show(plan: Plan, *, as_json: bool) -> None:
     for warning in summary.warnings(plan):
         print(f"warning: {warning}", file=sys.stderr)
     print(summary.line(plan))
+
+
+@nightly.command("install")
+def install_timer(
+    *,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="A timer, a path unit and their service.")
+    ] = False,
+    cron: Annotated[bool, typer.Option("--cron", help="Lines for cron.")] = False,
+    github: Annotated[bool, typer.Option("--github", help="A workflow for self-hosted runners.")] = False,
+    kubernetes: Annotated[bool, typer.Option("--kubernetes", help="A CronJob for each node.")] = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME", help="Label of a self-hosted runner; may be repeated."),
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NAME", help="Name of a Kubernetes node; may be repeated."),
+    ] = None,
+    hour: Annotated[int, typer.Option("--hour", min=0, max=23, help="When a night begins.")] = 2,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="Who runs it: needs Docker and the signing key.",
+            show_default="this user",
+        ),
+    ] = None,
+    vendor: Vendor = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TARGET",
+            help="Where the images are published.",
+            show_default="`publish` in matrix.yaml",
+        ),
+    ] = None,
+    key: SigningKey = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--into", metavar="DIR", help="Write the files there.", show_default="their usual places"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Write the files of a timer that calls `stackcheck nightly`, and print what to type next."""
+    from stackcheck.nightly import install
+
+    chosen = {"systemd": systemd, "cron": cron, "github": github, "kubernetes": kubernetes}
+    kinds: list[Any] = [kind for kind, wanted in chosen.items() if wanted]
+    if len(kinds) != 1:
+        raise ConfigurationError(
+            "name one kind of timer",
+            got=", ".join(kinds) or "none",
+            expected="one of --systemd, --cron, --github, --kubernetes",
+            next_step="stackcheck nightly install --systemd --dry-run",
+        )
+    options = [
+        *(("--from", parse_target(target)) if target else ()),
+        *(("--key", str(key.absolute())) if key else ()),
+    ]
+    made = install.installation(
+        kinds[0],
+        install.Wanted(
+            root=root.resolve(),
+            program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
+            user=user or getpass.getuser(),
+            options=(*options, *(("--gpu-vendor", vendor) if vendor else ())),
+            hour=hour,
+            labels=tuple(label or ()),
+            nodes=tuple(node or ()),
+        ),
+        folder,
+    )
+    _write(made, as_json=as_json, dry_run=dry_run)
+
+
+def _write(made: Installation, *, as_json: bool, dry_run: bool) -> None:
+    for path, text in made.files.items():
+        if not dry_run:
+            write_atomically(path, (text.encode(),))
+        if not as_json:
+            print(f"{'would write' if dry_run else 'wrote'} {path}")
+            print("".join(f"    {line}\n" for line in text.splitlines()) if dry_run else "", end="")
+    if as_json:
+        texts = {str(path): text for path, text in made.files.items()}
+        print_json({"written": not dry_run, "files": texts, "next": list(made.next_steps)})
+        return
+    for step in made.next_steps:
+        print(f"next: {step}")
