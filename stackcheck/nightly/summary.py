@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WORDS = {
     "revoke": "revoked",
     "warn": "failed on a new configuration",
-    "hold": "not certified",
+    "hold": "not settled",
     "error": "without a verdict",
     "nothing": "unfit machine",
     "renew": "renewed",
@@ -50,7 +50,7 @@ def exit_code(plan: Plan) -> int:
 def line(plan: Plan) -> str:
     """The night in one line, for a chat."""
     head = f"stackcheck nightly, {plan.fingerprint.words()} (node {plan.node}): "
-    return head + ". ".join([_result(plan), *warnings(plan)])
+    return _one_line(head + ". ".join([_result(plan), *warnings(plan)]))
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -69,7 +69,7 @@ def warnings(plan: Plan) -> list[str]:
         found.append("every image failed on this host: look at the machine before you blame the images")
     if plan.reboot_pending:
         found.append(f"REBOOT PENDING, nothing was run: {plan.reboot_pending}")
-    return list(dict.fromkeys([*found, *plan.notes]))
+    return [_one_line(text) for text in dict.fromkeys([*found, *plan.notes])]
 
 
 def markdown(plan: Plan) -> str:
@@ -95,11 +95,12 @@ def junit(plan: Plan) -> bytes:
         case = ET.SubElement(suite, "testcase", classname=_model(plan), name=item.tag)
         if item.ended and (kind := _kind(item.ended)):
             counts[kind] += 1
-            text = "\n".join((*item.ended.failed, *(reason for run in item.runs for reason in run.reasons)))
-            ET.SubElement(case, kind, message=item.ended.because).text = text
+            lines = (*item.ended.failed, *(reason for run in item.runs for reason in run.reasons))
+            message = _one_line(item.ended.because)
+            ET.SubElement(case, kind, message=message).text = "\n".join(map(_one_line, lines))
     for skip in plan.skipped:
         case = ET.SubElement(suite, "testcase", classname=_model(plan), name=skip.tag)
-        ET.SubElement(case, "skipped", message=skip.why)
+        ET.SubElement(case, "skipped", message=_one_line(skip.why))
     if plan.reboot_pending:
         case = ET.SubElement(suite, "testcase", classname=_model(plan), name="host")
         ET.SubElement(case, "error", message=f"reboot pending: {plan.reboot_pending}")
@@ -151,10 +152,17 @@ def _result(plan: Plan) -> str:
     waiting = sum(1 for item in plan.items if item.ended is None)
     found += [f"{waiting} due"] if waiting else []
     if not plan.items and not plan.reboot_pending:
-        here = any(skip.for_here for skip in plan.skipped)
-        found.append("nothing was due" if here else "NO PUBLISHED IMAGE IS FOR THIS HOST")
+        found.append(_silence(plan))
     found.append(f"{len(plan.skipped)} not run")
     return ", ".join(found)
+
+
+def _silence(plan: Plan) -> str:
+    """Why nothing was run."""
+    if any(skip.postponed for skip in plan.skipped):
+        return "NOTHING THAT IS DUE WAS SELECTED"
+    here = any(skip.for_here for skip in plan.skipped)
+    return "nothing was due" if here else "NO PUBLISHED IMAGE IS FOR THIS HOST"
 
 
 def _rollout(item: Item, ended: Ended) -> str:
@@ -187,4 +195,9 @@ def _escaped(text: str) -> str:
     """Text that cannot break a table of GitHub's Markdown, nor become a link or a tag."""
     for character in "\\`*_<>[]|":
         text = text.replace(character, f"\\{character}")
-    return " ".join(text.split())
+    return _one_line(text)
+
+
+def _one_line(text: str) -> str:
+    """Text without line breaks and control characters: an image writes reasons, and may write what it likes."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))

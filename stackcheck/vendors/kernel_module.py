@@ -16,6 +16,7 @@ import subprocess
 from pathlib import Path
 
 SYS_MODULES = Path("/sys/module")
+BASE = Path("/")  # below it is lib/modules/<kernel>
 TIMEOUT_S = 30
 
 
@@ -80,7 +81,11 @@ def _installed(name: str, kernel: str) -> tuple[ModuleVersion | None, str]:
     if program is None:
         return None, "modinfo is not installed (Debian and Ubuntu: apt-get install kmod)"
     done = subprocess.run(
-        [program, "-k", kernel, name], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [program, "-b", str(BASE), "-k", kernel, name],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     if done.returncode:
         return None, (done.stderr.strip() or f"modinfo ended with {done.returncode}").splitlines()[0]
