@@ -136,14 +136,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
 def rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Image, outcome, reason: for the terminal."""
     for item in plan.items:
-        ended = item.ended
-        yield (
-            item.tag,
-            WORDS[ended.action] if ended else "due",
-            (ended.because if ended else "; ".join(item.reasons)),
-        )
+        words, why = "due", "; ".join(item.reasons)
+        if item.ended:
+            words, why = WORDS[item.ended.action], item.ended.because
+        yield item.tag, words, _one_line(why)
     for skip in plan.skipped:
-        yield skip.tag, "not run", skip.why
+        yield skip.tag, "not run", _one_line(skip.why)
 
 
 def _result(plan: Plan) -> str:
@@ -199,5 +197,5 @@ def _escaped(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text without line breaks and control characters: an image writes reasons, and may write what it likes."""
+    """Text without line breaks and control characters: an image writes reasons, and may write anything."""
     return "".join(filter(str.isprintable, " ".join(text.split())))

@@ -163,6 +163,13 @@ def actionlint() -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
+def kmod() -> Path:
+    """The folder of depmod; a compiler is there too, for what it lists."""
+    installed("gcc", "gcc")
+    return installed("depmod", "kmod").parent
+
+
+@pytest.fixture(scope="session")
 def systemd_analyze() -> Path:
     """Checks unit files also where systemd does not run."""
     return installed("systemd-analyze", "systemd")

@@ -1,4 +1,4 @@
-"""Real nights on the stack that needs no GPU: a real registry, engine, image and suites; only the driver is made.
+"""Real nights on the stack that needs no GPU: a real registry, engine, image and suites; the driver is made.
 
 A processor has no driver, so the driver that "comes" on the last day is the one double: vendors.cpu.driver.
 """
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(540
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = "6.99.1"
-WITH_DRIVER = f"from stackcheck.vendors import cpu; cpu.driver = lambda: {DRIVER!r}; from stackcheck.cli import main; main()"
 PLAIN = "from stackcheck.cli import main; main()"
+WITH_DRIVER = f"from stackcheck.vendors import cpu; cpu.driver = lambda: {DRIVER!r}; {PLAIN}"
 
 
 class Operator:
