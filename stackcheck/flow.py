@@ -245,10 +245,9 @@ def run_again(
         subject: The image under test.
         engine: Starts the container.
         settings: As in `test`.
-        folder: For the files of the run; not `build/<name>/`, which is about the image that was built here.
+        folder: For the files of the run; `build/<name>/` is about the image that was built here.
         report: Called with each line of progress.
-        finished: Whether the result in `folder` is the run that is asked for: a caller that was interrupted
-            after it continues from there.
+        finished: Whether the result in `folder` is the run that is asked for (after an interruption).
 
     Raises:
         ChecksFailedError: The run has no valid result.
