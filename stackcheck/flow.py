@@ -63,6 +63,7 @@ class FlowSettings:
         force: Run the suites again even if nothing changed.
         plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
+        keep: Keeps each judged run in the history and returns its record; None: runs are not kept.
     """
 
     root: Path
@@ -73,6 +74,7 @@ class FlowSettings:
     force: bool = False
     plain_http: bool = False
     build: build.Options = build.DEFAULTS
+    keep: Callable[[JudgedRun, vendors.Host], str] | None = None
 
     def folder(self, name: str) -> Path:
         """Where the steps of one stack or image leave their files."""
@@ -88,12 +90,14 @@ class JudgedRun:
         verdict: PASSED, FAILED or UNFIT, with reasons.
         folder: `build/<name>/`, with the log of the run.
         reused: Whether the result is of an earlier run, because nothing has changed since.
+        record: Digest of the run's record in the history; None if it is not kept.
     """
 
     result: RunResult
     verdict: Verdict
     folder: Path
     reused: bool
+    record: str | None = None
 
     def require(self, *accepted: Status) -> None:
         """Raise the error of the verdict, unless its status is one of `accepted`.
@@ -227,7 +231,27 @@ def test(
     for waiver in judged.waivers:
         if any(waiver.covers(check) for check in judged.warned):
             report(f"{subject.name}: {waiver.words()}")
-    return JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
+    done = JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
+    return dataclasses.replace(done, record=_keep(done, plan.host, subject.name, settings, report))
+
+
+def _keep(
+    judged: JudgedRun,
+    host: vendors.Host,
+    name: str,
+    settings: FlowSettings,
+    report: Callable[[str], None],
+) -> str | None:
+    """Keep a run in the history. A history that cannot be written is reported, and changes no verdict."""
+    if settings.keep is None:
+        return None
+    try:
+        return settings.keep(judged, host)
+    except StackcheckError as error:
+        report(f"{name}: WARNING: this run is not in the history: {error}")
+        result = judged.folder / "run" / "result.json"
+        report(f"{name}: when the history works again: stackcheck history import {result}")
+    return None
 
 
 def run_again(

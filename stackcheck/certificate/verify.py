@@ -1,7 +1,7 @@
 """Check that an image is certified for a host, without trusting the store that holds it.
 
 In: a reference, a pinned public key, a device model and a driver. Out: `Verified`, or a `CertificateError`
-that says why not. The numbered steps in `verify` are those of docs/certificates.md, "Verify with stackcheck".
+that says why not. The numbered steps are those of docs/certificates.md, "Verify with stackcheck".
 """
 
 from __future__ import annotations
@@ -116,30 +116,81 @@ def verify(
     Raises:
         CertificateError: The image is not certified, or the store does not hold what was certified.
     """
+    certified = read(reference, public_key=public_key, max_age=max_age, now=now, plain_http=plain_http)
+    return certified.for_host(
+        device_model=device_model, driver=driver, devices=devices, tier=tier, waivers=waivers
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certified:
+    """An image with valid verdicts, of which none is chosen yet.
+
+    Attributes:
+        reference: What was asked for.
+        moment: When ages and waivers are judged.
+        manifest: The image's manifest.
+        statements: What the pinned key signed about it.
+        verdicts: The valid verdicts among them, for whatever hosts.
+    """
+
+    reference: str
+    moment: dt.datetime
+    manifest: Manifest
+    statements: tuple[Statement, ...]
+    verdicts: tuple[Statement, ...]
+
+    def for_host(
+        self, *, device_model: str, driver: str | None, devices: int, tier: Tier | None, waivers: bool
+    ) -> Verified:
+        """The image, certified for a host; `verify` explains the arguments.
+
+        Raises:
+            CertificateError: It is not, or the store does not hold what was certified.
+        """
+        wanted = _Wanted(
+            device_model=device_model,
+            driver=driver,
+            devices=devices,
+            tier=tier,
+            waivers=waivers,
+            today=self.moment.astimezone(dt.UTC).date(),
+        )
+        parsed = parse_reference(self.reference)
+        # 6. Choose the newest of these for this host.
+        chosen = _verdict_for(self.reference, self.verdicts, wanted)
+        # 7. Compare the tag.
+        _check_tag(self.reference, parsed, chosen)
+        # 8. Compare the image.
+        _check_subject(self.reference, chosen, self.manifest)
+        # 9. Check that nothing was removed.
+        _check_complete(self.reference, chosen, self.statements)
+        return _verified(Reference(target=parsed.target, digest=self.manifest.digest), chosen, wanted)
+
+
+def read(
+    reference: str,
+    *,
+    public_key: EllipticCurvePublicKey,
+    max_age: dt.timedelta = MAX_AGE,
+    now: dt.datetime | None = None,
+    plain_http: bool = False,
+) -> Certified:
+    """What is certified of an image, for whatever hosts; `verify` explains the arguments.
+
+    Raises:
+        CertificateError: Nothing valid is.
+    """
     parsed = parse_reference(reference)
     # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
     manifest, envelopes = _signed(reference, parsed, public_key, plain_http=plain_http)
-    statements = [item.statement for item in envelopes]
+    statements = tuple(item.statement for item in envelopes)
     # 4. Look at the newest VSA. 5. Keep the valid verdicts.
     moment = now or dt.datetime.now(dt.UTC)
-    verdicts = valid_verdicts(reference, statements, moment, max_age)
-    # 6. Choose the newest of these for this host.
-    wanted = _Wanted(
-        device_model=device_model,
-        driver=driver,
-        devices=devices,
-        tier=tier,
-        waivers=waivers,
-        today=moment.astimezone(dt.UTC).date(),
+    verdicts = tuple(valid_verdicts(reference, statements, moment, max_age))
+    return Certified(
+        reference=reference, moment=moment, manifest=manifest, statements=statements, verdicts=verdicts
     )
-    chosen = _verdict_for(reference, verdicts, wanted)
-    # 7. Compare the tag.
-    _check_tag(reference, parsed, chosen)
-    # 8. Compare the image.
-    _check_subject(reference, chosen, manifest)
-    # 9. Check that nothing was removed.
-    _check_complete(reference, chosen, statements)
-    return _verified(Reference(target=parsed.target, digest=manifest.digest), chosen, wanted)
 
 
 def _verified(image: Reference, chosen: Statement, wanted: _Wanted) -> Verified:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +11,7 @@ import typer
 from stackcheck.certificate import keys
 from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
+from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix.policy import Tier as TierName
 
@@ -24,8 +23,6 @@ app = new_app()
 
 AUTO = "auto"
 NONE = "none"
-_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
-_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 MaxAge = Annotated[
     str, typer.Option("--max-age", metavar="DURATION", help="Largest age of the verdict: 30d, 12h or 45m.")
@@ -200,8 +197,8 @@ def _verified(
 ) -> Verified:
     from stackcheck.certificate.verify import verify
 
-    oldest = _duration(max_age)
-    model, version, count = _machine(device_model, driver, devices)
+    oldest = duration(max_age, "--max-age")
+    model, version, count = machine(device_model, driver, devices)
     return verify(
         reference,
         public_key=keys.load_public(key),
@@ -215,7 +212,7 @@ def _verified(
     )
 
 
-def _machine(device_model: str, driver: str, devices: int | None) -> tuple[str, str | None, int]:
+def machine(device_model: str, driver: str, devices: int | None) -> tuple[str, str | None, int]:
     """Device model, driver and device count to verify for; `auto` stands for those of this host."""
     if AUTO not in {device_model, driver}:
         return device_model, None if driver == NONE else driver, devices or 1
@@ -239,21 +236,6 @@ def _model_of(host: vendors.Host) -> str:
         got=", ".join(sorted(models)) or "no device",
         expected="devices of exactly one model",
         next_step="name the model to verify for: --device-model MODEL",
-    )
-
-
-def _duration(text: str) -> dt.timedelta:
-    match = _DURATION.fullmatch(text)
-    try:
-        if match:
-            return dt.timedelta(**{_UNITS[match["unit"]]: int(match["number"])})
-    except OverflowError:
-        pass
-    raise ConfigurationError(
-        "invalid duration",
-        where="--max-age",
-        got=text,
-        expected="a number and d, h or m, such as 30d; at most 999999999d",
     )
 
 

@@ -191,6 +191,8 @@ def _settings(
     force: bool = False,
     plain_http: bool = False,
 ) -> flow.FlowSettings:
+    from stackcheck.history.keeping import keeper
+
     return flow.FlowSettings(
         root=root.resolve(),
         tier=tier,
@@ -200,6 +202,7 @@ def _settings(
         force=force,
         plain_http=plain_http,
         build=building.build_options(None, None, None, no_cache=False),
+        keep=keeper(root.resolve()),
     )
 
 

@@ -9,6 +9,7 @@ from stackcheck.history import records as records_of
 from stackcheck.history.index import Index
 from stackcheck.history.records import Records
 from stackcheck.matrix import matrix
+from stackcheck.oci.documents import sha256
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -46,6 +47,8 @@ class History:
     ) -> str:
         """Keep a judged run (`records.record` explains the arguments) and return its record's digest.
 
+        A result with the verdict that is there already is not kept again.
+
         Raises:
             ResultError: The result is damaged.
             FileError: The disk is full, or a permission is missing.
@@ -54,6 +57,9 @@ class History:
         data = records_of.record(
             result, verdict, fingerprint, source=source, simulated=simulated, judged=judged
         )
+        known = self.index.of_result(sha256(result))
+        if known and _says(known, verdict):
+            return known.record
         digest = self.records.append(data)
         self.index.add(data)
         return digest
@@ -73,6 +79,12 @@ class History:
     def rebuild(self, report: Callable[[str], None] | None = None) -> list[HistoryError]:
         """Make the index anew from the records; an error for each damaged record."""
         return self.index.rebuild(self.records, report)
+
+
+def _says(run: Run, verdict: Mapping[str, Any]) -> bool:
+    """Whether a kept run has this verdict."""
+    kept = run.status, run.reasons, run.failed, run.waived
+    return kept == (verdict["status"], *(tuple(verdict[name]) for name in ("reasons", "failed", "warned")))
 
 
 def open_history(root: Path) -> History:

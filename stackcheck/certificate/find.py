@@ -1,0 +1,216 @@
+"""Find certified images for a host. In: a registry or layout, a key, a host. Out: what fits, newest first.
+
+Every image is verified as `stackcheck verify` does it; one that does not fit says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.certificate import verify
+from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.certificate.statement import (
+    RUN_FIELD,
+    TEST_RESULT,
+    evidence,
+    facts,
+    newest,
+    time_verified,
+)
+from stackcheck.errors import CertificateError
+from stackcheck.matrix.versions import matches
+from stackcheck.oci import tags
+from stackcheck.oci.documents import RegistryError
+from stackcheck.oci.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from stackcheck.certificate.statement import Statement
+    from stackcheck.certificate.verify import Certified
+    from stackcheck.matrix.policy import Tier
+
+ATTACHMENTS = ("cert-", "sha256-")  # tags that hold statements, not images
+UNKNOWN = "unknown"
+BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The host, and what is asked of an image; None: any.
+
+    Attributes:
+        device_model: As in devices.json.
+        driver: A version or a pattern of versions (`580`, `>=6.4`).
+        exact: Whether the driver is that of a host, so that no other version fits; None is then no driver.
+        devices: How many devices must have been tested together.
+        torch: A version or a pattern of versions.
+        tier: The lowest tier; None: the one that certifies the vendor.
+        waivers: Whether waived checks are accepted.
+    """
+
+    device_model: str | None = None
+    driver: str | None = None
+    exact: bool = False
+    devices: int = 1
+    torch: str | None = None
+    tier: Tier | None = None
+    waivers: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One tag of the store.
+
+    Attributes:
+        tag: The floating tag.
+        reference: The image by digest: what to run; None if nothing valid is certified.
+        machine: What it is certified for, in words.
+        torch: The version that ran; `unknown` if the certificate does not say.
+        verified_at: When the verdict was given.
+        refused: Why it does not fit; None if it does.
+    """
+
+    tag: str
+    reference: str | None
+    machine: str
+    torch: str
+    verified_at: dt.datetime
+    refused: str | None
+
+
+def find(
+    target: str,
+    wanted: Wanted,
+    *,
+    public_key: EllipticCurvePublicKey,
+    max_age: dt.timedelta = MAX_AGE,
+    now: dt.datetime | None = None,
+    plain_http: bool = False,
+) -> list[Candidate]:
+    """Every image of a store; those that fit come first, and of them the newest.
+
+    Args:
+        target: `oci:DIR` or `HOST/REPO`.
+        wanted: The host, and what is asked.
+        public_key: The pinned key.
+        max_age: How old a verdict may be.
+        now: When ages are judged; None: this host's clock.
+        plain_http: Use http for a registry that is not on a loopback address.
+
+    Raises:
+        CertificateError: The store does not answer, or is none.
+    """
+    try:
+        listed = open_store(target, plain_http=plain_http).tags()
+    except RegistryError as error:
+        raise verify.as_certificate_error(error, target) from error
+    names = [tag for tag in listed if not tag.startswith(ATTACHMENTS) and not tags.is_unique(tag)]
+
+    def candidate(tag: str) -> Candidate:
+        try:
+            certified = verify.read(
+                f"{target}:{tag}", public_key=public_key, max_age=max_age, now=now, plain_http=plain_http
+            )
+        except CertificateError as error:
+            return _refused(tag, error)
+        return _judged(tag, certified, wanted)
+
+    found = [candidate(tag) for tag in names]
+    return sorted(found, key=lambda each: (each.refused is not None, BEGINNING - each.verified_at, each.tag))
+
+
+def _refused(tag: str, error: CertificateError) -> Candidate:
+    return Candidate(
+        tag=tag, reference=None, machine="-", torch="-", verified_at=BEGINNING, refused=_why(error)
+    )
+
+
+def _judged(tag: str, certified: Certified, wanted: Wanted) -> Candidate:
+    """The newest verdict that fits; else the newest one, with the reason why it does not."""
+    last: Candidate | None = None
+    for verdict in _newest_first(certified.verdicts):
+        host = facts(verdict)["host"]
+        torch = _torch(verdict, certified.statements)
+        problem = _misfit(host, torch, wanted)
+        candidate = Candidate(
+            tag=tag,
+            reference=None,
+            machine=_machine(host),
+            torch=torch,
+            verified_at=time_verified(verdict),
+            refused=problem,
+        )
+        if problem is None:
+            candidate = _checked(candidate, certified, host, wanted)
+        if candidate.refused is None:
+            return candidate
+        last = last or candidate
+    assert last is not None  # `verify.read` refuses an image without a valid verdict
+    return last
+
+
+def _checked(candidate: Candidate, certified: Certified, host: dict[str, Any], wanted: Wanted) -> Candidate:
+    """The rest of what `stackcheck verify` checks, for the host that this verdict is about."""
+    models = {device["model"].casefold(): device["model"] for device in host["devices"]}
+    model = models[wanted.device_model.casefold()] if wanted.device_model else next(iter(models.values()))
+    try:
+        verified = certified.for_host(
+            device_model=model,
+            driver=host["driver"],
+            devices=wanted.devices,
+            tier=wanted.tier,
+            waivers=wanted.waivers,
+        )
+    except CertificateError as error:
+        return dataclasses.replace(candidate, refused=_why(error))
+    return dataclasses.replace(candidate, reference=str(verified.reference))
+
+
+def _misfit(host: dict[str, Any], torch: str, wanted: Wanted) -> str | None:
+    """Why a verdict about this machine is not for the wanted one; None if it is."""
+    models = {device["model"].casefold() for device in host["devices"]}
+    if wanted.device_model and wanted.device_model.casefold() not in models:
+        return f"certified for {_machine(host)}, not for {wanted.device_model}"
+    if not _has_driver(host["driver"], wanted):
+        return f"certified with driver {host['driver'] or 'none'}, not with {wanted.driver or 'none'}"
+    if wanted.torch and (torch == UNKNOWN or not matches("torch", wanted.torch, torch)):
+        return f"torch {torch} is not {wanted.torch}"
+    return None
+
+
+def _has_driver(driver: str | None, wanted: Wanted) -> bool:
+    if wanted.exact:
+        return driver == wanted.driver
+    return wanted.driver is None or (driver is not None and matches("driver", wanted.driver, driver))
+
+
+def _newest_first(verdicts: Iterable[Statement]) -> Iterator[Statement]:
+    left = list(verdicts)
+    while latest := newest(left):
+        yield latest
+        left = [verdict for verdict in left if verdict.digest != latest.digest]
+
+
+def _torch(verdict: Statement, statements: Iterable[Statement]) -> str:
+    """The torch that ran, from the signed test result that the verdict names."""
+    named = evidence(verdict)
+    for statement in statements:
+        if statement.predicate_type == TEST_RESULT and statement.digest in named:
+            software = statement.predicate.get(RUN_FIELD, {}).get("software", {})
+            return str(software.get("torch") or UNKNOWN)
+    return UNKNOWN
+
+
+def _machine(host: dict[str, Any]) -> str:
+    models = sorted({device["model"] for device in host["devices"]})
+    driver = f", driver {host['driver']}" if host["driver"] else ""
+    return f"{' + '.join(models)} x{len(host['devices'])}{driver}"
+
+
+def _why(error: CertificateError) -> str:
+    return f"{error.what}: {error.got}" if error.got else error.what

@@ -1,0 +1,212 @@
+"""The verb `compare`. In: two runs, or with --paired two images. Out: what got worse, and likely causes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Tier, Vendor, new_app
+from stackcheck.cli.output import Progress, print_facts, print_json, print_table
+from stackcheck.errors import ChecksFailedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck.history.compare import Compared, Comparison
+    from stackcheck.history.pairing import PairedMetric, PairedRuns
+    from stackcheck.matrix.policy import Tier as TierName
+    from stackcheck.vendors import Vendor as VendorName
+
+app = new_app()
+
+COLUMNS = ("VERDICT", "METRIC", "A", "B", "UNIT", "B/A", "INTERVAL", "CHECK")
+PAIRED_COLUMNS = ("VERDICT", "METRIC", "A", "B", "UNIT", "LOSS", "COUNTS FROM", "FINDS", "CHECK")
+SHOWN_VALUE = 60  # characters of a differing value; an environment variable can have thousands
+
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="A",
+        help="A run id, a result.json, a stack or image (its newest run), or driver=VERSION; with --paired "
+        "a stack id or an image.",
+    ),
+]
+
+
+@app.command("compare")
+def compare_runs(
+    a: RunName,
+    b: Annotated[str, typer.Argument(metavar="B", help="The same, for the other side.")],
+    *,
+    paired: Annotated[
+        bool,
+        typer.Option("--paired", help="Run both images in turn on this node, and find slow-downs of 2 %."),
+    ] = False,
+    checks: Annotated[
+        str | None,
+        typer.Option(
+            "--checks",
+            metavar="EXPRESSION",
+            help="With --paired, which checks: an expression for pytest's -k.",
+            show_default="those that measure speed",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=3, help="With --paired, runs of each side.")] = 5,
+    tier: Tier = None,
+    vendor: Vendor = None,
+    every: Annotated[bool, typer.Option("--all", help="Also list the metrics that are equal.")] = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Compare every metric of two runs, the worst first; then list what differs between them.
+
+    With --paired, exit 6 if B is slower in a metric.
+    """
+    folder = root.resolve()
+    if not paired:
+        _compare(a, b, folder, every=every, as_json=as_json)
+    elif dry_run:
+        print(f"{a} against itself, then {b} against {a}: {rounds} runs of each side, {4 * rounds} in all")
+    else:
+        _pair(a, b, folder, checks=checks, rounds=rounds, tier=tier, vendor=vendor, as_json=as_json)
+
+
+def _compare(a: str, b: str, root: Path, *, every: bool, as_json: bool) -> None:
+    from stackcheck.history import compare, sides
+    from stackcheck.history.history import open_history
+
+    history = open_history(root)
+    one, run = sides.find(a, history)
+    other, _ = sides.find(b, history, like=run)
+    found = compare.compare(one, other)
+    if as_json:
+        print_json(_document(found))
+        return
+    _print(found, every=every)
+
+
+def _print(found: Comparison, *, every: bool) -> None:
+    margin = f"a difference counts from {found.margin:.0%}"
+    where = "one machine" if found.a.node == found.b.node else "two machines"
+    print_facts({"A": found.a.label, "B": found.b.label, "margin": f"{margin} ({where})"})
+    shown = [each for each in found.metrics if every or each.verdict != "equal"]
+    print()
+    if shown:
+        print_table(COLUMNS, [_row(each) for each in shown])
+    counts = {each.verdict: found.count(each.verdict) for each in found.metrics}
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no metric")
+    print()
+    if found.differences:
+        print("what differs, the likeliest cause first:")
+        rows = [(each.group, each.name, _short(each.a), _short(each.b)) for each in found.differences]
+        print_table(("", "NAME", "A", "B"), rows)
+    else:
+        print("nothing differs in driver, device, software, environment, choices, suites, machine and image")
+
+
+def _row(each: Compared) -> tuple[str, ...]:
+    low, high = each.interval or (None, None)
+    return (
+        each.verdict,
+        each.name,
+        _number(each.a),
+        _number(each.b),
+        each.unit,
+        _number(each.ratio, 4),
+        f"{low:.4f} to {high:.4f}" if low is not None else "-",
+        each.check,
+    )
+
+
+def _number(value: float | None, digits: int = 5) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "(none)"
+    return value if len(value) <= SHOWN_VALUE else f"{value[: SHOWN_VALUE - 1]}…"
+
+
+def _document(found: Comparison) -> dict[str, Any]:
+    return {
+        "a": found.a.label,
+        "b": found.b.label,
+        "margin": found.margin,
+        "metrics": [dataclasses.asdict(each) for each in found.metrics],
+        "differences": [dataclasses.asdict(each) for each in found.differences],
+    }
+
+
+def _pair(
+    a: str,
+    b: str,
+    root: Path,
+    *,
+    checks: str | None,
+    rounds: int,
+    tier: TierName | None,
+    vendor: VendorName | None,
+    as_json: bool,
+) -> None:
+    from stackcheck import flow
+    from stackcheck.certificate import keys
+    from stackcheck.cli import build as building
+    from stackcheck.files.checkout_lock import exclusive
+    from stackcheck.history import pairing
+    from stackcheck.suite import subject as subjects
+
+    report = Progress()
+    settings = flow.FlowSettings(root=root, target="oci:dist", key=keys.default_path(), vendor=vendor)
+    with exclusive(root, "stackcheck compare --paired", report):
+        engine = building.connected(report, builds=not all(map(subjects.is_reference, (a, b))))
+        one, other = (flow.find_subject(name, engine, settings, report) for name in (a, b))
+        found = pairing.paired(
+            one,
+            other,
+            engine,
+            root=root,
+            tier=tier or "standard",
+            only=checks or pairing.SPEED,
+            rounds=rounds,
+            report=report,
+        )
+    print_json(dataclasses.asdict(found)) if as_json else _print_pair(found)
+    _require_equal(found, root)
+
+
+def _print_pair(found: PairedRuns) -> None:
+    print_facts({"A": found.a, "B": found.b, "runs": f"{found.rounds} of each, in turn, on this node"})
+    print()
+    print_table(PAIRED_COLUMNS, [_paired_row(each) for each in found.metrics])
+
+
+def _paired_row(each: PairedMetric) -> tuple[str, ...]:
+    from statistics import median
+
+    pair = each.pair
+    numbers = (f"{pair.loss:+.2%}", f"{pair.limit:.2%}", f"{pair.resolves:.2%}")
+    return (
+        pair.verdict,
+        each.name,
+        f"{median(each.a):.5g}",
+        f"{median(each.b):.5g}",
+        each.unit,
+        *numbers,
+        each.check,
+    )
+
+
+def _require_equal(found: PairedRuns, root: Path) -> None:
+    slower = found.slower()
+    if slower:
+        worst = [f"{each.name} of {each.check}: {each.pair.loss:.1%} slower" for each in slower[:5]]
+        raise ChecksFailedError(
+            f"B is slower than A in {len(slower)} of {len(found.metrics)} metrics",
+            got="\n    ".join(worst),
+            expected="a loss below what counts on this node",
+            next_step=f"read {root / 'build' / 'paired' / 'result.json'}, which has every run",
+        )

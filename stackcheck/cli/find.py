@@ -1,0 +1,124 @@
+"""The verb `find`. In: a registry or layout, and a host. Out: the certified images for it, newest first."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackcheck.certificate import keys
+from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
+from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
+from stackcheck.cli.output import print_json, print_table
+from stackcheck.cli.times import duration
+from stackcheck.errors import CertificateError
+from stackcheck.matrix import matrix
+from stackcheck.oci.store import parse_target
+
+if TYPE_CHECKING:
+    from stackcheck.certificate.find import Candidate, Wanted
+    from stackcheck.matrix.policy import Tier as TierName
+
+app = new_app()
+
+COLUMNS = ("TAG", "TORCH", "CERTIFIED FOR", "VERDICT OF", "RUN")
+
+
+@app.command("find")
+def find_images(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET", help="oci:DIR or HOST/REPO.", show_default="`publish` in matrix.yaml"
+        ),
+    ] = None,
+    *,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="MODEL", help="Device model.", show_default="this host's")
+    ] = None,
+    driver: Annotated[
+        str | None,
+        typer.Option(
+            "--driver",
+            metavar="VERSION",
+            help="Driver: 580.95.05, 580 or '>=6.4'.",
+            show_default="this host's, or any with --gpu",
+        ),
+    ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option("--torch", metavar="VERSION", help="torch: 2.13 or '>=2.12'.", show_default="any"),
+    ] = None,
+    devices: Devices = None,
+    no_waivers: NoWaivers = False,
+    tier: LowestTier = None,
+    max_age: MaxAge = "30d",
+    every: Annotated[bool, typer.Option("--all", help="Also list the others, and say why not.")] = False,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+    root: Root = HERE,
+) -> None:
+    """List the images that are certified for a host, the newest first; exit 7 if there is none."""
+    from stackcheck.certificate import find
+
+    place = parse_target(target or matrix.load(root.resolve() / "matrix.yaml").publish)
+    wanted = _wanted(gpu, driver, torch, devices, tier, waivers=not no_waivers)
+    found = find.find(
+        place,
+        wanted,
+        public_key=keys.load_public(key),
+        max_age=duration(max_age, "--max-age"),
+        plain_http=plain_http,
+    )
+    fitting = [each for each in found if each.refused is None]
+    shown = found if every else fitting
+    print_json([_json(each) for each in shown]) if as_json else _print(shown)
+    if not fitting:
+        raise CertificateError(
+            "no image is certified for this host",
+            where=place,
+            got=f"{len(found)} images, none of which fits",
+            expected=_host(wanted),
+            next_step="add --all to see why not, or certify one here: stackcheck certify",
+        )
+
+
+def _wanted(
+    gpu: str | None,
+    driver: str | None,
+    torch: str | None,
+    devices: int | None,
+    tier: TierName | None,
+    *,
+    waivers: bool,
+) -> Wanted:
+    from stackcheck.certificate.find import Wanted
+
+    asked = Wanted(torch=torch, tier=tier, waivers=waivers)
+    if gpu:
+        return dataclasses.replace(asked, device_model=gpu, driver=driver, devices=devices or 1)
+    model, version, count = machine(AUTO, driver or AUTO, devices)
+    exact = driver is None
+    return dataclasses.replace(asked, device_model=model, driver=version, exact=exact, devices=count)
+
+
+def _host(wanted: Wanted) -> str:
+    driver = f", driver {wanted.driver}" if wanted.driver else ""
+    torch = f", torch {wanted.torch}" if wanted.torch else ""
+    return f"{wanted.device_model} x{wanted.devices}{driver}{torch}"
+
+
+def _print(found: list[Candidate]) -> None:
+    if found:
+        print_table(COLUMNS, [_row(each) for each in found])
+
+
+def _row(each: Candidate) -> tuple[str, ...]:
+    when = f"{each.verified_at:%Y-%m-%d %H:%M}" if each.machine != "-" else "-"
+    return each.tag, each.torch, each.machine, when, each.reference or f"no: {each.refused}"
+
+
+def _json(each: Candidate) -> dict[str, Any]:
+    return dataclasses.asdict(each) | {"verified_at": each.verified_at.isoformat()}

@@ -1,0 +1,233 @@
+"""Compare two runs. In: their metrics, and facts of machine and image. Out: a `Comparison`. Pure.
+
+The ratio of a metric is B's value over A's. Its interval is a bootstrap: each side's repeats are drawn again
+with replacement, 1000 times, and 95 % of the ratios of medians lie inside. Repeats of one process say nothing
+of another night or chip, so a difference counts from 2 % on one machine, and from 5 % on two of one model.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from stackcheck.history.runs import Point
+
+Verdict = Literal["worse", "unclear", "better", "changed", "only in A", "only in B", "equal"]
+ORDER: tuple[Verdict, ...] = ("worse", "unclear", "better", "changed", "only in A", "only in B", "equal")
+
+SAME_MACHINE, OTHER_MACHINE = 0.02, 0.05
+DRAWS, SEED = 1000, 20261122
+FEWEST_REPEATS = 3
+# What is better where no bound says it, by unit.
+BETTER: dict[str, Literal["min", "max"]] = {
+    **dict.fromkeys(("TFLOP/s", "GB/s", "tokens/s", "samples/s", "%"), "min"),
+    **dict.fromkeys(("us", "ms", "s", "of the gate"), "max"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two runs.
+
+    Attributes:
+        label: Which run it is, in a few words.
+        node: Anonymous id of its machine.
+        points: Its metrics.
+        facts: What may explain a difference: group -> name -> value, the likeliest causes first.
+    """
+
+    label: str
+    node: str
+    points: tuple[Point, ...]
+    facts: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One metric of both runs.
+
+    Attributes:
+        check: The check's id.
+        name: The metric's name.
+        unit: Its unit.
+        a: A's value; None if A did not measure it.
+        b: B's value.
+        ratio: b / a; None if one is missing, or a is 0.
+        interval: The ratio's interval; None if one side has fewer than 3 repeats.
+        gated: Whether a bound judges the metric.
+        verdict: What the difference means.
+        loss: How much worse B is; negative if it is better, 0 where nothing says what is better.
+    """
+
+    check: str
+    name: str
+    unit: str
+    a: float | None
+    b: float | None
+    ratio: float | None
+    interval: tuple[float, float] | None
+    gated: bool
+    verdict: Verdict
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that the two runs do not share; `None` where a side lacks it."""
+
+    group: str
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two runs side by side: what matters first, then what may have caused it."""
+
+    a: Side
+    b: Side
+    margin: float
+    metrics: tuple[Compared, ...]
+    differences: tuple[Difference, ...]
+
+    def count(self, verdict: Verdict) -> int:
+        """How many metrics have a verdict."""
+        return sum(each.verdict == verdict for each in self.metrics)
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Every metric of two runs, and what differs between them."""
+    margin = SAME_MACHINE if a.node == b.node else OTHER_MACHINE
+    mine = {(point.check, point.name, point.unit): point for point in a.points}
+    yours = {(point.check, point.name, point.unit): point for point in b.points}
+    keys = dict.fromkeys((*mine, *yours))
+    metrics = [_compared(key, mine.get(key), yours.get(key), margin) for key in keys]
+    metrics.sort(key=lambda each: (ORDER.index(each.verdict), not each.gated, -abs(each.loss)))
+    return Comparison(
+        a=a, b=b, margin=margin, metrics=tuple(metrics), differences=tuple(_differences(a.facts, b.facts))
+    )
+
+
+def _compared(key: tuple[str, str, str], a: Point | None, b: Point | None, margin: float) -> Compared:
+    check, name, unit = key
+    direction = (b and b.direction) or (a and a.direction)
+    better = direction or BETTER.get(unit)
+    ratio = b.value / a.value if a and b and a.value else None
+    interval = _interval(a.repeats, b.repeats) if a and b else None
+    verdict: Verdict = "only in B" if a is None else "only in A"
+    if a and b:
+        range_ = interval or ((ratio, ratio) if ratio is not None else (1.0, 1.0))
+        verdict = "equal" if a.value == b.value else _verdict(range_, better, margin)
+        if ratio is None and a.value != b.value:  # from 0 to something
+            verdict = "changed"
+    change = ratio - 1 if ratio is not None else 0.0
+    return Compared(
+        check=check,
+        name=name,
+        unit=unit,
+        a=a.value if a else None,
+        b=b.value if b else None,
+        ratio=ratio,
+        interval=interval,
+        gated=direction is not None,
+        verdict=verdict,
+        loss={"min": -change, "max": change, None: 0.0}[better],
+    )
+
+
+def _verdict(interval: tuple[float, float], better: Literal["min", "max"] | None, margin: float) -> Verdict:
+    """What an interval of the ratio means: it lies inside the margin, across its edge, or outside."""
+    low, high = interval
+    if 1 - margin <= low and high <= 1 + margin:
+        return "equal"
+    if low <= 1 + margin and high >= 1 - margin:
+        return "unclear"
+    if better is None:
+        return "changed"
+    return "better" if (low > 1 + margin) == (better == "min") else "worse"
+
+
+def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the ratio of medians, by a bootstrap that gives the same answer each time."""
+    if min(len(a), len(b)) < FEWEST_REPEATS or min(a) <= 0:
+        return None
+    chance = random.Random(SEED)  # noqa: S311  # no secret depends on it
+    ratios = sorted(
+        statistics.median(chance.choices(b, k=len(b))) / statistics.median(chance.choices(a, k=len(a)))
+        for _ in range(DRAWS)
+    )
+    return ratios[round(0.025 * DRAWS)], ratios[round(0.975 * DRAWS) - 1]
+
+
+def _differences(
+    a: Mapping[str, Mapping[str, str]], b: Mapping[str, Mapping[str, str]]
+) -> Iterator[Difference]:
+    for group in dict.fromkeys((*a, *b)):
+        mine, yours = a.get(group, {}), b.get(group, {})
+        for name in dict.fromkeys((*mine, *yours)):
+            if mine.get(name) != yours.get(name):
+                yield Difference(group=group, name=name, a=mine.get(name), b=yours.get(name))
+
+
+def facts_of(result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What a result says of its machine and image, in groups; the likeliest causes of a difference first."""
+    host = result["host"]
+    devices = host["devices"]
+    image = result["image"] or {}
+    return {
+        "driver": _texts({"driver": host["driver"], "kernel": host["kernel"]}),
+        "device": _texts(
+            {
+                "model": _each(devices, "model"),
+                "count": len(devices),
+                "firmware": _each(devices, "firmware"),
+                "power cap": _each(devices, "power_cap_w"),
+                "partition": host.get("partition"),
+                "NVLS": host.get("nvls"),
+            }
+        ),
+        "software": _texts(result["software"]),
+        "environment": _texts(result["environment"]),
+        "choices": _choices(result),
+        "suites": _texts(
+            {"tier": result["tier"]}
+            | {key: value for key, value in result["inputs"].items() if key != "matrix"}
+        ),
+        "machine": _texts(
+            {
+                "devices": _each(devices, "id"),
+                "processor": host.get("cpu"),
+                "memory": host.get("memory_bytes"),
+            }
+        ),
+        "image": _texts({"config": image.get("config_digest"), "reference": image.get("reference")}),
+    }
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _each(devices: Sequence[Mapping[str, Any]], field: str) -> str | None:
+    return (
+        ", ".join(sorted({str(device[field]) for device in devices if device.get(field) is not None})) or None
+    )
+
+
+def _choices(result: Mapping[str, Any]) -> dict[str, str]:
+    """The algorithm, kernel or backend that a library chose for a metric, where a check records it."""
+    found = {}
+    for check in result["checks"]:
+        for metric in check["metrics"]:
+            conditions = metric.get("conditions", {})
+            place = f"{check['id']} {metric['name']} {conditions.get('bytes', '')}".strip()
+            for key in ("choice", "kernel", "backend", "library"):
+                if isinstance(conditions.get(key), str):
+                    found[f"{place} {key}"] = conditions[key]
+    return found

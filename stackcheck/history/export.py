@@ -1,0 +1,174 @@
+"""Write a history as a table for other tools. In: a query. Out: Parquet or CSV, one row a metric or a run.
+
+Rows are written a few days at a time, so that a year of a fleet does not have to fit into memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime as dt
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import TEMPORARY, UNUSABLE, file_error
+from stackcheck.history.runs import Point, Query, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from stackcheck.history.history import History
+
+Table = Literal["metrics", "runs"]
+WINDOW = dt.timedelta(days=7)
+_POINT_FIELDS = tuple(name for name in Point.__dataclass_fields__ if name != "record")
+_RUN_FIELDS = tuple(Run.__dataclass_fields__)
+FIELDS: dict[Table, tuple[str, ...]] = {"metrics": (*_RUN_FIELDS, *_POINT_FIELDS), "runs": _RUN_FIELDS}
+_LISTS = {"reasons": "string", "failed": "string", "waived": "string", "repeats": "double"}
+_TYPES = {
+    "started": "time",
+    "finished": "time",
+    "device_count": "integer",
+    "simulated": "boolean",
+    **dict.fromkeys(("value", "bound", "ceiling"), "double"),
+}
+
+
+class Writer(Protocol):
+    """Takes rows whose values are in the order of the table's fields."""
+
+    def write(self, rows: list[tuple[Any, ...]]) -> None:
+        """Write some rows."""
+
+
+def export(history: History, query: Query, path: Path, table: Table = "metrics") -> int:
+    """Write what a query asks for, the oldest first, and return the number of rows.
+
+    Raises:
+        ConfigurationError: The file's name ends neither in .parquet nor in .csv, or pyarrow is not installed.
+        FileError: The file cannot be written.
+    """
+    written = 0
+    with _whole(path) as temporary, _writer(path, temporary, FIELDS[table]) as writer:
+        for rows in _windows(history, query, table):
+            writer.write(rows)
+            written += len(rows)
+    return written
+
+
+def _windows(history: History, query: Query, table: Table) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of one window of time after the other."""
+    ordered = dataclasses.replace(query, newest_first=False, limit=None)
+    edge = dataclasses.replace(ordered, check=None, metric=None, limit=1)
+    first = history.runs(edge)
+    last = history.latest(edge)
+    start = first[0].started if first else None
+    while last and start and start <= last.started:
+        end = start + WINDOW
+        until = min(end, query.until) if query.until else end
+        window = dataclasses.replace(ordered, since=start, until=until)
+        if table == "runs":
+            yield [_values(run, _RUN_FIELDS) for run in history.runs(window)]
+        else:
+            found = history.points(window)
+            yield [(*_values(run, _RUN_FIELDS), *_values(point, _POINT_FIELDS)) for run, point in found]
+        start = end
+
+
+def _values(source: Run | Point, fields: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(getattr(source, name) for name in fields)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when all is written."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in UNUSABLE:
+            raise
+        raise file_error(error, path) from error
+
+
+@contextmanager
+def _writer(path: Path, temporary: Path, fields: tuple[str, ...]) -> Iterator[Writer]:
+    if path.suffix == ".csv":
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            yield _Csv(csv.writer(file), fields)
+    elif path.suffix == ".parquet":
+        with _parquet(temporary, fields) as writer:
+            yield writer
+    else:
+        raise ConfigurationError(
+            "cannot tell the format of the export",
+            where="--to",
+            got=path.name,
+            expected="a name that ends in .parquet or .csv",
+        )
+
+
+class _Csv:
+    """Lists become texts with `; ` between their parts, times ISO 8601."""
+
+    def __init__(self, writer: Any, fields: tuple[str, ...]) -> None:
+        self._writer = writer
+        self._writer.writerow(fields)
+
+    def write(self, rows: list[tuple[Any, ...]]) -> None:
+        self._writer.writerows([_text(value) for value in row] for row in rows)
+
+
+def _text(value: object) -> object:
+    if isinstance(value, tuple):
+        return "; ".join(map(str, value))
+    return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+@contextmanager
+def _parquet(temporary: Path, fields: tuple[str, ...]) -> Iterator[Writer]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigurationError(
+            "Parquet needs pyarrow",
+            where="--to",
+            got=str(error),
+            expected="the extra `parquet` of stackcheck",
+            next_step="pip install 'stackcheck[parquet]', or write a .csv",
+        ) from error
+    kinds = {
+        "time": pa.timestamp("us", tz="UTC"),
+        "integer": pa.int64(),
+        "boolean": pa.bool_(),
+        "double": pa.float64(),
+        "string": pa.string(),
+    }
+    lists = {name: pa.list_(kinds[kind]) for name, kind in _LISTS.items()}
+    schema = pa.schema([(name, lists.get(name) or kinds[_TYPES.get(name, "string")]) for name in fields])
+    with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        yield _Parquet(writer, schema)
+
+
+class _Parquet:
+    """A row group for each call."""
+
+    def __init__(self, writer: Any, schema: Any) -> None:
+        self._writer, self._schema = writer, schema
+
+    def write(self, rows: list[tuple[Any, ...]]) -> None:
+        import pyarrow as pa
+
+        columns = zip(*rows, strict=True) if rows else [[] for _ in self._schema]
+        arrays = [
+            pa.array(list(column), field.type) for column, field in zip(columns, self._schema, strict=True)
+        ]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))

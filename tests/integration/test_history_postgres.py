@@ -1,0 +1,94 @@
+"""The index of a history in a real PostgreSQL, with two processes that write at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from kept_runs import GEMM, PASSED, body, failed
+from stackcheck.history.history import History
+from stackcheck.history.index import Index
+from stackcheck.history.runs import HistoryError, Query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.integration
+
+WRITER = """
+import sys
+from kept_runs import PASSED, body
+from stackcheck.history.history import History
+records, index, first, last = sys.argv[1:]
+for number in range(int(first), int(last)):
+    History(records, index).append(body(number), PASSED, None, source=first)
+"""
+
+
+@pytest.fixture
+def history(postgres: str, tmp_path: Path) -> Iterator[History]:
+    """An empty history, with its index on that server."""
+    yield History(str(tmp_path / "records"), postgres)
+    with psycopg.connect(postgres.replace("+psycopg", "")) as connection:
+        connection.execute("DROP TABLE IF EXISTS runs, series, points, notable")
+
+
+def test_it_answers_as_sqlite_does(history: History, tmp_path: Path) -> None:
+    for number in range(6):
+        history.append(body(number), failed(GEMM) if number == 3 else PASSED, None, source="test")
+    history.append(body(3), PASSED | {"warned": [GEMM]}, None, source="test", judged=None)
+    sqlite = History(str(tmp_path / "records"), f"sqlite:///{tmp_path / 'index.sqlite'}")
+    assert sqlite.rebuild() == []
+    questions = (
+        Query(),
+        Query(stack="CUDA*", driver="580.95.0?", limit=3),
+        Query(check=GEMM),
+        Query(metric="gemm_tflops[m=8192]", check="*[bf16]", newest_first=False, limit=4),
+        Query(stack="%"),
+    )
+    for _ in range(2):
+        assert [history.runs(query) for query in questions] == [sqlite.runs(query) for query in questions]
+        mine, theirs = (
+            [sorted(each.points(query), key=str) for query in (questions[0], questions[2])]
+            for each in (history, sqlite)
+        )
+        assert mine == theirs
+        assert len(history.points(questions[3])) == 4
+        run = history.runs(Query())[0]
+        assert history.index.find(run.record[:20]) == [run]
+        assert history.rebuild() == []
+    history.append(body(9), PASSED, None, source="test")  # numbers go on after a rebuild
+    assert len(history.runs(Query())) == 7
+
+
+def test_two_writers_at_once_lose_nothing(history: History, postgres: str, tmp_path: Path) -> None:
+    """Both also append runs 20 to 39, and the index is rebuilt under them."""
+    shared = Path(__file__).parents[1] / "unit" / "shared"
+    environment = os.environ | {"PYTHONPATH": str(shared)}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "records"), postgres, str(first), str(last)],
+            env=environment,
+        )
+        for first, last in ((0, 40), (20, 60))
+    ]
+    while any(writer.poll() is None for writer in writers):
+        assert history.rebuild() == []
+        time.sleep(0.5)
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert sorted(int(run.run_id, 16) for run in history.runs(Query())) == list(range(60))
+    assert len(history.points(Query())) == 120
+    # A run that both wrote has two records, which differ in where it came from, and is one run.
+    assert 60 <= len(list(history.records)) <= 80
+
+
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match="the index of the history does not answer"):
+        Index(f"postgresql+psycopg://postgres@/postgres?host={tmp_path}")

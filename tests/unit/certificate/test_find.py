@@ -1,0 +1,121 @@
+"""`find` lists what is certified for a host, newest first, and says why the others are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import result_files
+from small_dist import DAY, KEY, release
+from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
+from stackcheck.certificate import find, publish
+from stackcheck.certificate.find import Candidate, Wanted
+from stackcheck.errors import CertificateError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from small_images import SmallImage
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+
+H200 = result_files.host("nvidia", "H200", "H200", driver="580.95.05")
+TORCH = result_files.result()["software"]["torch"]
+
+
+def found(dist: Path, wanted: Wanted, **changes: Any) -> list[Candidate]:
+    arguments: dict[str, Any] = {"public_key": KEY.public_key(), "now": NOW + DAY}
+    return find.find(f"oci:{dist}", wanted, **(arguments | changes))
+
+
+def only(dist: Path, wanted: Wanted, **changes: Any) -> Candidate:
+    (candidate,) = found(dist, wanted, **changes)
+    return candidate
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted(),
+        Wanted(device_model="h200"),
+        Wanted(device_model="H200", driver="580.95.05", exact=True),
+        Wanted(device_model="H200", driver="580"),
+        Wanted(device_model="H200", driver=">=570", devices=2),
+        Wanted(torch=TORCH),
+    ],
+)
+def test_what_fits_is_named_by_its_digest(tmp_path: Path, image: SmallImage, wanted: Wanted) -> None:
+    release(image, tmp_path / "dist", host=H200)
+    candidate = only(tmp_path / "dist", wanted)
+    assert candidate.refused is None
+    assert candidate.reference == f"oci:{tmp_path}/dist@{image.manifest_digest}"
+    assert (candidate.tag, candidate.machine) == (STACK_ID, "H200 x2, driver 580.95.05")
+    assert candidate.torch == TORCH
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (Wanted(device_model="MI300X"), "certified for H200 x2, driver 580.95.05, not for MI300X"),
+        (Wanted(driver="570"), "certified with driver 580.95.05, not with 570"),
+        (Wanted(driver="580", exact=True), "certified with driver 580.95.05, not with 580"),
+        (Wanted(exact=True), "certified with driver 580.95.05, not with none"),
+        (Wanted(devices=4), "this host has more devices than were tested together"),
+        (Wanted(torch=">=99"), f"torch {TORCH} is not >=99"),
+        (Wanted(tier="soak"), "the certificate is of a lower tier"),
+    ],
+)
+def test_what_does_not_fit_says_why(tmp_path: Path, image: SmallImage, wanted: Wanted, why: str) -> None:
+    release(image, tmp_path / "dist", host=H200)
+    candidate = only(tmp_path / "dist", wanted)
+    assert candidate.refused is not None
+    assert why in candidate.refused
+    assert candidate.reference is None
+
+
+def test_an_old_verdict_and_another_key_do_not_fit(tmp_path: Path, image: SmallImage) -> None:
+    release(image, tmp_path / "dist", host=H200)
+    old = only(tmp_path / "dist", Wanted(), now=NOW + dt.timedelta(days=60))
+    foreign = only(tmp_path / "dist", Wanted(), public_key=new_key().public_key())
+    assert old.refused
+    assert foreign.refused
+
+
+def test_what_fits_comes_first_and_the_newest_of_it(tmp_path: Path) -> None:
+    hosts = {
+        "b-older": (H200, 0),
+        "a-newest": (H200, 3),
+        "c-other": (result_files.host(), 5),
+        "d-old": (H200, -3),
+    }
+    for name, (host, hours) in hosts.items():
+        made = make_image(tmp_path / name, name.encode())
+        image = dataclasses.replace(made, stack_id=name)
+        publish.publish(
+            image.layout,
+            tag=name,
+            envelopes=certify(image, KEY, host=host, now=NOW + dt.timedelta(hours=hours)),
+            target=f"oci:{tmp_path / 'dist'}",
+            public_key=KEY.public_key(),
+            report=quiet,
+        )
+    listed = found(tmp_path / "dist", Wanted(device_model="H200"))
+    assert [each.tag for each in listed] == ["a-newest", "b-older", "d-old", "c-other"]
+    assert [each.refused is None for each in listed] == [True, True, True, False]
+
+
+def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError):
+        found(tmp_path / "nothing", Wanted())
+
+
+def test_a_changed_byte_is_found(tmp_path: Path, image: SmallImage) -> None:
+    release(image, tmp_path / "dist", host=H200)
+    blob = max((tmp_path / "dist" / "blobs" / "sha256").iterdir(), key=lambda path: path.stat().st_size)
+    body = bytearray(blob.read_bytes())
+    body[len(body) // 2] ^= 1
+    blob.write_bytes(body)
+    assert only(tmp_path / "dist", Wanted()).refused

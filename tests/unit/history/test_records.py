@@ -1,0 +1,123 @@
+"""Record files: appended once, never rewritten, checked when they are read."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kept_runs import PASSED, body
+from stackcheck.errors import FileError
+from stackcheck.history import reading, records
+from stackcheck.history.records import Records
+from stackcheck.history.runs import HistoryError
+from stackcheck.suite.results import ResultError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def record(number: int = 0) -> bytes:
+    return records.record(body(number), PASSED, None, source="test")
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Records]:
+    """A folder, and an object store that fsspec knows."""
+    if request.param == "folder":
+        yield Records(str(tmp_path / "records"))
+        return
+    import fsspec
+
+    made = Records(f"memory://{tmp_path.name}/records")
+    yield made
+    memory = fsspec.filesystem("memory")
+    if memory.exists(f"/{tmp_path.name}"):
+        memory.rm(f"/{tmp_path.name}", recursive=True)
+
+
+def test_a_record_is_read_as_it_was_written(store: Records) -> None:
+    data = record()
+    digest = store.append(data)
+    assert digest == "sha256:" + hashlib.sha256(data).hexdigest()
+    assert store.read(digest) == data
+    assert list(store) == [digest]
+    assert records.result_of(data) == body()
+
+
+def test_an_empty_store_has_no_records(store: Records) -> None:
+    assert list(store) == []
+
+
+def test_the_same_record_is_kept_once(store: Records) -> None:
+    assert store.append(record()) == store.append(record())
+    assert len(list(store)) == 1
+
+
+def test_appending_leaves_every_other_file_alone(tmp_path: Path) -> None:
+    store = Records(str(tmp_path))
+    digests = [store.append(record(number)) for number in range(5)]
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.rglob("*.gz")}
+    store.append(record(9))
+    store.append(record(0))
+    after = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in before}
+    assert (after, len(before)) == (before, len(digests))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "another record", "not gzip", "more behind it"])
+def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
+    store = Records(str(tmp_path))
+    digest = store.append(record())
+    (path,) = tmp_path.rglob("*.gz")
+    packed = path.read_bytes()
+    path.write_bytes(
+        {
+            "cut off": packed[:-20],
+            "another record": gzip.compress(record(1)),
+            "not gzip": b"{}",
+            "more behind it": packed + packed,
+        }[damage]
+    )
+    with pytest.raises(HistoryError, match="a record of the history is damaged") as caught:
+        store.read(digest)
+    assert digest in str(caught.value)
+
+
+def test_an_unfinished_file_is_no_record(tmp_path: Path) -> None:
+    store = Records(str(tmp_path))
+    digest = store.append(record())
+    (path,) = tmp_path.rglob("*.gz")
+    path.with_name(".tmp-0011223344").write_bytes(b"half")
+    assert list(store) == [digest]
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("")
+    with pytest.raises(FileError, match="cannot read or write"):
+        Records(str(tmp_path / "records")).append(record())
+
+
+def test_a_store_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(HistoryError, match="cannot open the store"):
+        Records("nosuch://bucket/folder")
+
+
+def test_a_damaged_result_makes_no_record() -> None:
+    with pytest.raises(ResultError):
+        records.record(body()[:-30], PASSED, None, source="test")
+
+
+def test_the_abstract_of_another_version_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = record()
+    expected = reading.read(data)
+    monkeypatch.setattr("stackcheck.history.abstract.VERSION", 99)
+    broken = data.replace(b'"points":{', b'"points":{"a check":[],', 1)
+    assert reading.read(broken, expected.run.record).points == expected.points
+
+
+def test_metrics_of_one_name_are_told_apart_by_their_conditions() -> None:
+    names = [point.name for point in reading.read(record()).points]
+    assert names == ["gemm_tflops[m=8192]", "gemm_tflops[m=4096]"]
