@@ -7,27 +7,32 @@ asks, so the drivers of an image are those of its valid summaries. No image is c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments, predicates
 from stackcheck.certificate.policy import admit, supersede_revocation
 from stackcheck.certificate.statement import (
     PROVENANCE,
     SBOM,
+    TEST_RESULT,
     VSA,
     Envelope,
     Statement,
     evidence,
     facts,
+    not_before,
     sign,
+    status,
+    time_verified,
 )
 from stackcheck.errors import PublishError
+from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
@@ -86,10 +91,49 @@ def renew(
         envelopes: Sequence[Envelope] = tuple(sign(statement, key) for statement in made)
         (summary,) = (item for item in made if item.predicate_type == VSA)
         envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
-        attachments.attach(store, manifest, envelopes, public_key)
+        dropped = obsolete(
+            [item.statement for item in known], next(item.statement for item in envelopes if _is_vsa(item))
+        )
+        attachments.attach(store, manifest, envelopes, public_key, obsolete=dropped)
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key), now=now)
     report(f"renewed {reference} for {_driver(summary)}")
     return summary
+
+
+def obsolete(known: Sequence[Statement], summary: Statement) -> frozenset[str]:
+    """Digests of the statements that a new summary makes superfluous: whatever they answer, it answers better.
+
+    Without this an image that is renewed each week would collect hundreds of statements, and each `verify`
+    reads them all. The runs stay in the history. Pure.
+    """
+    summaries = [item for item in known if item.predicate_type == VSA]
+    covered = {item.digest: item for item in summaries if _covers(summary, item)}
+    kept = [summary, *(item for item in summaries if item.digest not in covered)]
+    needed = {name for item in kept for name in evidence(item)}
+    results = {item.digest for item in known if item.predicate_type == TEST_RESULT}
+    superseded = {name for item in covered.values() for name in evidence(item)} & results
+    return frozenset(covered) | (superseded - needed)
+
+
+def _covers(newer: Statement, older: Statement) -> bool:
+    """Whether no reader can want the older summary: same configuration, and the newer asks for no less."""
+    if status(older) != "PASSED" or not_before(older) or time_verified(older) >= time_verified(newer):
+        return False
+    new, old = facts(newer), facts(older)
+    enough = is_enough(new["run"]["tier"], old["run"]["tier"])
+    return enough and _machine(new) == _machine(old) and set(new["warned"]) <= set(old["warned"])
+
+
+def _machine(certificate: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a certificate says of the machine, without which node it was."""
+    host = certificate["host"]
+    devices = [(device["model"], device["firmware"], device["power_cap_w"]) for device in host["devices"]]
+    named = tuple(host[name] for name in ("vendor", "driver", "kernel", "partition", "nvls"))
+    return (*named, sorted(devices, key=str))
+
+
+def _is_vsa(envelope: Envelope) -> bool:
+    return envelope.statement.predicate_type == VSA
 
 
 def _kept(before: Statement, known: Sequence[Envelope], where: str) -> tuple[Statement, ...]:
