@@ -37,6 +37,10 @@ publish: .venv/ready ## Publish a certified image (STACKS=one stack id, TO=oci:D
 report: .venv/ready ## Write build/report.html: what is certified, what failed last night, how fast it is
 	@.venv/bin/stackcheck report $(ARGS)
 
+.PHONY: nightly
+nightly: .venv/ready ## Validate the published images again on this host (ARGS=--dry-run shows what is due)
+	@.venv/bin/stackcheck nightly $(ARGS)
+
 .PHONY: lint
 lint: .venv/ready ## Check style, types and drift of generated files
 	@sh .ci/lint

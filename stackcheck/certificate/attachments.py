@@ -40,6 +40,7 @@ from stackcheck.oci.store import read_small_blob, write_small_blob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -55,21 +56,26 @@ ATTEMPTS = 3  # a registry has no lock, so another host may write at the same mo
 
 
 def attach(
-    store: Store, subject: Manifest, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
+    store: Store,
+    subject: Manifest,
+    envelopes: Sequence[Envelope],
+    public_key: EllipticCurvePublicKey,
+    *,
+    obsolete: AbstractSet[str] = frozenset(),
 ) -> None:
     """Write the envelopes that are missing, in both forms; read them back; repeat if another writer undid it.
 
     FAILED summaries of this key that are older than a PASSED one among `envelopes` are removed, because
     cosign refuses an image while any of its summaries is FAILED. PASSED summaries that such a revocation had
-    made invalid are removed too.
+    made invalid are removed too, and the statements of this key whose digests are in `obsolete`.
 
     Raises:
         RegistryError: The store refused, or envelopes are still missing after three attempts.
     """
     created = dt.datetime.now(dt.UTC)
     for _ in range(ATTEMPTS):
-        _write_legacy(store, subject, envelopes, public_key)
-        _write_bundles(store, subject, envelopes, public_key, created)
+        _write_legacy(store, subject, envelopes, public_key, obsolete=obsolete)
+        _write_bundles(store, subject, envelopes, public_key, created, obsolete=obsolete)
         if not _missing(store, subject.digest, envelopes, public_key):
             return
     raise RegistryError(
@@ -148,9 +154,15 @@ def write_fallback(store: Store, digest: str, bundles: Sequence[Manifest], repla
 
 
 def _write_legacy(
-    store: Store, subject: Manifest, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
+    store: Store,
+    subject: Manifest,
+    envelopes: Sequence[Envelope],
+    public_key: EllipticCurvePublicKey,
+    *,
+    obsolete: AbstractSet[str],
 ) -> None:
-    kept, present = _kept(store, subject.digest, _legacy(store, subject.digest), envelopes, public_key)
+    before = _legacy(store, subject.digest)
+    kept, present = _kept(store, subject.digest, before, envelopes, public_key, obsolete=obsolete)
     added = [_legacy_layer(store, item) for item in envelopes if item.statement.digest not in present]
     layers = {layer.digest: layer for layer in (*kept, *added)}
     config = {
@@ -193,9 +205,11 @@ def _write_bundles(
     envelopes: Sequence[Envelope],
     public_key: EllipticCurvePublicKey,
     created: dt.datetime,
+    *,
+    obsolete: AbstractSet[str],
 ) -> None:
     before = bundles_of(store, subject.digest)
-    kept, present = _kept(store, subject.digest, before, envelopes, public_key)
+    kept, present = _kept(store, subject.digest, before, envelopes, public_key, obsolete=obsolete)
     kept_digests = {layer.digest for layer in kept}
     replaced = [
         manifest
@@ -266,6 +280,8 @@ def _kept(
     holders: Sequence[Manifest],
     envelopes: Sequence[Envelope],
     public_key: EllipticCurvePublicKey,
+    *,
+    obsolete: AbstractSet[str],
 ) -> tuple[list[Descriptor], set[str]]:
     """Layers that stay beside `envelopes`, and the digests of this key's statements in them."""
     kept: list[Descriptor] = []
@@ -273,7 +289,8 @@ def _kept(
     for manifest in holders:
         for layer in manifest.descriptors("layers"):
             opened = _opened(store, layer, digest, public_key)
-            if not _is_replaced(opened, envelopes):
+            dropped = opened is not None and opened.statement.digest in obsolete
+            if not dropped and not _is_replaced(opened, envelopes):
                 kept.append(layer)
                 present |= {opened.statement.digest} if opened else set()
     return kept, present

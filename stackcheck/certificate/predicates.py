@@ -128,6 +128,51 @@ def statements(
     Raises:
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
+    kept = (
+        _statement(image, PROVENANCE, _build_provenance(provenance)),
+        _statement(image, SBOM, sbom),
+    )
+    return again(
+        image,
+        result,
+        verdict,
+        kept,
+        now=now,
+        experimental=experimental,
+        archs=archs,
+        known_issues=known_issues,
+    )
+
+
+def again(
+    image: Certifiable,
+    result: RunResult,
+    verdict: Verdict,
+    kept: Sequence[Statement],
+    *,
+    now: dt.datetime,
+    experimental: bool = False,
+    archs: Sequence[str] = (),
+    known_issues: Sequence[Mapping[str, Any]] = (),
+) -> tuple[Statement, ...]:
+    """The statements of one more run of an image whose provenance and SBOM are stated already. Pure.
+
+    Args:
+        image: What the certificate is about.
+        result: The run.
+        verdict: The verdict on it.
+        kept: The provenance and the SBOM: they are about the same bytes, so they hold as they are.
+        now: The time of the verdict.
+        experimental: Whether the matrix marks the stack so.
+        archs: The architectures that the stack declares.
+        known_issues: The reported faults of the stack's versions.
+
+    Returns:
+        The test result, `kept`, and the VSA that names all of them by digest.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
+    """
     if verdict.status == "UNFIT":
         raise MachineUnfitError(
             "the machine was unfit, so the run says nothing about the image",
@@ -135,11 +180,7 @@ def statements(
             expected="a verdict PASSED or FAILED",
             next_step="run the suites again on an idle and healthy machine",
         )
-    evidence = (
-        _statement(image, TEST_RESULT, _test_result(result, verdict)),
-        _statement(image, PROVENANCE, _build_provenance(provenance)),
-        _statement(image, SBOM, sbom),
-    )
+    evidence = (_statement(image, TEST_RESULT, _test_result(result, verdict)), *kept)
     scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
     summary = _summary(
         scope | _certificate_field(result, verdict, archs) | {"knownIssues": [*map(dict, known_issues)]},

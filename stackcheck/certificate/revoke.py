@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stackcheck.certificate import attachments
 from stackcheck.certificate.policy import admit
 from stackcheck.certificate.predicates import revocation
-from stackcheck.certificate.statement import newest, sign
+from stackcheck.certificate.statement import facts, newest, sign, status
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import is_attachment
 from stackcheck.oci.store import parse_reference
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
+    from stackcheck.certificate.statement import Statement
     from stackcheck.oci.documents import Manifest
     from stackcheck.oci.store import Store
 
@@ -55,7 +56,7 @@ def revoke(
     report: Callable[[str], None],
     plain_http: bool = False,
 ) -> Revoked:
-    """Revoke the certificate of an image in a store.
+    """Revoke the certificate of an image in a store. A second call with the same reason finishes the first.
 
     Args:
         reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
@@ -85,10 +86,16 @@ def revoke(
                 expected="a certificate that this key signed",
                 next_step="name the key that signed it: --key PATH",
             )
-        failed = sign(revocation(latest, reason=reason, now=now), key)
-        attachments.attach(store, manifest, (failed,), public_key)
+        if not _is_revoked(latest, reason):  # else a call that was interrupted signed it: move the tags
+            failed = sign(revocation(latest, reason=reason, now=now), key)
+            attachments.attach(store, manifest, (failed,), public_key)
         report(f"revoked {store.target}@{manifest.digest}")
         return _move_tags_back(store, manifest.digest, public_key)
+
+
+def _is_revoked(latest: Statement, reason: str) -> bool:
+    """Whether the newest verdict is already this revocation."""
+    return status(latest) == "FAILED" and facts(latest).get("reasons") == [reason]
 
 
 def _move_tags_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> Revoked:

@@ -47,6 +47,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "revoke": ("published", "Revoke a certificate, with a signed reason."),
     "promote": ("published", "Copy a certified image and its certificate to another target."),
     "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
+    "nightly": ("nightly", "Validate the published images again on this host, and act on the outcome."),
     "history": ("history", "List the runs that were kept, or one metric over them."),
     "report": ("report", "Write the page of what is certified, what failed and how fast it is."),
     "compare": ("compare", "Compare two runs, or run two images in turn on this node."),

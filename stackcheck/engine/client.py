@@ -179,6 +179,14 @@ class Engine:
         """
         return container.run(self._client, spec)
 
+    def remove_left_by(self, pid: int) -> int:
+        """Remove the containers of a process that was killed; how many there were.
+
+        Raises:
+            EngineError: The daemon refused.
+        """
+        return container.remove_left_by(self._client, pid)
+
     def bake(
         self,
         definition: Mapping[str, Any],

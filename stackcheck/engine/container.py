@@ -199,6 +199,26 @@ def _kill(container: Container) -> None:
         container.kill()
 
 
+def remove_left_by(client: DockerClient, pid: int) -> int:
+    """Remove the containers that a process made and did not live to remove; how many there were.
+
+    Nothing is removed if a process with this id is alive: it may be another one, whose containers they are.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return 0
+    else:
+        return 0
+    with talking("removing containers of a run that was interrupted"):
+        found = client.containers.list(all=True, filters={"label": f"{LABEL}={pid}"})
+        for container in found:
+            container.remove(force=True)
+    return len(found)
+
+
 @contextlib.contextmanager
 def talking(doing: str) -> Iterator[None]:
     """Turn what the SDK raises into an error of ours."""

@@ -42,6 +42,15 @@ Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$
 Reference = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9._-]+$", max_length=200)
 ]
+# As `docker pull` takes it. A tag that moves is wanted: what it names tonight is validated tonight.
+ForeignReference = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[a-z0-9][a-z0-9._-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)+(:[A-Za-z0-9_][A-Za-z0-9._-]*)?"
+        r"(@sha256:[0-9a-f]{64})?$",
+        max_length=300,
+    ),
+]
 PublishTarget = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
 # The tool sets these itself, and the checks of an image rely on them: the matrix cannot change them.
 RESERVED = frozenset(
@@ -163,6 +172,20 @@ class HistoryUrls(_Strict):
     index: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
 
 
+class Foreign(_Strict):
+    """An image that was not built here, which `stackcheck nightly` validates and certifies like a stack's.
+
+    Attributes:
+        reference: As `docker pull` takes it: rocm/pytorch:latest.
+        vendor: The vendor whose checks run.
+        device: The device model on whose hosts it is validated.
+    """
+
+    reference: ForeignReference
+    vendor: Vendor
+    device: Token
+
+
 class Matrix(_Strict):
     """The whole file."""
 
@@ -178,6 +201,7 @@ class Matrix(_Strict):
     include: Annotated[tuple[Block, ...], Field(max_length=1000)] = ()
     exclude: Annotated[tuple[Exclude, ...], Field(max_length=200)] = ()
     overrides: Annotated[tuple[Override, ...], Field(max_length=200)] = ()
+    foreign: Annotated[tuple[Foreign, ...], Field(max_length=100)] = ()
 
     _digest: str | None = PrivateAttr(default=None)
 

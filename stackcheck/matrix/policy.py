@@ -89,11 +89,19 @@ class Policy(_Part):
         certifies: Vendor -> the tier whose checks a certificate requires. A run of a lower tier is `tested`.
         advisory: Checks that do not decide, each with its reason.
         waivers: Named exceptions.
+        renew_after_days: A certificate that is older is renewed. `verify` accepts 30 days by default, so a
+            renewal may fail for three weeks before users notice.
     """
 
     certifies: Mapping[Vendor, Tier]
     advisory: tuple[Advisory, ...] = ()
     waivers: tuple[Waiver, ...] = ()
+    renew_after_days: Annotated[int, Field(ge=1, le=30)] = 7
+
+    @property
+    def renew_after(self) -> dt.timedelta:
+        """The age at which a certificate is renewed, and up to which the result of a run is used again."""
+        return dt.timedelta(days=self.renew_after_days)
 
     def waivers_for(self, stack: str, today: dt.date) -> tuple[Waiver, ...]:
         """The waivers that hold for a stack today; one whose date has passed is gone."""

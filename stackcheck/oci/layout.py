@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -340,10 +341,7 @@ class OciLayout:
             raise RegistryError(
                 "index.json is too long", where=str(path), expected=f"at most {INDEX_LIMIT_BYTES} bytes"
             )
-        found = json_object(body, str(path)).get("manifests")
-        if not isinstance(found, list):
-            raise RegistryError("index.json lists no manifests", where=str(path))
-        return [descriptor(item, str(path)) for item in found]
+        return list(_descriptors(body, str(path)))
 
     def _write_entries(self, entries: list[Descriptor]) -> None:
         document: dict[str, Any] = {
@@ -352,6 +350,15 @@ class OciLayout:
             "manifests": [entry.as_json() for entry in entries],
         }
         write_atomically(self.root / "index.json", (json.dumps(document, indent=1).encode() + b"\n",))
+
+
+@functools.lru_cache(maxsize=8)
+def _descriptors(body: bytes, where: str) -> tuple[Descriptor, ...]:
+    """The entries of an index. A layout is asked hundreds of times between two writes."""
+    found = json_object(body, where).get("manifests")
+    if not isinstance(found, list):
+        raise RegistryError("index.json lists no manifests", where=where)
+    return tuple(descriptor(item, where) for item in found)
 
 
 def _is_manifest(path: Path) -> bool:

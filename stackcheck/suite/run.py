@@ -50,9 +50,6 @@ RUNNER = "/stackcheck/runner"  # as tests/conftest.py spells it
 # -I: no PYTHON* variable, no user site, no working directory. -S: the launcher adds site-packages.
 ISOLATED = ("-I", "-S", "-B", "-u")
 LAST_LINES = 15  # of the log, shown when a run ends without a result
-# A result older than this is not used again, and `stackcheck images` renews a certificate older than this.
-# `verify` accepts 30 days by default.
-RENEW_AFTER = dt.timedelta(days=7)
 # pytest's lines with a percentage, the suites' own header, and the list of failures at the end.
 PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
 
@@ -89,7 +86,7 @@ def plan(subject: Subject, *, tier: Tier, root: Path, out: Path) -> RunPlan:
 
 
 def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
-    """The result of an earlier run with the same key; None if there is none, or it is older than 7 days."""
+    """The result of an earlier run with the same key; None if there is none, or it is too old."""
     path = out / "run" / "result.json"
     try:
         key = json.loads((out / "key.json").read_bytes())
@@ -103,7 +100,9 @@ def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
     if result.finished is None or result.state != "finished":
         return None
     now = dt.datetime.now(dt.UTC)
-    recent = result.started <= result.finished <= now and now - result.finished <= RENEW_AFTER
+    recent = (
+        result.started <= result.finished <= now and now - result.finished <= plan.subject.policy.renew_after
+    )
     return result if recent else None
 
 

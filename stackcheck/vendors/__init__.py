@@ -23,6 +23,8 @@ from stackcheck.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from stackcheck.vendors.kernel_module import DriverModule
+
 Vendor = Literal["amd", "nvidia", "cpu"]
 UNLIMITED_PINNING = (("memlock", -1),)
 Nvls = Literal["on", "off", "unavailable"]
@@ -119,6 +121,9 @@ class VendorModule(Protocol):
     def driver(self) -> str | None:
         """The kernel driver's version, or None when it is not loaded."""
 
+    def kernel_module(self) -> str | None:
+        """The name of the driver's kernel module; None where there is no such thing."""
+
     def devices(self) -> tuple[HostDevice, ...]:
         """Every visible device."""
 
@@ -176,6 +181,14 @@ def host(vendor: Vendor | None = None) -> Host:
         cpu=f"{cpu_model()} x {psutil.cpu_count()}",
         memory_bytes=psutil.virtual_memory().total,
     )
+
+
+def driver_module(vendor: Vendor) -> DriverModule | None:
+    """The kernel module of a vendor's driver, running and installed; None where there is no such thing."""
+    from stackcheck.vendors import kernel_module
+
+    name = module(vendor).kernel_module()
+    return kernel_module.read(name) if name else None
 
 
 def site_environment() -> tuple[tuple[str, str], ...]:

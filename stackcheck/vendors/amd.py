@@ -32,6 +32,11 @@ def driver() -> str | None:
     return _text(module / "version") or _text(module / "srcversion")
 
 
+def kernel_module() -> str:
+    """The same module whether it comes with the kernel or from AMD's DKMS package."""
+    return "amdgpu"
+
+
 def devices() -> tuple[HostDevice, ...]:
     """Every GPU that the kernel offers for compute, in PCI order."""
     found = []

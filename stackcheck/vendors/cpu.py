@@ -26,6 +26,11 @@ def driver() -> str | None:
     return None
 
 
+def kernel_module() -> str | None:
+    """A processor has no driver, so no module of one."""
+    return None
+
+
 def devices() -> tuple[HostDevice, ...]:
     """The processor as one device of model CPU."""
     arch = platform.machine()

@@ -47,6 +47,11 @@ def driver() -> str | None:
         return str(pynvml.nvmlSystemGetDriverVersion()) if up else None
 
 
+def kernel_module() -> str:
+    """The same name for the open and the closed module."""
+    return "nvidia"
+
+
 def devices() -> tuple[HostDevice, ...]:
     """Every GPU that NVML sees, in PCI bus order."""
     with _nvml() as up:

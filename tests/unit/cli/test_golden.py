@@ -132,6 +132,14 @@ def another_key(world: World) -> None:
     (world.root / "other.pub").write_bytes(keys.public_pem(new_key().public_key()))
 
 
+def fresh(world: World) -> None:
+    """The images of another day, published anew, and no night yet."""
+    world.engine.answer = answer()
+    for name in ("dist", "build"):
+        shutil.rmtree(world.root / name, ignore_errors=True)
+    published(world)
+
+
 def broken_matrix(world: World) -> None:
     world.edit("publish: oci:dist", "publish: [oci:dist]")
 
@@ -453,6 +461,21 @@ CASES: dict[str, tuple[Case, ...]] = {
         # The page is written, and says that it is not known what is certified.
         Case(("--out", "page.html"), lambda world: (world.root / "dist" / "index.json").write_text("{")),
     ),
+    "nightly": (
+        Case(("--dry-run",), published),
+        Case(()),
+        Case(()),
+        Case(("--force",), unfit),
+        Case(("--force",), failing),
+        Case(()),
+        Case(("--stack", "rocm*"), fresh),
+        Case(("--key", "nowhere.key")),
+        Case(("--from", "oci:nowhere")),
+        Case((), no_engine),
+        Case(("install", "--help")),
+        Case(("install", "--kubernetes", "--dry-run")),
+        Case(("install", "--systemd", "--cron")),
+    ),
     # What is wrong is said by the run of the faults, which test_prove.py covers; here: what runs it.
     "prove": (
         Case(("--here",), proven("caught")),
@@ -502,6 +525,8 @@ PLACEHOLDERS = (
     (re.compile(r"(?m)^(sha256 +)[A-Za-z0-9+/]{43}=$"), r"\1<hint>"),
     (re.compile(r"(stackcheck/\S+):[0-9a-f]{12}\b"), r"\1:<key>"),
     (re.compile(r"^\d+ rules", re.MULTILINE), "<n> rules"),
+    (re.compile(r"kernel \S+ \(node [0-9a-f]{12}\)"), "kernel <kernel> (node <node>)"),
+    (re.compile(r"is \d+:\d\d:\d\d old"), "is <age> old"),
     (re.compile(r"\b[0-9a-f]{32,64}\b"), "<hex>"),
 )
 

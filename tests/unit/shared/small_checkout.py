@@ -24,6 +24,7 @@ from stackcheck import cli, vendors
 from stackcheck.build import bootstrap
 from stackcheck.build.wheels import host_settings, wheel_cache
 from stackcheck.engine.buildx import BakeResult
+from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import sbom
 from stackcheck.vendors import amd, nvidia
 
@@ -79,6 +80,7 @@ class FakeEngine(HasFiles):
         self.builds: list[Mapping[str, Any]] = []
         self.runs: list[RunSpec] = []
         self.names: set[str] = set()
+        self.ids: dict[str, str] = {}
         self.labels: dict[str, str] = {}
         self.env: dict[str, str] = {}
         self.inventory: list[dict[str, Any]] = [
@@ -97,8 +99,10 @@ class FakeEngine(HasFiles):
             make_image(Path(output["dest"]), (Path(target["context"]) / "Dockerfile").read_bytes())
         return BakeResult(steps=2, cached=0, seconds=0.5)
 
-    def load(self, _layout: Path, reference: str) -> None:
+    def load(self, layout: Path, reference: str) -> None:
         self.names.add(reference)
+        (config,) = OciLayout(layout).only_manifest().descriptors("config")
+        self.ids[reference] = config.digest
 
     def has(self, reference: str) -> bool:
         return reference in self.names
@@ -109,13 +113,16 @@ class FakeEngine(HasFiles):
     def pull(self, reference: str) -> None:
         self.names.add(reference)
 
+    def remove_left_by(self, _pid: int) -> int:
+        return 0
+
     def save(self, reference: str, layout: Path) -> None:
         assert reference in self.names
         shutil.rmtree(layout, ignore_errors=True)
         make_image(layout, reference.encode())
 
     def inspect(self, reference: str) -> Any:
-        name = f"sha256:{reference.encode().hex():0<64.64}"
+        name = self.ids.get(reference) or f"sha256:{reference.encode().hex():0<64.64}"
         return SimpleNamespace(id=name, labels=self.labels, env=self.env)
 
     def run(self, spec: RunSpec) -> int:

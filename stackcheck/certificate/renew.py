@@ -1,0 +1,175 @@
+"""Renew the certificate of a published image, or widen it to one more driver, where the image is.
+
+In: a reference by digest, one more run that PASSED, the signing key. Out: one more PASSED summary beside
+the image. Each summary names the one driver of its run, and `verify` takes the newest that fits the host that
+asks, so the drivers of an image are those of its valid summaries. No image is copied and no tag moves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.certificate import attachments, predicates
+from stackcheck.certificate.policy import admit, supersede_revocation
+from stackcheck.certificate.statement import (
+    PROVENANCE,
+    SBOM,
+    TEST_RESULT,
+    VSA,
+    Envelope,
+    Statement,
+    evidence,
+    facts,
+    not_before,
+    sign,
+    status,
+    time_verified,
+)
+from stackcheck.errors import PublishError
+from stackcheck.matrix.policy import is_enough
+from stackcheck.oci.store import parse_reference
+from stackcheck.oci.stores import open_store
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from stackcheck.suite.results import RunResult
+    from stackcheck.suite.subject import Subject
+    from stackcheck.suite.verdict import Verdict
+
+
+def renew(
+    reference: str,
+    subject: Subject,
+    result: RunResult,
+    verdict: Verdict,
+    *,
+    key: EllipticCurvePrivateKey,
+    verified: dt.datetime,
+    now: dt.datetime | None = None,
+    report: Callable[[str], None],
+    plain_http: bool = False,
+) -> Statement:
+    """State one more PASSED run of a published image, with the provenance and the SBOM that it has.
+
+    A second call with the same arguments finds the statements there and changes nothing.
+
+    Args:
+        reference: The image by its digest.
+        subject: The same image, with its stack.
+        result: The run.
+        verdict: The verdict on it.
+        key: The key that signed the certificate.
+        verified: The time of the verdict.
+        now: The time at which the certificate at hand is judged; None: this host's clock.
+        report: Called with each line of progress.
+        plain_http: Use http for a registry that is not on a loopback address.
+
+    Raises:
+        PublishError: The image's newest verdict is not PASSED any more, the run did not pass, or the store
+            failed.
+    """
+    if verdict.status != "PASSED":
+        raise PublishError(
+            "only a run that passed renews a certificate",
+            where=reference,
+            got=verdict.status,
+            expected="PASSED",
+            next_step=f"stackcheck revoke {reference} --reason TEXT, if the image is to blame",
+        )
+    parsed = parse_reference(reference)
+    store = open_store(parsed.target, plain_http=plain_http)
+    public_key = key.public_key()
+    with store.writing(report), store.tidied():
+        manifest = store.read_manifest(parsed.name)
+        known = attachments.read_envelopes(store, manifest.digest, public_key)
+        before = admit(manifest, known, now=now)
+        made = _statements(subject, result, verdict, _kept(before, known, reference), verified)
+        envelopes: Sequence[Envelope] = tuple(sign(statement, key) for statement in made)
+        (summary,) = (item for item in made if item.predicate_type == VSA)
+        envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
+        dropped = obsolete(
+            [item.statement for item in known], next(item.statement for item in envelopes if _is_vsa(item))
+        )
+        attachments.attach(store, manifest, envelopes, public_key, obsolete=dropped)
+        admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key), now=now)
+    report(f"renewed {reference} for {_driver(summary)}")
+    return summary
+
+
+def obsolete(known: Sequence[Statement], summary: Statement) -> frozenset[str]:
+    """Digests of the statements that a new summary makes superfluous: whatever they answer, it answers better.
+
+    Without this an image that is renewed each week would collect hundreds of statements, and each `verify`
+    reads them all. The runs stay in the history. Pure.
+    """
+    summaries = [item for item in known if item.predicate_type == VSA]
+    covered = {item.digest: item for item in summaries if _covers(summary, item)}
+    kept = [summary, *(item for item in summaries if item.digest not in covered)]
+    needed = {name for item in kept for name in evidence(item)}
+    results = {item.digest for item in known if item.predicate_type == TEST_RESULT}
+    superseded = {name for item in covered.values() for name in evidence(item)} & results
+    return frozenset(covered) | (superseded - needed)
+
+
+def _covers(newer: Statement, older: Statement) -> bool:
+    """Whether no reader can want the older summary: same configuration, and the newer asks for no less."""
+    if status(older) != "PASSED" or not_before(older) or time_verified(older) >= time_verified(newer):
+        return False
+    new, old = facts(newer), facts(older)
+    enough = is_enough(new["run"]["tier"], old["run"]["tier"])
+    return enough and _machine(new) == _machine(old) and set(new["warned"]) <= set(old["warned"])
+
+
+def _machine(certificate: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a certificate says of the machine, without which node it was."""
+    host = certificate["host"]
+    devices = [(device["model"], device["firmware"], device["power_cap_w"]) for device in host["devices"]]
+    named = tuple(host[name] for name in ("vendor", "driver", "kernel", "partition", "nvls"))
+    return (*named, sorted(devices, key=str))
+
+
+def _is_vsa(envelope: Envelope) -> bool:
+    return envelope.statement.predicate_type == VSA
+
+
+def _kept(before: Statement, known: Sequence[Envelope], where: str) -> tuple[Statement, ...]:
+    """The provenance and the SBOM that the certificate at hand names."""
+    named = evidence(before)
+    kept = {
+        item.statement.predicate_type: item.statement
+        for item in known
+        if item.statement.digest in named and item.statement.predicate_type in {PROVENANCE, SBOM}
+    }
+    if len(kept) != 2:
+        raise PublishError(
+            "the certificate names no provenance and SBOM that could be kept",
+            where=where,
+            got=", ".join(kept) or "neither",
+            expected=f"{PROVENANCE} and {SBOM}",
+            next_step="certify and publish the image again: stackcheck certify STACK --force",
+        )
+    return kept[PROVENANCE], kept[SBOM]
+
+
+def _statements(
+    subject: Subject, result: RunResult, verdict: Verdict, kept: Sequence[Statement], verified: dt.datetime
+) -> tuple[Statement, ...]:
+    return predicates.again(
+        subject.image,
+        result,
+        verdict,
+        kept,
+        now=verified,
+        experimental=subject.experimental,
+        archs=subject.stack.archs if subject.stack else (),
+        known_issues=subject.known_issues,
+    )
+
+
+def _driver(summary: Statement) -> str:
+    driver = facts(summary)["host"]["driver"]
+    return f"driver {driver}" if driver else "hosts without a driver"

@@ -1,0 +1,237 @@
+"""The verb `nightly`. In: a host and a publish target. Out: what the night concluded, and an exit code; or
+the files of a timer that calls it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackcheck.certificate import keys
+from stackcheck.cli import build as building
+from stackcheck.cli.options import HERE, AsJson, DryRun, PlainHttp, Root, SigningKey, Vendor, new_app
+from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.files.checkout_lock import exclusive
+from stackcheck.flow import FlowSettings
+from stackcheck.matrix import matrix
+from stackcheck.oci.store import parse_target
+
+if TYPE_CHECKING:
+    from stackcheck.nightly.install import Installation
+    from stackcheck.nightly.planning import NightSettings
+    from stackcheck.nightly.state import Plan
+    from stackcheck.vendors import Vendor as VendorName
+
+app = new_app()
+nightly = new_app()
+app.add_typer(nightly, name="nightly")
+
+
+@nightly.callback(invoke_without_command=True)
+def validate(
+    context: typer.Context,
+    *,
+    stack: Annotated[
+        list[str] | None,
+        typer.Option("--stack", metavar="PATTERN", help="Only tags that match; may be repeated."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run every image for this host, also if nothing is due.")
+    ] = False,
+    vendor: Vendor = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TARGET",
+            help="Where the images are published: oci:DIR or HOST/REPO.",
+            show_default="`publish` in matrix.yaml",
+        ),
+    ] = None,
+    key: SigningKey = None,
+    plain_http: PlainHttp = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Validate the published images again on this host, and renew, widen or revoke their certificates.
+
+    An image is due if this host has changed since the last night (kernel, driver, firmware, power cap,
+    partition), if its certificate is older than the policy says, or if the last night did not settle it. What
+    is not run is listed with its reason. Exit 0: all that was due passed, or nothing was due; 6: an image
+    failed; 9: the machine is unfit, or a reboot is pending; 3: no published image is for this host.
+    """
+    if context.invoked_subcommand:
+        return
+    settings = _settings(
+        root.resolve(),
+        target=target,
+        key=key,
+        vendor=vendor,
+        select=tuple(stack or ()),
+        force=force,
+        plain_http=plain_http,
+    )
+    plan = _planned(settings) if dry_run else _played(settings, Progress())
+    _show(plan, as_json=as_json)
+    from stackcheck.nightly import summary
+
+    raise typer.Exit(0 if dry_run else summary.exit_code(plan))
+
+
+def _settings(
+    root: Path,
+    *,
+    target: str | None,
+    key: Path | None,
+    vendor: VendorName | None,
+    select: tuple[str, ...],
+    force: bool,
+    plain_http: bool,
+) -> NightSettings:
+    from stackcheck.nightly.planning import NightSettings
+
+    path = key or keys.default_path()
+    signing_key = keys.load(path)  # never made here: no certificate would be of a new key
+    flow = FlowSettings(
+        root=root,
+        target=parse_target(target or matrix.load(root / "matrix.yaml").publish),
+        key=path,
+        plain_http=plain_http,
+    )
+    return NightSettings(flow=flow, key=signing_key, vendor=vendor, select=select, force=force)
+
+
+def _planned(settings: NightSettings) -> Plan:
+    """What a night would do now; nothing is pulled, run or written."""
+    from stackcheck.nightly import night, planning, state
+
+    last = state.load(night.folder_of(settings.flow.root) / state.LAST_NIGHT, state.LastNight)
+    return planning.make(settings, last, None)
+
+
+def _played(settings: NightSettings, report: Progress) -> Plan:
+    from stackcheck.history.history import open_history
+    from stackcheck.nightly import deliver, night
+
+    root = settings.flow.root
+    with exclusive(root, "stackcheck nightly", report):
+        engine = building.connected(report, builds=False)
+        plan = night.begin(settings, engine, report)
+        plan = night.play(plan, settings, engine, open_history(root), report)
+        deliver.deliver(plan, night.folder_of(root))
+        night.finish(plan, settings)
+    return plan
+
+
+def _show(plan: Plan, *, as_json: bool) -> None:
+    from stackcheck.nightly import summary
+
+    if as_json:
+        print_json(summary.as_json(plan))
+        return
+    print_table(("image", "outcome", "why"), list(summary.rows(plan)))
+    for warning in summary.warnings(plan):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(summary.line(plan))
+
+
+@nightly.command("install")
+def install_timer(
+    *,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="A timer, a path unit and their service.")
+    ] = False,
+    cron: Annotated[bool, typer.Option("--cron", help="Lines for cron.")] = False,
+    github: Annotated[bool, typer.Option("--github", help="A workflow for self-hosted runners.")] = False,
+    kubernetes: Annotated[bool, typer.Option("--kubernetes", help="A CronJob for each node.")] = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME", help="Label of a self-hosted runner; may be repeated."),
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NAME", help="Name of a Kubernetes node; may be repeated."),
+    ] = None,
+    hour: Annotated[int, typer.Option("--hour", min=0, max=23, help="When a night begins.")] = 2,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="Who runs it: needs Docker and the signing key.",
+            show_default="this user",
+        ),
+    ] = None,
+    vendor: Vendor = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TARGET",
+            help="Where the images are published.",
+            show_default="`publish` in matrix.yaml",
+        ),
+    ] = None,
+    key: SigningKey = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--into", metavar="DIR", help="Write the files there.", show_default="their usual places"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Write the files of a timer that calls `stackcheck nightly`, and print what to type next."""
+    from stackcheck.nightly import install
+
+    chosen = {"systemd": systemd, "cron": cron, "github": github, "kubernetes": kubernetes}
+    kinds: list[Any] = [kind for kind, wanted in chosen.items() if wanted]
+    if len(kinds) != 1:
+        raise ConfigurationError(
+            "name one kind of timer",
+            got=", ".join(kinds) or "none",
+            expected="one of --systemd, --cron, --github, --kubernetes",
+            next_step="stackcheck nightly install --systemd --dry-run",
+        )
+    options = [
+        *(("--from", parse_target(target)) if target else ()),
+        *(("--key", str(key.absolute())) if key else ()),
+    ]
+    made = install.installation(
+        kinds[0],
+        install.Wanted(
+            root=root.resolve(),
+            program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
+            user=user or getpass.getuser(),
+            options=(*options, *(("--gpu-vendor", vendor) if vendor else ())),
+            hour=hour,
+            labels=tuple(label or ()),
+            nodes=tuple(node or ()),
+        ),
+        folder,
+    )
+    _write(made, as_json=as_json, dry_run=dry_run)
+
+
+def _write(made: Installation, *, as_json: bool, dry_run: bool) -> None:
+    for path, text in made.files.items():
+        if not dry_run:
+            write_atomically(path, (text.encode(),))
+        if not as_json:
+            print(f"{'would write' if dry_run else 'wrote'} {path}")
+            print("".join(f"    {line}\n" for line in text.splitlines()) if dry_run else "", end="")
+    if as_json:
+        texts = {str(path): text for path, text in made.files.items()}
+        print_json({"written": not dry_run, "files": texts, "next": list(made.next_steps)})
+        return
+    for step in made.next_steps:
+        print(f"next: {step}")

@@ -1,0 +1,151 @@
+"""What a decision changes: certificates and tags. In: an image of the night. Out: what was done, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from stackcheck import flow
+from stackcheck.build import build
+from stackcheck.build.image import Image
+from stackcheck.certificate import renew as renewing
+from stackcheck.certificate.pull import pull
+from stackcheck.certificate.revoke import revoke as revoke_image
+from stackcheck.certificate.verify import Verified
+from stackcheck.errors import ConfigurationError
+from stackcheck.matrix import matrix, resolve
+from stackcheck.oci.store import parse_reference
+from stackcheck.suite import sbom
+from stackcheck.suite import subject as subjects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.flow import JudgedRun
+    from stackcheck.matrix.policy import Policy
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.nightly.decide import Decision
+    from stackcheck.nightly.planning import NightSettings
+    from stackcheck.nightly.state import Item, Plan
+    from stackcheck.suite.subject import Subject
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """What every step of a night needs: the choices of the user, an engine, and where progress goes."""
+
+    settings: NightSettings
+    engine: Engine
+    report: Callable[[str], None]
+
+
+def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
+    """The image of an item in the engine, as the suites run in it: exactly the published bytes.
+
+    Raises:
+        ConfigurationError: The matrix does not have the image's stack any more.
+        CertificateError: The store does not hold what was certified.
+        EngineError: The engine refused the image.
+    """
+    settings, engine = place.settings, place.engine
+    policy = matrix.load(settings.flow.root / "matrix.yaml").policy
+    if item.image_id:
+        return _foreign_subject(item, plan, policy, place)
+    stack = _stack(item, settings)
+    verified = Verified(
+        reference=parse_reference(item.reference),
+        digest=item.digest,
+        config_digest=item.config_digest,
+        stack_id=item.stack_id,
+        device_model=plan.fingerprint.device_model,
+        driver=plan.fingerprint.driver,
+        verified_at=plan.started,
+        facts={},
+    )
+    name = pull(verified, engine, report=place.report, plain_http=settings.flow.plain_http)
+    image = Image(
+        stack_id=item.stack_id,
+        reference=engine.inspect(name).id,  # a name may move between the runs
+        config_digest=item.config_digest,
+        manifest_digest=item.digest,
+        layout=settings.flow.folder(item.tag) / "oci",  # not read: the image stays in its store
+        size_bytes=0,
+        layers=(),
+        reused=True,
+        seconds=0.0,
+    )
+    return subjects.of_image(image, policy, stack, name=item.tag, vendor=plan.fingerprint.vendor)
+
+
+def _foreign_subject(item: Item, plan: Plan, policy: Policy, place: Workplace) -> Subject:
+    """An image that is not published yet, with the layout that will be."""
+    flow_settings = place.settings.flow
+    folder = flow_settings.folder(item.tag)
+    image = build.adopt(item.reference, place.engine, folder=folder, report=place.report)
+    labels = place.engine.inspect(image.reference).labels
+    stack = subjects.labelled_stack(labels, resolve.load_stacks(flow_settings.root), item.reference)
+    return subjects.of_image(image, policy, stack, name=item.tag, vendor=plan.fingerprint.vendor)
+
+
+def _stack(item: Item, settings: NightSettings) -> Stack | None:
+    if item.stack_id is None:
+        return None
+    found = {stack.id: stack for stack in resolve.load_stacks(settings.flow.root)}.get(item.stack_id)
+    if found is None:
+        raise ConfigurationError(
+            "the matrix does not have the stack of a published image",
+            where=item.reference,
+            got=item.stack_id,
+            expected="a stack that `stackcheck list` shows: its machines and waivers apply",
+            next_step=f"put the stack back; or stackcheck revoke {item.reference} --reason TEXT",
+        )
+    return found
+
+
+def certify(item: Item, subject: Subject, judged: JudgedRun, place: Workplace) -> str:
+    """Renew or widen the certificate of a published image; certify and publish one that is not published.
+
+    Raises:
+        PublishError: The image was revoked meanwhile, or the store failed.
+        ChecksFailedError: The verdict is not PASSED any more, because a waiver has ended.
+    """
+    settings, report = place.settings, place.report
+    judged.require("PASSED")
+    if item.image_id:
+        sbom.load_or_create(subject.image, place.engine, judged.folder, report)
+        envelopes = flow.sign(subject, judged, settings.flow)
+        done = flow.publish_signed(subject.image, item.tag, envelopes, settings.flow, report)
+        return f"; published as {done.reference}"
+    renewing.renew(
+        item.reference,
+        subject,
+        judged.result,
+        judged.verdict,
+        key=settings.key,
+        verified=item.runs[-1].judged,
+        now=settings.clock(),
+        report=report,
+        plain_http=settings.flow.plain_http,
+    )
+    return ""
+
+
+def revoke(item: Item, decision: Decision, place: Workplace) -> str:
+    """Revoke an image and move its floating tags back to the last certified digest; what the tags name now.
+
+    Raises:
+        PublishError: The store failed; a second call finishes the work.
+    """
+    done = revoke_image(
+        item.reference,
+        reason=f"nightly validation: {decision.because}",
+        key=place.settings.key,
+        now=item.runs[-1].judged,
+        report=place.report,
+        plain_http=place.settings.flow.plain_http,
+    )
+    words = [f"; {tag} names {digest} again" for tag, digest in done.moved.items()]
+    words += [f"; {tag} is removed, as no earlier image is certified" for tag in done.removed]
+    words += [f"; {tag} still names it, as no earlier image is certified" for tag in done.left]
+    return "".join(words)

@@ -1,0 +1,205 @@
+"""Which published images are due for a run on this host, and why each of the others is not.
+
+In: a publish target, the pinned key, this host, the last night. Out: a `Due` or a `Skipped` for each floating
+tag: nothing is left out without a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.certificate import attachments
+from stackcheck.certificate.policy import age_text
+from stackcheck.certificate.statement import (
+    VSA,
+    Statement,
+    facts,
+    last_revoked,
+    newest,
+    status,
+    time_verified,
+)
+from stackcheck.errors import StackcheckError
+from stackcheck.nightly.decide import Certified, standing
+from stackcheck.oci import tags
+from stackcheck.oci.documents import is_attachment
+from stackcheck.oci.stores import open_store
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from stackcheck.nightly.fingerprint import Fingerprint
+    from stackcheck.nightly.state import LastNight
+    from stackcheck.oci.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A floating tag of a target, and what the pinned key says about the image that it names.
+
+    Attributes:
+        statements: What the key signed; empty if it signed nothing.
+        problem: Why the image cannot be read; None if it can.
+    """
+
+    tag: str
+    reference: str
+    digest: str
+    statements: tuple[Statement, ...] = ()
+    problem: StackcheckError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """An image that is to be run tonight.
+
+    Attributes:
+        reference: By digest, so that a tag that moves during the night changes nothing.
+        reasons: Why tonight.
+        certified: What its certificates say about this host.
+        certificate: The facts of the nearest certificate; empty for an image that has none.
+        image_id: The engine's id of an image that is not published yet.
+    """
+
+    tag: str
+    reference: str
+    digest: str
+    reasons: tuple[str, ...]
+    certified: Certified
+    certificate: Mapping[str, Any]
+    image_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """An image that is not run tonight.
+
+    Attributes:
+        for_here: Whether it is certified for hosts like this one, so that its turn comes.
+    """
+
+    tag: str
+    why: str
+    for_here: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tonight:
+    """What decides which images are due.
+
+    Attributes:
+        here: This host.
+        last: The last night on this host; None if there was none.
+        changes: What changed on this host since then.
+        renew_after: The age at which a certificate is renewed.
+        now: The time of this night.
+        force: Whether everything that is certified for hosts like this one is due.
+    """
+
+    here: Fingerprint
+    last: LastNight | None
+    changes: tuple[str, ...]
+    renew_after: dt.timedelta
+    now: dt.datetime
+    force: bool = False
+
+
+def published(
+    target: str, public_key: EllipticCurvePublicKey, *, plain_http: bool = False
+) -> Iterator[Published]:
+    """Every floating tag of a target."""
+    store = open_store(target, plain_http=plain_http)
+    for tag in sorted(store.tags()):
+        if not (tags.is_unique(tag) or is_attachment(tag)):
+            yield _read(store, tag, public_key)
+
+
+def _read(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Published:
+    name = f"{store.target}:{tag}"
+    try:
+        digest = store.read_manifest(tag).digest
+        envelopes = attachments.read_envelopes(store, digest, public_key)
+    except StackcheckError as error:  # one damaged image does not hide the others
+        return Published(tag=tag, reference=name, digest="", problem=error)
+    statements = tuple(envelope.statement for envelope in envelopes)
+    return Published(tag=tag, reference=f"{store.target}@{digest}", digest=digest, statements=statements)
+
+
+def assess(image: Published, tonight: Tonight) -> Due | Skipped:
+    """Whether an image that could be read is due tonight on this host, and why. Pure."""
+    latest = newest(image.statements)
+    if latest is None:
+        return Skipped(tag=image.tag, why="the pinned key signed no certificate for it")
+    if not tags.names(image.tag, facts(latest)["stackId"]):
+        owner = facts(latest)["stackId"] or "an image without a stack"
+        return Skipped(tag=image.tag, why=f"the tag names an image of {owner}, and `verify` refuses it")
+    if status(latest) != "PASSED":
+        return Skipped(tag=image.tag, why=f"revoked: {'; '.join(facts(latest).get('reasons', ()))}")
+    mine = [item for item in _valid(image.statements) if _is_for(facts(item)["host"], tonight.here)]
+    if not mine:
+        return Skipped(tag=image.tag, why=f"certified for {_machines(image.statements)}, not for this host")
+    certified, nearest = _certified(mine, tonight.here)
+    reasons = tuple(_reasons(certified, nearest, image, tonight))
+    if not reasons:
+        age = age_text(tonight.now - time_verified(nearest))
+        return Skipped(
+            tag=image.tag,
+            why=f"not due: nothing changed here, and its certificate is {age} old",
+            for_here=True,
+        )
+    return Due(
+        tag=image.tag,
+        reference=image.reference,
+        digest=image.digest,
+        reasons=reasons,
+        certified=certified,
+        certificate=facts(nearest),
+    )
+
+
+def _valid(statements: Sequence[Statement]) -> list[Statement]:
+    """The PASSED summaries that no revocation has ended, the newest first; one that is too old counts too."""
+    revoked_at = last_revoked(statements)
+    passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
+    kept = [item for item in passed if revoked_at is None or time_verified(item) >= revoked_at]
+    return sorted(kept, key=time_verified, reverse=True)
+
+
+def _is_for(host: Mapping[str, Any], here: Fingerprint) -> bool:
+    """Whether a certificate is about as many devices of the same model."""
+    certified = sorted(device["model"] for device in host["devices"])
+    return host["vendor"] == here.vendor and certified == sorted(device.model for device in here.devices)
+
+
+def _certified(mine: Sequence[Statement], here: Fingerprint) -> tuple[Certified, Statement]:
+    found, changes, index = standing([facts(item)["host"] for item in mine], here.model_dump())
+    passed = frozenset(facts(mine[index]).get("passed", ()))
+    return Certified(standing=found, changes=changes, passed=passed), mine[index]
+
+
+def _reasons(certified: Certified, nearest: Statement, image: Published, tonight: Tonight) -> Iterator[str]:
+    last, age = tonight.last, tonight.now - time_verified(nearest)
+    if last is None:
+        yield "the first night on this host"
+    yield from tonight.changes
+    if certified.standing == "new driver":
+        yield f"not certified for this driver: {' and '.join(certified.changes)}"
+    if age > tonight.renew_after:
+        yield f"its certificate is {age_text(age)} old"
+    if last and image.digest in last.unsettled:
+        yield f"the last night did not settle it: {last.unsettled[image.digest]}"
+    if tonight.force:
+        yield "forced"
+
+
+def _machines(statements: Sequence[Statement]) -> str:
+    hosts = [facts(item)["host"] for item in statements if item.predicate_type == VSA]
+    names = {
+        f"{' + '.join(sorted({device['model'] for device in host['devices']}))} x{len(host['devices'])}"
+        for host in hosts
+    }
+    return " or ".join(sorted(names))

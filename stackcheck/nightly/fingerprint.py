@@ -1,0 +1,124 @@
+"""What a night is about: the state of this host that can change what an image does on it.
+
+In: the host, as `vendors/` reads it. Out: a `Fingerprint`, which is kept as JSON, and the differences between
+two in words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from stackcheck.vendors import Nvls, Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stackcheck import vendors
+    from stackcheck.vendors.kernel_module import DriverModule
+
+OF_HOST = ("vendor", "driver", "kernel", "partition", "nvls")
+OF_DEVICES = {"model": "devices", "firmware": "firmware", "power_cap_w": "power cap in W"}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DeviceState(_Part):
+    """One device; its id is the hash of its UUID."""
+
+    model: str
+    id: str
+    firmware: str | None
+    power_cap_w: float | None
+
+
+class Fingerprint(_Part):
+    """A host's state. Two that are equal need no second validation.
+
+    Attributes:
+        srcversion: Of the driver's loaded module, as a kernel's own modules have no version.
+    """
+
+    vendor: Vendor
+    devices: tuple[DeviceState, ...]
+    driver: str | None
+    srcversion: str | None
+    kernel: str
+    partition: str | None
+    nvls: Nvls
+
+    @property
+    def device_model(self) -> str:
+        """The one model of the host's devices; several models are named together and match no certificate."""
+        return " + ".join(sorted({device.model for device in self.devices})) or "no device"
+
+    def words(self) -> str:
+        """The host in one phrase, for a person."""
+        driver = f"driver {self.driver}" if self.driver else "no driver"
+        return f"{self.device_model} x{len(self.devices)}, {driver}, kernel {self.kernel}"
+
+
+def of_host(host: vendors.Host, module: DriverModule | None) -> Fingerprint:
+    """The fingerprint of a host and of the module that its driver is."""
+    return Fingerprint(
+        vendor=host.vendor,
+        devices=tuple(
+            DeviceState(
+                model=device.model,
+                id=device.id,
+                firmware=device.firmware,
+                power_cap_w=device.power_cap_w,
+            )
+            for device in host.devices
+        ),
+        driver=host.driver,
+        srcversion=module.loaded.srcversion if module and module.loaded else None,
+        kernel=host.kernel,
+        partition=host.partition,
+        nvls=host.nvls,
+    )
+
+
+def changes(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
+    """What changed on this host, one phrase each; empty if nothing did."""
+    found = list(configuration_changes(before.model_dump(), now.model_dump()))
+    if before.srcversion != now.srcversion and before.driver == now.driver:
+        found.append(f"srcversion of the driver {_shown(before.srcversion)} -> {_shown(now.srcversion)}")
+    replaced = {device.id for device in now.devices} - {device.id for device in before.devices}
+    if replaced:
+        found.append(f"{len(replaced)} devices are new in this host")
+    return tuple(found)
+
+
+def configuration_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """How two hosts differ in what a certificate is about; which node it is does not count.
+
+    Args:
+        before: The `host` object of a certificate, of a result or of a fingerprint.
+        now: The same of the host at hand.
+    """
+    for name in OF_HOST:
+        if before[name] != now[name]:
+            yield f"{name} {_shown(before[name])} -> {_shown(now[name])}"
+    for name, words in OF_DEVICES.items():
+        old, new = (_of_devices(host, name) for host in (before, now))
+        if old != new:
+            yield f"{words} {_counted(old)} -> {_counted(new)}"
+
+
+def _of_devices(host: Mapping[str, Any], name: str) -> Counter[str]:
+    return Counter(_shown(device[name]) for device in host["devices"])
+
+
+def _counted(values: Counter[str]) -> str:
+    return " and ".join(f"{value} x{count}" for value, count in sorted(values.items())) or "no device"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if value not in {None, ""} else "none"

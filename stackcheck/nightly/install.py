@@ -1,0 +1,160 @@
+"""The files of a timer that calls `stackcheck nightly`: systemd, cron, GitHub Actions, Kubernetes.
+
+In: which of them, and where stackcheck is. Out: the files, and the commands that start the timer. Nothing is
+started here: who runs what on a machine is the operator's to decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from jinja2 import Environment, StrictUndefined
+
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Kind = Literal["systemd", "cron", "github", "kubernetes"]
+UNIT = "stackcheck-nightly"
+# Kind -> template -> where the file goes; `{root}` is the checkout.
+FILES: Mapping[Kind, Mapping[str, str]] = {
+    "systemd": {
+        f"{UNIT}.{kind}": f"/etc/systemd/system/{UNIT}.{kind}" for kind in ("service", "timer", "path")
+    },
+    "cron": {"crontab": f"/etc/cron.d/{UNIT}"},
+    "github": {"workflow.yml": f"{{root}}/.github/workflows/{UNIT}.yml"},
+    "kubernetes": {"cronjob.yaml": f"{{root}}/build/nightly/{UNIT}.yaml"},
+}
+NEXT: Mapping[Kind, tuple[str, ...]] = {
+    "systemd": (
+        "systemctl daemon-reload",
+        f"systemctl enable --now {UNIT}.timer {UNIT}.path",
+        f"systemctl list-timers {UNIT}.timer",
+    ),
+    "cron": ("nothing: cron reads the folder each minute",),
+    "github": (
+        "git add {path} && git commit -m 'Validate the images every night' {path} && git push",
+        "add the secret STACKCHECK_KEY with the content of the signing key",
+    ),
+    "kubernetes": ("kubectl apply --namespace stackcheck -f {path}",),
+}
+# What stands unquoted in a unit file, a crontab, a shell and YAML alike.
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@+=-]+")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the files say.
+
+    Attributes:
+        root: The checkout on the machines.
+        program: The stackcheck that is called there.
+        user: The user that runs it; needs Docker and the signing key.
+        options: Options of `stackcheck nightly`.
+        hour: When a night begins, in the machine's time zone; UTC on GitHub.
+        labels: Labels of the self-hosted runners, one for each machine (GitHub).
+        nodes: Names of the nodes (Kubernetes).
+        image: Any image with nsenter and a shell (Kubernetes).
+    """
+
+    root: Path
+    program: str
+    user: str
+    options: tuple[str, ...] = ()
+    hour: int = 2
+    labels: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    image: str = "debian:12-slim"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """Files by path, and what to type next."""
+
+    files: Mapping[Path, str]
+    next_steps: tuple[str, ...]
+
+
+def installation(kind: Kind, wanted: Wanted, folder: Path | None = None) -> Installation:
+    """The files of one kind of timer; `folder` takes them instead of their usual places. Pure.
+
+    Raises:
+        ConfigurationError: A path, label or node has a character that such a file cannot hold, or is missing.
+    """
+    _check(kind, wanted)
+    found = {}
+    for template, usual in FILES[kind].items():
+        path = Path(usual.format(root=wanted.root))
+        found[folder / path.name if folder else path] = _render(template, wanted)
+    first = next(iter(found))
+    return Installation(files=found, next_steps=tuple(step.format(path=first) for step in NEXT[kind]))
+
+
+def minute(name: str) -> int:
+    """A minute for each machine, so that a fleet does not start at one moment."""
+    return hashlib.sha256(name.encode()).digest()[0] % 60
+
+
+def _render(template: str, wanted: Wanted) -> str:
+    source = files("stackcheck.nightly").joinpath("templates", template).read_text(encoding="utf-8")
+    # GitHub's expressions are ${{ … }}, so ours have other brackets. The output is no HTML.
+    environment = Environment(  # noqa: S701
+        variable_start_string="<<",
+        variable_end_string=">>",
+        block_start_string="<%",
+        block_end_string="%>",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    nodes = [{"name": name, "label": _label(name), "minute": minute(name)} for name in wanted.nodes]
+    return environment.from_string(source).render(
+        root=wanted.root,
+        program=wanted.program,
+        user=wanted.user,
+        options="".join(f" {option}" for option in wanted.options),
+        hour=wanted.hour,
+        minute=minute(platform.node()),
+        labels=json.dumps(list(wanted.labels)),
+        nodes=nodes,
+        image=wanted.image,
+    )
+
+
+def _label(node: str) -> str:
+    """A node's name as part of a CronJob's name: at most 52 characters, lower case, no dot at its end."""
+    short = hashlib.sha256(node.encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^a-z0-9-]', '-', node.lower())[:24].strip('-')}-{short}"
+
+
+def _check(kind: Kind, wanted: Wanted) -> None:
+    plain = {"--root": str(wanted.root), "the program": wanted.program, "--user": wanted.user}
+    plain |= {f"option {option}": option for option in (*wanted.options, wanted.image)}
+    for where, text in plain.items():
+        if not _PLAIN.fullmatch(text):
+            raise ConfigurationError(
+                "a timer's files cannot hold this text",
+                where=where,
+                got=repr(text),
+                expected="letters, digits and _ . / : @ + = -",
+                next_step="move the checkout to a path without blanks",
+            )
+    needed = {"github": ("--label", wanted.labels), "kubernetes": ("--node", wanted.nodes)}
+    option, names = needed.get(kind, ("", ("none",)))
+    if not names or not all(_LABEL.fullmatch(name) for name in names):
+        raise ConfigurationError(
+            "each machine needs a name",
+            where=option,
+            got=", ".join(names) or "none",
+            expected=f"{option} NAME for each machine: letters, digits, '-', '_' and '.'",
+            next_step=f"stackcheck nightly install --{kind} {option} gpu-1 {option} gpu-2",
+        )

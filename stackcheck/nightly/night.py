@@ -1,0 +1,220 @@
+"""Play a night: run each image that is due, judge it, record it, and act on its certificate.
+
+In: settings, an engine, a history. Out: a finished `Plan`. The plan is written after each step, so a night
+that a power cut ended is continued with the first step that is not finished. Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from stackcheck import flow
+from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
+from stackcheck.nightly import act, planning, state
+from stackcheck.nightly.act import Workplace
+from stackcheck.nightly.decide import GOOD, Certified, Decision, RunOutcome, decide, outcome
+from stackcheck.nightly.state import Ended, Item, JudgedStep, LastNight, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.flow import JudgedRun
+    from stackcheck.history.history import History
+    from stackcheck.nightly.planning import NightSettings
+    from stackcheck.suite.results import RunResult
+    from stackcheck.suite.subject import Subject
+
+FOLDER = "build/nightly"
+RUNS = "runs"
+
+
+def folder_of(root: Path) -> Path:
+    """Where the nights of a checkout keep their files."""
+    return root / FOLDER
+
+
+def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]) -> Plan:
+    """The plan of this night: the unfinished one, if it is still about this host, or a new one.
+
+    Raises:
+        ConfigurationError: matrix.yaml or a file of the nights is wrong.
+        RegistryError: The target cannot be listed.
+    """
+    folder = folder_of(settings.flow.root)
+    plan = state.load(folder / state.PLAN, Plan)
+    if plan:
+        engine.remove_left_by(plan.pid)
+        here, _ = planning.read_host(settings)
+        stale = state.is_stale(plan, here, settings.flow.target, settings.clock())
+        if stale is None:
+            report(f"continuing the night {plan.night}, which was interrupted")
+            return _saved(plan.model_copy(update={"pid": os.getpid()}), folder)
+        report(f"the unfinished night {plan.night} is given up: {stale}")
+    last = state.load(folder / state.LAST_NIGHT, LastNight)
+    return _saved(planning.make(settings, last, engine), folder)
+
+
+def play(
+    plan: Plan, settings: NightSettings, engine: Engine, history: History, report: Callable[[str], None]
+) -> Plan:
+    """Run and settle every image of a plan that is not settled yet.
+
+    Raises:
+        FileError: The disk is full; the night can be continued when it is not.
+        HistoryError: A run cannot be recorded, so nothing is concluded from it.
+    """
+    stage = _Stage(plan, Workplace(settings=settings, engine=engine, report=report), history)
+    for item in plan.items:
+        if item.ended is None:
+            stage.settle(item)
+    return stage.plan
+
+
+def finish(plan: Plan, settings: NightSettings) -> None:
+    """Keep what the next night needs; from here on this night is over."""
+    folder = folder_of(settings.flow.root)
+    if plan.reboot_pending is None:  # else the host was not validated: the next night is still the first
+        unsettled = {
+            item.key: item.ended.because
+            for item in plan.items
+            if item.ended and item.ended.action not in GOOD | {"revoke"}
+        }
+        postponed = {skip.postponed: skip.why for skip in plan.skipped if skip.postponed}
+        kept = LastNight(
+            ended=settings.clock(),
+            fingerprint=plan.fingerprint,
+            unsettled=postponed | unsettled,
+            foreign=plan.foreign,
+        )
+        state.save(folder / state.LAST_NIGHT, kept)
+    (folder / state.PLAN).unlink(missing_ok=True)
+
+
+def _saved(plan: Plan, folder: Path) -> Plan:
+    state.save(folder / state.PLAN, plan)
+    return plan
+
+
+class _Stage:
+    """One night while it is played."""
+
+    def __init__(self, plan: Plan, place: Workplace, history: History) -> None:
+        self.plan = plan
+        self._place = place
+        self._history = history
+        self._report = place.report
+        self._folder = folder_of(place.settings.flow.root)
+
+    def settle(self, item: Item) -> None:
+        """Bring one image to its end. What the user has to mend for all images ends the night instead."""
+        self._report(f"{item.tag}: due: {'; '.join(item.reasons)}")
+        try:
+            item, ended = self._settled(item)
+        except FileError:
+            raise
+        except StackcheckError as error:
+            ended = _error(error)
+        self._report(f"{item.tag}: {ended.action}: {ended.because}")
+        self._keep(item.model_copy(update={"ended": ended}))
+
+    def _settled(self, item: Item) -> tuple[Item, Ended]:
+        subject = act.subject_of(item, self.plan, self._place)
+        judged: JudgedRun | None = None
+        while True:
+            decision = _decision(item) if item.runs else None
+            if decision is None or decision.action == "repeat":
+                item, judged = self._run(item, subject)
+                continue
+            if decision.action in GOOD and judged is None:  # this night was interrupted after the run
+                item, judged = self._found_again(item, subject)
+                continue
+            return item, self._act(item, subject, decision, judged)
+
+    def _run(self, item: Item, subject: Subject) -> tuple[Item, JudgedRun]:
+        """One more run of the image; the one of this night that was not yet recorded, if there is one."""
+        seen = {step.run_id for step in item.runs}
+        judged = self._judged(
+            item, subject, lambda run: run.started >= self.plan.started and run.run_id not in seen
+        )
+        item = item.model_copy(update={"runs": (*item.runs, self._recorded(judged))})
+        self._keep(item)
+        return item, judged
+
+    def _found_again(self, item: Item, subject: Subject) -> tuple[Item, JudgedRun]:
+        """The last run of an interrupted night; if its files are gone, a new run in place of all."""
+        run_id = item.runs[-1].run_id
+        judged = self._judged(item, subject, lambda run: run.run_id == run_id)
+        if judged.result.run_id != run_id:
+            item = item.model_copy(update={"runs": (self._recorded(judged),)})
+            self._keep(item)
+        return item, judged
+
+    def _judged(self, item: Item, subject: Subject, finished: Callable[[RunResult], bool]) -> JudgedRun:
+        """A run of the image: the one that `finished` finds in its folder, or a new one."""
+        return flow.run_again(
+            subject,
+            self._place.engine,
+            self._place.settings.flow,
+            self._folder / RUNS / item.tag,
+            self._report,
+            finished=finished,
+        )
+
+    def _recorded(self, judged: JudgedRun) -> JudgedStep:
+        # The end of the run, and not this moment: a step that is repeated has to say the same.
+        now = judged.result.finished or judged.result.started
+        body = (judged.folder / "run" / "result.json").read_bytes()
+        host = judged.result.host.model_dump(mode="json")
+        record = self._history.append(body, judged.verdict.as_json(), host, source="nightly", judged=now)
+        found = outcome(judged.verdict)
+        return JudgedStep(
+            run_id=judged.result.run_id,
+            record=record,
+            judged=now,
+            status=found.status,
+            failed=found.failed,
+            reasons=found.reasons,
+            lacks_only_bounds=found.lacks_only_bounds,
+        )
+
+    def _act(self, item: Item, subject: Subject, decision: Decision, judged: JudgedRun | None) -> Ended:
+        done = ""
+        if decision.action == "revoke":
+            done = act.revoke(item, decision, self._place)
+        elif decision.action in GOOD:
+            assert judged is not None
+            done = act.certify(item, subject, judged, self._place)
+        if item.image_id and decision.action == "certify":
+            foreign = {**self.plan.foreign, item.reference: item.image_id}
+            self.plan = self.plan.model_copy(update={"foreign": foreign})
+        return Ended(
+            action=decision.action,
+            because=decision.because + done,
+            failed=decision.failed,
+            rollout=decision.rollout,
+            flaky=decision.flaky,
+            exit_code=_exit_code(decision),
+        )
+
+    def _keep(self, item: Item) -> None:
+        self.plan = _saved(self.plan.with_item(item), self._folder)
+
+
+def _decision(item: Item) -> Decision:
+    certified = Certified(standing=item.standing, changes=item.changes, passed=frozenset(item.passed))
+    fields = set(RunOutcome.__dataclass_fields__)
+    return decide(certified, [RunOutcome(**step.model_dump(include=fields)) for step in item.runs])
+
+
+def _exit_code(decision: Decision) -> int:
+    if decision.action in GOOD:
+        return 0
+    return MachineUnfitError.exit_code if decision.action == "nothing" else ChecksFailedError.exit_code
+
+
+def _error(error: StackcheckError) -> Ended:
+    because = " ".join(part for part in (error.what, error.got and f"({error.got})") if part)
+    return Ended(action="error", because=because, exit_code=error.exit_code)

@@ -1,0 +1,193 @@
+"""What the nights leave on this host: the last fingerprint, and the plan of a night that is going on.
+
+In: outcomes. Out: `build/nightly/validated.json` and `build/nightly/plan.json`, each written whole or not at
+all, so that after a power cut the next call continues with the first step that is not finished.
+"""
+
+from __future__ import annotations
+
+import datetime as dt  # pydantic reads annotations at run time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.nightly.decide import Action, RunStatus, Standing
+from stackcheck.nightly.fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAST_NIGHT = "validated.json"
+PLAN = "plan.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LastNight(_Part):
+    """The last night that came to its end.
+
+    Attributes:
+        fingerprint: The host that it validated.
+        unsettled: Digest of an image -> why it is due again: no verdict, or one that is not PASSED.
+        foreign: Reference of an image from elsewhere -> the engine's id of what was published for it.
+    """
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    ended: AwareDatetime
+    fingerprint: Fingerprint
+    unsettled: Mapping[str, str] = Field(default_factory=dict)
+    foreign: Mapping[str, str] = Field(default_factory=dict)
+
+
+class JudgedStep(_Part):
+    """A run that was judged and recorded."""
+
+    run_id: str
+    record: str
+    judged: AwareDatetime
+    status: RunStatus
+    failed: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    lacks_only_bounds: bool = False
+
+
+class Ended(_Part):
+    """How one image's part of the night ended.
+
+    Attributes:
+        action: What was done; `error` if no verdict was reached.
+        because: One sentence.
+        exit_code: 0, or that of `stackcheck nightly`.
+    """
+
+    action: Action | Literal["error"]
+    because: str
+    failed: tuple[str, ...] = ()
+    rollout: tuple[str, ...] = ()
+    flaky: bool = False
+    exit_code: int = 0
+
+
+class Item(_Part):
+    """One image of the night, and its finished steps.
+
+    Attributes:
+        tag: The floating tag.
+        reference: By digest; of an image that is not published yet, as `docker pull` takes it.
+        digest: Of the manifest; empty for an image that is not published yet.
+        image_id: The engine's id of an image that is not published yet.
+        reasons: Why it is due.
+        standing: How this host relates to its certificates.
+        changes: How this host differs from the nearest certificate.
+        passed: The checks that this certificate names as passed.
+        runs: The judged runs of this night.
+        ended: The end; None while it is to do.
+    """
+
+    tag: str
+    reference: str
+    digest: str = ""
+    image_id: str | None = None
+    reasons: tuple[str, ...] = ()
+    standing: Standing = "same"
+    changes: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    stack_id: str | None = None
+    config_digest: str = ""
+    runs: tuple[JudgedStep, ...] = ()
+    ended: Ended | None = None
+
+    @property
+    def key(self) -> str:
+        """What `LastNight.unsettled` calls it."""
+        return self.digest or self.reference
+
+
+class NotRun(_Part):
+    """An image that is not run tonight, and why.
+
+    Attributes:
+        for_here: Whether it is certified for hosts like this one.
+        postponed: Its digest, if it was due and is not run all the same; then it stays due.
+    """
+
+    tag: str
+    why: str
+    for_here: bool = False
+    postponed: str | None = None
+
+
+class Plan(_Part):
+    """A night: what it is about, and how far it got.
+
+    Attributes:
+        pid: The process that plays it; containers that it left behind are removed when the night is resumed.
+        node: Anonymous id of the machine, as the history has it.
+        changes: What changed on the host since the last night.
+        notes: What a reader should know of the host.
+        reboot_pending: What runs and what is installed, if these differ: then nothing is run.
+        foreign: As in `LastNight`; what this night publishes is added.
+    """
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    night: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    pid: int
+    started: AwareDatetime
+    target: str
+    node: str
+    fingerprint: Fingerprint
+    changes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    reboot_pending: str | None = None
+    items: tuple[Item, ...] = ()
+    skipped: tuple[NotRun, ...] = ()
+    foreign: Mapping[str, str] = Field(default_factory=dict)
+
+    def with_item(self, item: Item) -> Plan:
+        """The plan with one of its items further on."""
+        items = tuple(item if other.reference == item.reference else other for other in self.items)
+        return self.model_copy(update={"items": items})
+
+
+_Kept = TypeVar("_Kept", LastNight, Plan)
+
+
+def load(path: Path, kind: type[_Kept]) -> _Kept | None:
+    """A file of the nights; None if there is none.
+
+    Raises:
+        ConfigurationError: It is damaged, or from a different version.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigurationError(
+            "a file of the nightly validation is damaged, or from another version of stackcheck",
+            where=str(path),
+            got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            next_step=f"remove it, so that the next night starts anew: rm {path}",
+        ) from error
+
+
+def save(path: Path, value: LastNight | Plan) -> None:
+    """Write a file of the nights."""
+    write_atomically(path, (value.model_dump_json(indent=2, by_alias=True).encode(),))
+
+
+def is_stale(plan: Plan, here: Fingerprint, target: str, now: dt.datetime) -> str | None:
+    """Why an unfinished night is not continued; None if it is."""
+    if plan.fingerprint != here:
+        return "the host has changed since it began"
+    if plan.target != target:
+        return f"it was about {plan.target}"
+    if now - plan.started > dt.timedelta(days=1):
+        return "it began more than a day ago"
+    return None

@@ -1,0 +1,126 @@
+"""Real nights on the stack that needs no GPU: a real registry, engine, image and suites; the driver is made.
+
+A processor has no driver, so the driver that "comes" on the last day is the one double: vendors.cpu.driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from stackcheck.history.history import open_history
+from stackcheck.history.runs import Query
+
+if TYPE_CHECKING:
+    from stackcheck.engine.client import Engine
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(5400)]
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = "6.99.1"
+PLAIN = "from stackcheck.cli import main; main()"
+WITH_DRIVER = f"from stackcheck.vendors import cpu; cpu.driver = lambda: {DRIVER!r}; {PLAIN}"
+
+
+class Operator:
+    """Somebody with a key of their own, a checkout for the nights, and a registry."""
+
+    def __init__(self, folder: Path, registry: str) -> None:
+        self.target = f"{registry}/nights/{uuid.uuid4().hex}"
+        self.root = folder / "checkout"
+        self.summary = folder / "summary.md"
+        self.env = {
+            **os.environ,
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "GITHUB_STEP_SUMMARY": str(self.summary),
+            "PYTHONPATH": str(ROOT),
+        }
+        self.root.mkdir()
+        for name in ("matrix.yaml", "images", "tests", "trainers"):
+            (self.root / name).symlink_to(ROOT / name)
+
+    def call(self, *arguments: str | Path, program: str = PLAIN) -> tuple[int, Any]:
+        """Exit code and JSON of one command."""
+        done = subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments), "--json"],
+            capture_output=True,
+            text=True,
+            env=self.env,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def night(self, *options: str, program: str = PLAIN) -> tuple[int, Any]:
+        return self.call("nightly", "--from", self.target, "--root", self.root, *options, program=program)
+
+    def verify(self, stack: str, driver: str) -> tuple[int, str | None]:
+        """Exit code of `verify` for a driver, and when the verdict was given."""
+        command = [sys.executable, "-m", "stackcheck", "verify", f"{self.target}:{stack}", "--json"]
+        done = subprocess.run(
+            [*command, "--device-model", "CPU", "--driver", driver],
+            capture_output=True,
+            text=True,
+            env=self.env,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout)["verified_at"] if done.stdout else None
+
+
+def actions(plan: dict[str, Any]) -> list[str]:
+    return [image["outcome"]["action"] for image in plan["images"]]
+
+
+def test_nights_renew_the_certificate_and_widen_it_to_a_new_driver(
+    tmp_path: Path,
+    registry: str,
+    engine: Engine,  # noqa: ARG001  # it has to be there
+) -> None:
+    operator = Operator(tmp_path, registry)
+    code, (built,) = operator.call("images", "cpu-*", "--to", operator.target, "--root", ROOT)
+    assert (code, built["state"]) == (0, "certified"), built
+    stack = built["id"]
+    _, first = operator.verify(stack, "none")
+
+    code, plan = operator.night("--dry-run")
+    assert (code, [image["reasons"] for image in plan["images"]]) == (0, [["the first night on this host"]])
+    assert operator.verify(stack, "none") == (0, first)  # nothing was run
+
+    code, plan = operator.night()
+    assert (code, actions(plan)) == (0, ["renew"]), plan["line"]
+    _, renewed = operator.verify(stack, "none")
+    assert renewed is not None
+    assert first is not None
+    assert renewed > first
+
+    code, plan = operator.night()
+    assert (code, plan["images"], [skip["for_here"] for skip in plan["skipped"]]) == (0, [], [True])
+    assert "nothing was due" in plan["line"]
+
+    assert operator.verify(stack, DRIVER)[0] == 7
+    code, plan = operator.night(program=WITH_DRIVER)
+    assert (code, actions(plan)) == (0, ["widen"]), plan["line"]
+    assert plan["changes"] == [f"driver none -> {DRIVER}"]
+    assert operator.verify(stack, DRIVER)[0] == 0
+    assert operator.verify(stack, "none") == (0, renewed)  # the old certificate is as it was
+
+    runs = open_history(operator.root).runs(Query(newest_first=False))
+    assert [(run.status, run.driver, run.stack, run.image) for run in runs] == [
+        ("PASSED", None, stack, built["digest"]),
+        ("PASSED", DRIVER, stack, built["digest"]),
+    ]
+    assert not any(run.simulated for run in runs)
+    folder = operator.root / "build" / "nightly"
+    suite = ET.parse(folder / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "0", "0")
+    assert json.loads((folder / "night.json").read_text())["exit_code"] == 0
+    assert operator.summary.read_text().count("## stackcheck nightly") == 3  # three nights that were played

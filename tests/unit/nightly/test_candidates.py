@@ -1,0 +1,277 @@
+"""Which published images a night runs, and that each other one is listed with its reason."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import result_files
+from small_checkout import CPU_STACK, FOREIGN, answer, call
+from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
+from stackcheck import vendors
+from stackcheck.certificate import publish, revoke
+from stackcheck.nightly import candidates, fingerprint
+from stackcheck.nightly.candidates import Due, Skipped, Tonight
+from stackcheck.nightly.state import LastNight
+from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.tags import label
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from small_checkout import FakeEngine
+    from stackcheck.nightly.fingerprint import Fingerprint
+
+pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+
+KEY = new_key()
+DAY = dt.timedelta(days=1)
+GEMM = "test_kernels.py::test_gemm"
+Capsys = pytest.CaptureFixture[str]
+
+
+def here(**changes: Any) -> Fingerprint:
+    """A host like the one of `result_files.host`."""
+    fields = result_files.host() | {"srcversion": None} | changes
+    del fields["cpu"], fields["memory_bytes"]
+    fields["devices"] = [
+        {name: device[name] for name in ("model", "id", "firmware", "power_cap_w")}
+        for device in fields["devices"]
+    ]
+    return fingerprint.Fingerprint.model_validate(fields)
+
+
+def release(folder: Path, content: bytes = b"first", tag: str = STACK_ID, **changes: Any) -> str:
+    image = make_image(folder / content.decode(), content)
+    publish.publish(
+        image.layout,
+        tag=tag,
+        envelopes=certify(image, KEY, **({"now": NOW} | changes)),
+        target=f"oci:{folder / 'dist'}",
+        public_key=KEY.public_key(),
+        report=quiet,
+        key=KEY,
+    )
+    return image.manifest_digest
+
+
+def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Due | Skipped:
+    (image,) = candidates.published(f"oci:{folder / 'dist'}", key.public_key())
+    fields: dict[str, Any] = {
+        "here": here(),
+        "last": LastNight(ended=NOW, fingerprint=here()),
+        "changes": (),
+        "renew_after": 7 * DAY,
+        "now": NOW + DAY,
+    }
+    return candidates.assess(image, Tonight(**(fields | changes)))
+
+
+def test_a_fresh_certificate_of_an_unchanged_host_is_not_due(tmp_path: Path) -> None:
+    release(tmp_path)
+    found = assessed(tmp_path)
+    assert isinstance(found, Skipped)
+    assert (found.for_here, found.why[:8]) == (True, "not due:")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"last": None}, "the first night on this host"),
+        ({"changes": ("kernel 6.1 -> 6.2",)}, "kernel 6.1 -> 6.2"),
+        ({"now": NOW + 8 * DAY}, "its certificate is 8 days, 0:00:00 old"),
+        ({"force": True}, "forced"),
+        ({"here": here(driver="6.16")}, "not certified for this driver: driver none -> 6.16"),
+    ],
+)
+def test_what_makes_an_image_due(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    release(tmp_path)
+    found = assessed(tmp_path, **changes)
+    assert isinstance(found, Due)
+    assert found.reasons == (reason,)
+
+
+def test_what_the_last_night_did_not_settle_is_due_again(tmp_path: Path) -> None:
+    digest = release(tmp_path)
+    last = LastNight(ended=NOW, fingerprint=here(), unsettled={digest: "it failed"})
+    found = assessed(tmp_path, last=last)
+    assert isinstance(found, Due)
+    assert found.reasons == ("the last night did not settle it: it failed",)
+
+
+def test_an_expired_certificate_still_says_what_is_to_be_renewed(tmp_path: Path) -> None:
+    release(tmp_path)
+    found = assessed(tmp_path, now=NOW + 300 * DAY)
+    assert isinstance(found, Due)
+    assert found.certified.standing == "same"
+    assert found.certified.passed == {"test_a.py::test_one[1]", "test_a.py::test_one[2]"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"here": here(devices=[])}, "certified for CPU x1, not for this host"),
+        ({"here": here(**result_files.host("nvidia", "H200"))}, "certified for CPU x1, not for this host"),
+        ({"key": new_key()}, "the pinned key signed no certificate for it"),
+    ],
+)
+def test_images_that_are_not_for_this_host_are_listed(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    release(tmp_path)
+    found = assessed(tmp_path, **changes)
+    assert isinstance(found, Skipped)
+    assert (found.why, found.for_here) == (why, False)
+
+
+def test_a_revoked_image_is_not_brought_back_by_a_night(tmp_path: Path) -> None:
+    digest = release(tmp_path)
+    target = f"oci:{tmp_path / 'dist'}"
+    revoke.revoke(f"{target}@{digest}", reason="NaN", key=KEY, now=NOW + DAY / 2, report=quiet)
+    layout = OciLayout(tmp_path / "dist")
+    with layout.writing(quiet):
+        layout.write_manifest(
+            layout.read_manifest(digest), STACK_ID
+        )  # as in a registry that cannot delete tags
+    found = assessed(tmp_path, force=True)
+    assert isinstance(found, Skipped)
+    assert found.why == "revoked: NaN"
+
+
+def test_a_tag_on_the_image_of_another_stack_is_not_believed(tmp_path: Path) -> None:
+    digest = release(tmp_path)
+    layout = OciLayout(tmp_path / "dist")
+    with layout.writing(quiet):
+        layout.write_manifest(layout.read_manifest(digest), "rocm7-of-somebody")
+        layout.delete_tag(STACK_ID)
+    found = assessed(tmp_path, force=True)
+    assert isinstance(found, Skipped)
+    assert "the tag names an image of cpu-" in found.why
+
+
+def test_an_older_driver_on_a_node_is_a_configuration_that_is_certified_too(tmp_path: Path) -> None:
+    release(tmp_path)
+    release(tmp_path, now=NOW + DAY / 4, host=result_files.host(driver="6.16"))
+    found = assessed(tmp_path, force=True)
+    assert isinstance(found, Due)
+    assert found.certified.standing == "same"
+
+
+# -- images that were not built here, and what the file of the last night keeps, by the command line
+
+
+def night(capsys: Capsys, *options: str) -> tuple[int, Any]:
+    done = call(capsys, "nightly", "--json", *options)
+    return done.code, json.loads(done.out) if done.out else done.err
+
+
+def actions(plan: Any) -> list[str]:
+    return [image["outcome"]["action"] for image in plan["images"]]
+
+
+def add_foreign(root: Path, **entry: str) -> None:
+    path = root / "matrix.yaml"
+    chosen = {"reference": FOREIGN, "vendor": "cpu", "device": "CPU"} | entry
+    path.write_text(path.read_text() + f"foreign: [{json.dumps(chosen)}]\n")
+
+
+@pytest.mark.usefixtures("own_home")
+def test_an_image_from_elsewhere_is_certified_then_renewed_and_certified_again_when_it_moves(
+    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    assert call(capsys, "images").code == 0
+    add_foreign(small_checkout)
+    code, plan = night(capsys)
+    assert (code, sorted(actions(plan))) == (0, ["certify", "renew"])
+    tag = label(FOREIGN)
+    assert tag in OciLayout(small_checkout / "dist").tags()
+    code, plan = night(capsys)
+    assert (code, plan["images"]) == (0, [])
+    code, plan = night(capsys, "--force")
+    assert (code, actions(plan)) == (0, ["renew", "renew"])
+    fake_engine.ids[FOREIGN] = "sha256:" + "f" * 64  # somebody pushed another image under the tag
+    fake_engine.answer = answer((GEMM, "failed"))
+    code, plan = night(capsys)
+    assert (code, actions(plan)) == (6, ["hold"])
+    assert plan["images"][0]["reasons"] == ["its tag names a new image"]
+    fake_engine.answer = answer()
+    code, plan = night(capsys)
+    assert (code, actions(plan)) == (0, ["certify"])
+
+
+@pytest.mark.usefixtures("own_home", "fake_engine")
+def test_an_image_from_elsewhere_for_another_device_is_listed(small_checkout: Path, capsys: Capsys) -> None:
+    assert call(capsys, "images").code == 0
+    add_foreign(small_checkout, vendor="amd", device="MI300X")
+    _, plan = night(capsys)
+    assert f"{FOREIGN} is for amd MI300X" in [skip["why"] for skip in plan["skipped"]]
+
+
+@pytest.mark.usefixtures("own_home", "fake_engine")
+def test_a_night_on_a_selection_leaves_the_rest_due(capsys: Capsys) -> None:
+    assert call(capsys, "images").code == 0
+    code, plan = night(capsys, "--stack", "rocm*")
+    assert (code, plan["images"]) == (3, [])
+    assert "NOTHING THAT IS DUE WAS SELECTED" in plan["line"]
+    code, plan = night(capsys)
+    assert (code, actions(plan)) == (0, ["renew"])
+    assert "not selected" in plan["images"][0]["reasons"][0]
+
+
+@pytest.mark.usefixtures("own_home")
+def test_suites_without_a_result_conclude_nothing(fake_engine: FakeEngine, capsys: Capsys) -> None:
+    """A full disk or a dead daemon must not revoke what it cannot judge."""
+    assert call(capsys, "images").code == 0
+    fake_engine.answer = lambda _told: None
+    code, plan = night(capsys)
+    assert (code, actions(plan)) == (6, ["error"])
+    assert "the suites ended without a result" in plan["line"]
+    assert (
+        call(capsys, "verify", f"oci:dist:{CPU_STACK}", "--device-model", "CPU", "--driver", "none").code == 0
+    )
+    fake_engine.answer = answer()
+    code, plan = night(capsys)
+    assert (code, actions(plan)) == (0, ["renew"])
+
+
+@pytest.mark.usefixtures("own_home", "fake_engine")
+def test_a_stack_that_left_the_matrix_is_an_error_and_not_silence(
+    small_checkout: Path, capsys: Capsys
+) -> None:
+    assert call(capsys, "images").code == 0
+    path = small_checkout / "matrix.yaml"
+    path.write_text(
+        path.read_text().replace(
+            "torch: 2.13.0\n    python: 3.11\n    os: debian12\n    wheels: upstream",
+            "torch: 2.12.0\n    python: 3.11\n    os: debian12\n    wheels: upstream",
+            1,
+        )
+    )
+    code, plan = night(capsys)
+    assert (code, actions(plan)) == (2, ["error"])
+    assert "the matrix does not have the stack of a published image" in plan["line"]
+
+
+@pytest.mark.usefixtures("own_home", "fake_engine")
+def test_a_damaged_file_of_the_last_night_is_refused(small_checkout: Path, capsys: Capsys) -> None:
+    assert call(capsys, "images").code == 0
+    assert night(capsys)[0] == 0
+    (small_checkout / "build/nightly/validated.json").write_text("{")
+    code, error = night(capsys)
+    assert code == 2
+    assert "rm " in error
+
+
+@pytest.mark.usefixtures("own_home", "fake_engine")
+def test_a_changed_kernel_makes_everything_due_and_renews(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(capsys, "images").code == 0
+    assert night(capsys)[0] == 0
+    monkeypatch.setattr(vendors.platform, "release", lambda: "9.9.9")
+    code, plan = night(capsys)
+    assert (code, actions(plan), plan["images"][0]["standing"]) == (0, ["renew"], "changed")
+    assert plan["changes"][0].endswith("-> 9.9.9")
