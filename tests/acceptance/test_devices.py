@@ -14,6 +14,7 @@ import pytest
 
 import vendors
 from harness import models, skips
+from harness.calls import RecordMetric
 from harness.evidence import occupants
 from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
@@ -100,13 +101,24 @@ def test_torch_and_the_library_mean_the_same_devices(
         assert not differs(match.compute_units, one["compute_units"])
 
 
-def test_driver_serves_the_runtime(vendor: vendors.Vendor, host: Host) -> None:
-    """The kernel driver supports the runtime that torch was built with."""
+def test_driver_serves_the_runtime(vendor: vendors.Vendor, host: Host, record_metric: RecordMetric) -> None:
+    """The kernel driver is not too old for the runtime that torch was built with.
+
+    A driver that is newer than every list of its documents passes, and the result says that it is not listed.
+    """
     only_with(vendor.VISIBILITY, "gpu", "a CPU has no driver")
     runtime = vendor.torch_runtime()
     assert runtime, f"this torch is not a build for {vendor.NAME}"
-    problem = vendor.driver_problem(host, runtime)
-    assert problem is None, problem
+    support = vendor.driver_support(host, runtime)
+    shown = {
+        "driver": str(host.driver),
+        "runtime": runtime,
+        "serves": str(host.driver_runtime),
+        "state": support.state,
+        "says": support.says,
+    }
+    record_metric("driver_listed", float(support.state == "listed"), unit="", conditions=shown)
+    assert support.state != "refused", support.says
 
 
 def test_firmware_is_equal(devices: tuple[Device, ...]) -> None:

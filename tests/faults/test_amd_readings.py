@@ -16,7 +16,7 @@ from fakeamd.rootfs import FakeAmdError  # noqa: E402
 from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
 from harness import readings  # noqa: E402
 from stackcheck.vendors import amd as host_side  # noqa: E402
-from vendors import Absence, Device, Host, amd, amd_kernel, amd_library  # noqa: E402
+from vendors import Absence, Device, amd, amd_kernel, amd_library  # noqa: E402
 
 
 class LibraryError(Exception):
@@ -128,21 +128,6 @@ def test_devices_are_chosen_by_the_kfds_numbers(
 )
 def test_architectures_are_spelled_as_compilers_do(number: int, name: str) -> None:
     assert amd_kernel.architecture({"gfx_target_version": number}) == name
-
-
-@pytest.mark.parametrize(
-    ("driver", "rocm", "words"),
-    [
-        ("6.16.13", "7.2.53211-e1a6bc5663", None),
-        ("6.12.12", "6.3", None),
-        ("6.12.12", "5.7", "supports ROCm 6.3 to 7.2"),
-        ("6.7.0", "7.0", "supports ROCm 5.7 to 6.4"),
-        ("6.99.1", "7.2", "is not in vendors/amd.py"),
-    ],
-)
-def test_driver_windows(driver: str, rocm: str, words: str | None) -> None:
-    problem = amd.driver_problem(Host(vendor="amd", library="", driver=driver), rocm)
-    assert (problem is None) if words is None else (words in str(problem))
 
 
 @pytest.mark.parametrize(("revision", "size"), [(3, 120), (8, 3872)])

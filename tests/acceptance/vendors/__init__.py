@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, TypeGuard, Union, cast, runtime_checkable
 
+from vendors.drivers import Support
+
 VendorName = Literal["amd", "nvidia", "cpu"]
 VENDORS: tuple[VendorName, ...] = ("amd", "nvidia", "cpu")
 FAILED = "the library answered "
@@ -262,8 +264,8 @@ class Vendor(Protocol):
         """The library's id of a device, from the UUID that torch prints for it."""
 
     @staticmethod
-    def driver_problem(host: Host, runtime_version: str) -> str | None:
-        """Why the driver is outside the runtime's support window, with the rule's source; None if inside."""
+    def driver_support(host: Host, runtime_version: str) -> Support:
+        """What the documents say about the driver and the runtime that torch was built with."""
 
 
 def module(name: str) -> Vendor:

@@ -75,6 +75,15 @@ def unheld() -> tuple[str, ...]:
     )
 
 
+def driver() -> str | None:
+    """The version of the amdgpu module; in the kernel's own tree it has none, then its sources' checksum."""
+    module = SYS / "module/amdgpu"
+    found = (
+        kernel_files.text(module / name) for name in ("version", "srcversion") if (module / name).exists()
+    )
+    return next((text for text in found if text), None)
+
+
 def render_nodes() -> tuple[Path, ...]:
     """The render nodes that this container or machine offers."""
     return tuple(sorted((DEV / "dri").glob("renderD*")))
