@@ -132,6 +132,7 @@ class Device:
     compute_units: Reading  # CUs or SMs
     memory_bytes: int
     memory_used_bytes: Reading = Absence.NOT_SUPPORTED
+    part: int = 0  # the number of this partition of its GPU; 0 of a whole GPU
     pci_id: Reading = Absence.NOT_SUPPORTED  # "1002:74a1", "10de:2335", lower case
     firmware: Mapping[str, Reading] = field(default_factory=dict)  # name -> version
     # such as {"compute": "SPX", "memory": "NPS1"} or {"mig": "disabled"}
@@ -160,6 +161,8 @@ class Link:
     kind: Reading  # "xgmi", "nvlink", "pcie", or an Absence
     # how many links of that kind are up; "up" or "down" where the library does not count them
     active: Reading = Absence.NOT_SUPPORTED
+    # how many links join the two: 1, 2 or 4 between the dies of an MI250 node
+    links: Reading = Absence.NOT_SUPPORTED
     # errors of both ends since the driver started; where reading resets them, since the last reading
     errors: Reading = Absence.NOT_SUPPORTED
     errors_cleared: bool = False

@@ -7,6 +7,7 @@ Tested with AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, not yet on 
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,7 @@ PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
+WHOLE = ("SPX", Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED, None)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
 
 _last: dict[int, amd_device.Metrics] = {}  # metrics of the previous sample, in the child that samples
@@ -92,9 +94,14 @@ def listen() -> Iterator[Event | None] | Absence:
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
     """By unique id, which does not depend on numbering; HIP then numbers the devices that ROCr shows."""
     numbered = ",".join(str(number) for number in range(len(devices)))
-    order = list(amd_kernel.topology()) if devices else []  # a wedged driver hangs whoever reads it
+    ids = Counter(device.uuid for device in devices)  # drivers give all partitions of a GPU one id
     shown = ",".join(
-        device.uuid if device.uuid.startswith("GPU-") else str(order.index(device.bdf)) for device in devices
+        device.uuid
+        if device.uuid.startswith("GPU-")
+        and ids[device.uuid] == 1
+        and device.partition.get("compute") in WHOLE
+        else str(amd_kernel.order(amd_kernel.node_of(device.bdf, device.part)))
+        for device in devices
     )
     return {VISIBILITY: shown, "HIP_VISIBLE_DEVICES": numbered, "CUDA_VISIBLE_DEVICES": numbered}
 
@@ -107,7 +114,7 @@ def requirements() -> tuple[Requirement, ...]:
         *(device_node(node, start) for node in nodes),
         *(without_driver(bdf, "amdgpu") for bdf in amd_kernel.unheld()),
         shared_memory(SHM_BYTES),
-        locked_memory(MEMLOCK_BYTES),
+        *locked_memory(MEMLOCK_BYTES),
     )
 
 
@@ -163,12 +170,14 @@ def _rocm(smi: Any) -> Reading:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """The devices that the user's environment shows to this process; the library itself ignores it.
+    """The devices that the container and the user's environment show to this process; the library lists every
+    GPU of the host.
 
     ROCr numbers devices in the KFD's order, and HIP numbers the devices that ROCr shows.
     """
-    order = list(amd_kernel.topology())
-    shown = sorted(devices, key=lambda device: order.index(device.bdf) if device.bdf in order else len(order))
+    nodes = {device.index: amd_kernel.node_of(device.bdf, device.part) for device in devices}
+    ours = [device for device in devices if amd_kernel.is_ours(nodes[device.index])]
+    shown = sorted(ours, key=lambda device: amd_kernel.order(nodes[device.index]))
     for chosen in (os.environ.get(VISIBILITY), _chosen_of_hip()):
         if chosen is not None:
             shown = _named(shown, [name.strip() for name in chosen.split(",")])

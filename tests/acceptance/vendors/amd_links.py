@@ -46,6 +46,7 @@ def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
         a=a.index,
         b=b.index,
         kind=_kind(smi, one.handle, other.handle),
+        links=_count(smi, one.handle, other.handle),
         active="down" if "down" in known else known[0] if known else states[0],
         errors=added(one.errors, other.errors),
         errors_cleared=one.errors_cleared or other.errors_cleared,
@@ -63,6 +64,17 @@ def _kind(smi: Any, one: Any, other: Any) -> Reading:
     }
     kind = answer["type"]
     return kinds.get(getattr(kind, "value", kind), f"type {kind}")  # 7.0.2 returns a raw ctypes object
+
+
+def _count(smi: Any, one: Any, other: Any) -> Reading:
+    """The KFD gives one link's bandwidth as the least and that of all links as the most (kfd_crat.c); older
+    drivers give 0 for both.
+    """
+    answer = ask(smi, "amdsmi_get_minmax_bandwidth_between_processors", one, other)
+    least, most = (field(answer, f"{end}_bandwidth") for end in ("min", "max"))
+    if not is_known(least) or not is_known(most):
+        return least if isinstance(least, Absence) else most
+    return round(int(most) / int(least)) if least and most else Absence.NOT_AVAILABLE
 
 
 def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:

@@ -89,7 +89,7 @@ def requirements() -> tuple[Requirement, ...]:
         *(device_node(path, start) for path in nodes),
         *(without_driver(bdf, "nvidia") for bdf in nvidia_bus.unheld()),
         shared_memory(SHM_BYTES),
-        locked_memory(MEMLOCK_BYTES),
+        *locked_memory(MEMLOCK_BYTES),
     )
 
 
