@@ -7,11 +7,13 @@ Run by test_triton_releases.py in an environment of its own for each release.
 
 import importlib.util
 import json
-import os
 import sys
 import types
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/acceptance"))
@@ -81,16 +83,28 @@ def main() -> None:
         )
     ]
     jobs = [(name, arch) for name in KERNELS for arch in ARCHS if name != "_cast" or arch in FP8]
-    with ProcessPoolExecutor(int(os.environ.get("TRITON_PROCESSES", "1"))) as pool:
-        tiles = list(dict.fromkeys(asked))
-        facts = list(pool.map(tile, tiles))
-        errors = list(pool.map(kernel_error, jobs))
+    tiles = list(dict.fromkeys(asked))
+    facts = [result if isinstance(result, dict) else {"error": result} for result in each(tile, tiles)]
+    errors = each(kernel_error, jobs)
     report = {
         "version": triton.__version__,
         "tiles": {" ".join(map(str, key[:4])): found for key, found in zip(tiles, facts, strict=True)},
         "kernels": {" ".join(job): error for job, error in zip(jobs, errors, strict=True)},
     }
     sys.stdout.write(json.dumps(report) + "\n")
+
+
+def each(work: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
+    """The results of the jobs. A compiler that dies takes its process along; that is the result."""
+    results, pool = [], ProcessPoolExecutor(1)
+    for job in jobs:
+        try:
+            results.append(pool.submit(work, job).result())
+        except BrokenProcessPool:
+            results.append("the compiler died")
+            pool = ProcessPoolExecutor(1)
+    pool.shutdown()
+    return results
 
 
 def tile(asked: tuple[str, str, str, int, int]) -> dict[str, object]:
