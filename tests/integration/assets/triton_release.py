@@ -118,7 +118,7 @@ def kernel_error(job: tuple[str, str]) -> str | None:
     name, arch = job
     arguments, constants, warps = KERNELS[name]
     types_ = {key: f"*{FP8[arch]}" if kind == "FP8" else kind for key, kind in arguments.items()}
-    signature = {**types_, **dict.fromkeys(constants, "constexpr")}
+    signature = machine_code.signature(types_, constants)
     try:
         source = ASTSource(getattr(kernels(), name), signature, constants)
         triton.compile(source, target=machine_code._target(arch), options={"num_warps": warps})
