@@ -67,11 +67,12 @@ def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) ->
     """Every device is a known model by PCI id, architecture, compute units and memory; all are the same
     model.
     """
-    try:
-        rows = [models.identify(vendor.NAME, device) for device in devices]
-    except models.UnknownDeviceError as error:
-        pytest.fail(str(error), pytrace=False)
+    rows = [_row(vendor, device) for device in devices]
     found = [row["model"] for row in rows]
+    odd = next((device for device in devices if models.partitioning(device)), None)
+    if len(set(found)) > 1 and odd:  # the machine's mode, and no property of the image
+        words = f"device {odd.index} is partitioned, {models.partitioning(odd)}, and others are not: {found}"
+        invalid((Unfit("partition", words, odd.index),))
     assert len(set(found)) == 1, f"different device models: {found}"
     small = [
         d.index
@@ -233,6 +234,17 @@ def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
         elif not cpus & os.sched_getaffinity(0):
             findings.wrong.append(f"device {device.index}: this process may use no CPU of NUMA node {node}")
     findings.conclude()
+
+
+def _row(vendor: vendors.Vendor, device: Device) -> Mapping[str, Any]:
+    """The row of a device; a GPU in a mode that no row is for makes the machine unfit."""
+    try:
+        return models.identify(vendor.NAME, device)
+    except models.UnknownDeviceError as error:
+        problem = str(error)
+    if mode := models.partitioning(device):
+        invalid((Unfit("partition", f"device {device.index}: {mode}; {problem}", device.index),))
+    return pytest.fail(problem, pytrace=False)
 
 
 def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> bool:

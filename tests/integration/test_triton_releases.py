@@ -1,8 +1,8 @@
 """Every Triton release of the matrix compiles the project's kernels, and the table of instructions holds.
 
 Slow: one wheel of about 200 MB a release, unpacked 550 to 1,000 MB, one environment at a time, half a minute
-to a minute and a half each on one core. No GPU and no torch. Releases before 3.5 have no linker for AMD in the
-package index's wheel: the host's lld (Debian: lld) stands for the one that ROCm's own wheels bring.
+to a minute and a half each on one core. No GPU and no torch. Releases before 3.5 have no linker for AMD in
+the package index's wheel: the host's (Debian: lld-19) stands for the one that ROCm's own wheels bring.
 """
 
 import json

@@ -56,6 +56,13 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
     )
 
 
+def partitioning(device: Device) -> str:
+    """How a device is partitioned, "CPX/NPS4"; empty for a whole GPU, and where it cannot be read."""
+    modes = {name: device.partition.get(name, Absence.NOT_AVAILABLE) for name in WHOLE}
+    known = {name: str(mode) for name, mode in modes.items() if is_known(mode)}
+    return "/".join(known.values()) if any(mode != WHOLE[name] for name, mode in known.items()) else ""
+
+
 def _fits(candidate: Mapping[str, Any], device: Device) -> bool:
     memory = candidate["memory_bytes"]
     close = abs(device.memory_bytes - memory) <= MEMORY_TOLERANCE * memory

@@ -16,6 +16,7 @@ from vendors import kernel_files
 SYS = Path("/sys")
 DEV = Path("/dev")
 AMD = "0x1002"
+XGMI = 11  # CRAT_IOLINK_TYPE_XGMI of the kernel's kfd_crat.h
 COMPUTE_CLASSES = ("0x1200", "0x0380")  # processing accelerator (MI300), other display controller (MI200)
 
 # struct gpu_metrics_v1_3 of the kernel's kgd_pp_interface.h: the last eight bytes; bits of amdgpu_smu.h.
@@ -77,6 +78,17 @@ def node_of(bdf: str, partition: int) -> Node | None:
     slot = bdf.rpartition(".")[0]
     found = [node for node in nodes() if node.bdf.rpartition(".")[0] == slot and node.partition == partition]
     return found[0] if found else None
+
+
+def are_linked(one: Node | None, other: Node | None) -> bool:
+    """Whether the KFD lists xGMI between two devices. Releases of the library lose count of the nodes where a
+    container may not read all of them.
+    """
+    if one is None or other is None:
+        return False
+    folder = SYS / "class/kfd/kfd/topology/nodes" / str(one.number) / "io_links"
+    links = (_link(path) for path in folder.glob("*/properties"))
+    return any(link.get("type") == XGMI and link.get("node_to") == other.number for link in links)
 
 
 def order(node: Node | None) -> int:
@@ -171,6 +183,13 @@ def _node(path: Path) -> Iterator[Node]:
         yield Node(int(path.name), _bdf(found), found.get("location_id", 0) >> 28, found, _memory(path))
     except PermissionError:
         return
+
+
+def _link(path: Path) -> dict[str, int]:
+    try:
+        return _properties(path)
+    except PermissionError:  # it leads to a device that this container may not use
+        return {}
 
 
 def _memory(path: Path) -> int:

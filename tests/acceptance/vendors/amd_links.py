@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vendors import Absence, Device, Link, Reading, added, is_known
+from vendors import Absence, Device, Link, Reading, added, amd_kernel, is_known
 from vendors.amd_library import ask, field, member, reading
 
 # On MI300 and later, reading the error status fails (EINVAL; ROCm/rocm-systems#11468). Their link errors are
@@ -20,6 +20,7 @@ class End:
     """One device's side of its links, read once and not for every pair."""
 
     handle: Any
+    node: amd_kernel.Node | None
     states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
     errors: Reading
     errors_cleared: bool
@@ -34,7 +35,8 @@ def end(smi: Any, handle: Any, device: Device) -> End:
     """Read one device's side."""
     counted = device.arch.startswith(COUNTED_BY_RAS)
     errors = _ras_errors(smi, handle) if counted else _error_status(smi, handle)
-    return End(handle, _link_states(smi, handle), errors, errors_cleared=not counted)
+    node = amd_kernel.node_of(device.bdf, device.part)
+    return End(handle, node, _link_states(smi, handle), errors, errors_cleared=not counted)
 
 
 def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
@@ -45,7 +47,7 @@ def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
     return Link(
         a=a.index,
         b=b.index,
-        kind=_kind(smi, one.handle, other.handle),
+        kind="xgmi" if amd_kernel.are_linked(one.node, other.node) else _kind(smi, one.handle, other.handle),
         links=_count(smi, one.handle, other.handle),
         active="down" if "down" in known else known[0] if known else states[0],
         errors=added(one.errors, other.errors),

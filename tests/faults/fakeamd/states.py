@@ -119,7 +119,7 @@ HEALTHY = (
     HostState(name="driver-of-the-kernel", product=MI300X, driver=None),
     HostState(name="capped-in-events", product=MI250, reports={3: "2 2:1"}),  # the bit of the power cap
     HostState(name="two-of-eight", product=MI300X, given=(2, 5)),
-    HostState(name="mi300x-cpx-nps4", product=MI300X, gpus=2, compute="CPX", memory="NPS4"),
+    HostState(name="mi300x-cpx-nps4", product=MI300X, gpus=1, compute="CPX", memory="NPS4"),
 )
 
 LINK_DOWN = 2  # GPU 3's third link leads to GPU 2; the other end is GPU 2's third
