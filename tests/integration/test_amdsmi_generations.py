@@ -1,7 +1,7 @@
 """AMD's own Python modules of ROCm 6.2, 6.4 and 7.0 over a stand-in for their library: one device is read.
 
-The real libraries of 6.1.2 and 10.1 run in tests/faults/test_amd_hosts.py. Between them calls, keys, structures
-and enumerations changed. These packages of the index are AMD's, and only libamd_smi.so is missing in them.
+The real libraries of 6.1.2 and 10.1 run in tests/faults/test_amd_hosts.py. Between them calls, keys,
+structures and enumerations changed. These packages of the index are AMD's, and only libamd_smi.so is missing.
 """
 
 import json
