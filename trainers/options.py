@@ -61,6 +61,7 @@ class Options:
     recompute: Recompute
     device: Device
     deterministic: bool
+    prefer_deterministic: bool
     portable: bool
     preflight: bool | None
     phase_limit_s: float
@@ -284,6 +285,12 @@ def _how(group: argparse._ArgumentGroup) -> None:
     )
     add("--device", choices=get_args(Device), default="auto", help="torch calls ROCm's device cuda too")
     add("--deterministic", action=toggle, default=False, help="refuse kernels that are not deterministic")
+    add(
+        "--prefer-deterministic",
+        action=toggle,
+        default=False,
+        help="take deterministic kernels where there are any, and refuse none",
+    )
     add(
         "--portable",
         action=toggle,

@@ -101,9 +101,13 @@ def joined_ranks(options: Options) -> Iterator[World]:
 
 
 def seed_process(options: Options) -> None:
-    """Seed this process, and refuse kernels that differ between runs if --deterministic says so."""
+    """Seed this process, and refuse kernels that differ between runs if --deterministic says so.
+
+    --prefer-deterministic only keeps ROCm's libraries from adding up with atomics, which they do by default.
+    """
     torch.manual_seed(options.seed)
-    torch.use_deterministic_algorithms(options.deterministic)
+    asked = options.deterministic or options.prefer_deterministic
+    torch.use_deterministic_algorithms(asked, warn_only=asked and not options.deterministic)
 
 
 def _device(options: Options) -> torch.device:

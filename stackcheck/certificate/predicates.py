@@ -311,6 +311,7 @@ def _certificate_field(result: RunResult, verdict: Verdict, archs: Sequence[str]
         "run": {"id": result.run_id, "tier": result.tier, "started": _timestamp(result.started)},
         "archs": _archs(result, archs),
         "bounds": dict(verdict.bounds),
+        "driver": dict(verdict.driver),
         "inputs": result.inputs.model_dump(),
         "checksDigest": verdict.checks_digest,
         "required": list(verdict.required),

@@ -82,6 +82,7 @@ def _print(path: Path, found: Judgement) -> None:
             "verdict": verdict.status,
             "machine": f"{' + '.join(models) or 'no device'} x{len(result.host.devices)}",
             "tier": f"{result.tier}{tested}",
+            **({"driver": verdict.driver["says"]} if verdict.driver else {}),
             "checks": ", ".join(f"{count} {name}" for name, count in _counts(found).items() if count),
             "next": _next(path, found),
         }

@@ -90,6 +90,7 @@ class Rules(_Part):
     unmeasured: tuple[str, ...]  # of the committed thresholds, those that no figure measures
     lowest_share: FiniteFloat  # of its ceiling, below which a bound means nothing
     problems: tuple[str, ...]
+    driver: dict[str, str] | None = None  # for verdicts; baseline does not ask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ TIMEOUT_S = 60
 # What a bound rests on, from the strongest to the weakest.
 BoundClass = Literal["measured", "published", "derived"]
 CLASSES: tuple[BoundClass, ...] = ("measured", "published", "derived")
+DRIVER = "driver_listed"  # the metric of the check that compares driver and runtime
 Key = tuple[str, int]  # check id, index of the metric in it
 
 
@@ -46,8 +47,17 @@ class Bound(BaseModel):
         return value >= self.bound if self.direction == "min" else value <= self.bound
 
 
+class DriverSupport(BaseModel):
+    """What the documents say about this driver and runtime: listed, unlisted or refused, in words."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    state: Literal["listed", "unlisted", "refused"]
+    says: str
+
+
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
+    driver: DriverSupport | None = None
     reached: tuple[bool, ...]
     bounds: tuple[Bound | None, ...]
     unmeasured: tuple[str, ...]
@@ -60,10 +70,13 @@ class Bounds:
     Attributes:
         of: Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
         unmeasured: Committed bounds of this device model and count that the run did not measure.
+        driver: What this checkout's drivers.json says about the host's driver; None if the run did not tell
+            the runtime, as on a CPU.
     """
 
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
     unmeasured: tuple[str, ...] = ()
+    driver: DriverSupport | None = None
 
     def classes(self) -> dict[str, int]:
         """How many of the bounds are measured, published or derived."""
@@ -96,10 +109,22 @@ def look_up(result: RunResult, root: Path) -> Bounds:
         "devices": len(host.devices),
         "nvls": host.nvls,
         "tier": result.tier,
+        "driver": _driver(result),
     }
     answer = _Answer.model_validate_json(ask_suites(root, asked))
     found = zip(keys, answer.reached, answer.bounds, strict=True)
-    return Bounds({key: bound for key, reached, bound in found if reached}, answer.unmeasured)
+    return Bounds({key: bound for key, reached, bound in found if reached}, answer.unmeasured, answer.driver)
+
+
+def _driver(result: RunResult) -> dict[str, Any]:
+    """The host's own driver, and the runtime that torch in the image was built with."""
+    told = (metric.conditions for check in result.checks for metric in check.metrics if metric.name == DRIVER)
+    shown = next(told, {})
+    return {
+        "vendor": result.host.vendor,
+        "driver": result.host.driver,
+        **{name: shown.get(name) for name in ("runtime", "serves")},
+    }
 
 
 def ask_suites(root: Path, question: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.matrix.policy import Tier, is_advisory, is_enough
 from stackcheck.suite import expected, machine, skips
-from stackcheck.suite.bounds import NOTHING_GATED, Bounds
+from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +51,7 @@ class Verdict:
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
         checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
+        driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
     """
 
@@ -67,6 +68,7 @@ class Verdict:
     lacks_only_bounds: bool = False
     checks_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
+    driver: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as `verdict.json` has it."""
@@ -93,6 +95,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *_about_the_set(result, required),
         *_about_checks(result, required, warned),
         *_about_bounds(result, required, bounds, warned),
+        *_about_the_driver(result, bounds),
     )
     unfit = (
         *machine_mismatch((device.model for device in result.host.devices), required.machines),
@@ -111,6 +114,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         waivers=required.waivers,
         unbounded=unbounded,
         bounds=bounds.classes(),
+        driver=bounds.driver.model_dump() if bounds.driver else {},
         checks_digest=expected.digest(tuple(sorted(required.checks))),
         lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),
     )
@@ -129,6 +133,14 @@ def machine_mismatch(models: Iterable[str], machines: Sequence[TestTarget] | Non
     got = " and ".join(f"{model} x{count}" for model, count in sorted(found.items())) or "no device"
     named = " or ".join(f"{machine.device} x{machine.count}" for machine in machines) or "none"
     yield f"the machine has {got}, and the stack names {named} (tested_on in matrix.yaml)"
+
+
+def _about_the_driver(result: RunResult, bounds: Bounds) -> Iterator[str]:
+    """The image judged the driver itself, but the lists of this checkout decide where it let one pass."""
+    let_pass = (check for check in result.checks if check.outcome == "passed")
+    measured = any(metric.name == DRIVER for check in let_pass for metric in check.metrics)
+    if measured and bounds.driver and bounds.driver.state == "refused":
+        yield bounds.driver.says
 
 
 def _about_the_run(result: RunResult, required: Requirements) -> Iterator[str]:

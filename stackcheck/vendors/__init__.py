@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Vendor = Literal["amd", "nvidia", "cpu"]
 UNLIMITED_PINNING = (("memlock", -1),)
+WHOLE = {"compute": "SPX", "memory": "NPS1"}  # an AMD GPU that is one device
 Nvls = Literal["on", "off", "unavailable"]
 
 # Variables of a site that change what collectives do; they reach the container and are recorded.
@@ -215,17 +216,32 @@ def anonymous_id(uuid: str) -> str:
     return hashlib.sha256(uuid.encode()).hexdigest()[:16]
 
 
-def model_of(pci_id: str, memory_bytes: int) -> str:
-    """The device model of a PCI id ("1002:74a1"); memory tells products apart that share one.
+def model_of(
+    pci_id: str,
+    memory_bytes: int,
+    compute_units: int | None = None,
+    partition: Mapping[str, str] | None = None,
+) -> str:
+    """The device model of a PCI id ("1002:74a1").
 
-    The table is the suites' own (`tests/acceptance/devices.json`): one fact in one place.
+    Products that share one differ in memory or in compute units, and a GPU in partitions is a model of its
+    own. The table is the suites' own (`tests/acceptance/devices.json`): one fact in one place.
     """
-    for row in device_table():
-        known = {str(entry).lower() for entry in row.get("pci_ids", ())}
-        nominal = int(row.get("memory_bytes", 0))
-        if pci_id.lower() in known and (not nominal or abs(memory_bytes - nominal) <= 0.08 * nominal):
-            return str(row["model"])
-    return f"unknown (PCI {pci_id})"
+    rows = [row for row in device_table() if _fits(row, pci_id, memory_bytes, partition or {})]
+    if len(rows) > 1:
+        rows = [row for row in rows if row["compute_units"] == compute_units]
+    return str(rows[0]["model"]) if rows else f"unknown (PCI {pci_id})"
+
+
+def _fits(row: Mapping[str, Any], pci_id: str, memory_bytes: int, partition: Mapping[str, str]) -> bool:
+    known = {str(entry).lower() for entry in row.get("pci_ids", ())}
+    nominal = int(row.get("memory_bytes", 0))
+    wanted = row.get("partition", WHOLE)
+    return (
+        pci_id.lower() in known
+        and (not nominal or abs(memory_bytes - nominal) <= 0.08 * nominal)
+        and all(partition.get(name, mode) == mode for name, mode in wanted.items())
+    )
 
 
 def device_table() -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ Sources: kernel documentation of the amdgpu sysfs files; the KFD topology's `pro
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,14 +39,12 @@ def kernel_module() -> str:
 
 
 def devices() -> tuple[HostDevice, ...]:
-    """Every GPU that the kernel offers for compute, in PCI order."""
-    found = []
-    for node in sorted((SYS / "class/kfd/kfd/topology/nodes").glob("*"), key=lambda path: int(path.name)):
-        properties = _properties(node)
-        if properties.get("simd_count", 0) == 0:
-            continue  # a processor's own node
-        found.append(_device(properties))
-    return tuple(found)
+    """Every GPU, or partition of one, that the kernel offers for compute, in PCI order."""
+    nodes = sorted((SYS / "class/kfd/kfd/topology/nodes").glob("*"), key=lambda path: int(path.name))
+    every = [_properties(node) for node in nodes]
+    gpus = [node for node in every if node.get("simd_count", 0)]  # the others are processors
+    parts = Counter(_card(node) for node in gpus)  # the nodes of one GPU's partitions share its PCI address
+    return tuple(_device(node, parts[_card(node)]) for node in gpus)
 
 
 def partition() -> str | None:
@@ -83,19 +82,35 @@ def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
     return (ROCBLAS.format(arch="gfx"),), tuple(ROCBLAS.format(arch=arch) for arch in archs)
 
 
-def _device(properties: dict[str, int]) -> HostDevice:
+def _device(properties: dict[str, int], parts: int) -> HostDevice:
     version = properties.get("gfx_target_version", 0)
-    card = SYS / "class/drm" / f"renderD{properties.get('drm_render_minor', 0)}" / "device"
-    memory = int(_text(card / "mem_info_vram_total") or 0)
+    card = _card(properties)
+    memory = int(_text(card / "mem_info_vram_total") or 0) // parts
     cap = _text(next(iter(sorted(card.glob("hwmon/hwmon*/power1_cap"))), card / "absent"))
+    modes = {name: _text(card / f"current_{name}_partition") for name in ("compute", "memory")}
+    units = properties["simd_count"] // properties["simd_per_cu"] if properties.get("simd_per_cu") else None
     return HostDevice(
-        model=model_of(f"1002:{properties.get('device_id', 0):04x}", memory),
+        model=model_of(
+            f"1002:{properties.get('device_id', 0):04x}",
+            memory,
+            units,
+            {name: mode for name, mode in modes.items() if mode},
+        ),
         arch=f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}",
         id=anonymous_id(_uuid(_text(card / "unique_id"), properties.get("unique_id", 0))),
         memory_bytes=memory,
         power_cap_w=int(cap) / 1e6 if cap else None,
         firmware=_text(card / "vbios_version"),
     )
+
+
+def _card(properties: dict[str, int]) -> Path:
+    """The folder of a node's GPU: by its PCI address, because a partition's own render node has no files."""
+    location, domain = properties.get("location_id", 0), properties.get("domain", 0)
+    address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"
+    by_address = SYS / "bus/pci/devices" / address
+    by_node = SYS / "class/drm" / f"renderD{properties.get('drm_render_minor', 0)}" / "device"
+    return by_address if location and by_address.exists() else by_node
 
 
 def _uuid(of_card: str | None, of_node: int) -> str:

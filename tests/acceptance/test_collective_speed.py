@@ -9,7 +9,9 @@ import pytest
 from harness import causes, skips
 from harness.calls import Launch, RecordMetric
 from harness.check import Check
+from harness.readings import links_of_pairs
 from harness.session import AcceptanceSession, every_device
+from vendors import Device, Host
 from workloads import speed_conditions, speed_outliers
 
 CPU_RANKS = 2
@@ -201,9 +203,15 @@ def test_fp32_beside_bf16_speed(
 
 
 @pytest.mark.tier("standard")
-def test_send_receive_bandwidth(links: dict[str, Any], ranks: int, record_metric: RecordMetric) -> None:
+def test_send_receive_bandwidth(
+    links: dict[str, Any],
+    devices: tuple[Device, ...],
+    host: Host,
+    ranks: int,
+    record_metric: RecordMetric,
+) -> None:
     """Every ordered pair of ranks carries its data right, and as fast as its way back and as the other
-    pairs.
+    pairs with as many links.
     """
     rates = {}
     for pair in links["pairs"]:
@@ -216,7 +224,10 @@ def test_send_receive_bandwidth(links: dict[str, Any], ranks: int, record_metric
     )
     wrong = [f"{p['from']} to {p['to']}: {text}" for p in links["pairs"] for text in p["failures"]]
     assert not wrong, "\n".join(wrong)
-    odd = speed_outliers.odd_pairs(rates) if links["bytes"] >= speed_outliers.SHAPE_FROM_BYTES else []
+    counted = links_of_pairs(host, devices)
+    odd = (
+        speed_outliers.odd_pairs(rates, counted) if links["bytes"] >= speed_outliers.SHAPE_FROM_BYTES else []
+    )
     assert not odd, "\n".join(odd)
 
 

@@ -16,7 +16,7 @@ from fakeamd.rootfs import FakeAmdError  # noqa: E402
 from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
 from harness import readings  # noqa: E402
 from stackcheck.vendors import amd as host_side  # noqa: E402
-from vendors import Absence, Device, Host, amd, amd_kernel, amd_library  # noqa: E402
+from vendors import Absence, Device, amd, amd_events, amd_kernel, amd_library  # noqa: E402
 
 
 class LibraryError(Exception):
@@ -115,7 +115,9 @@ def test_devices_are_chosen_by_the_kfds_numbers(
     environment: dict[str, str], left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the KFD numbers the devices in the reverse of the library's order."""
-    monkeypatch.setattr(amd_kernel, "topology", lambda: {device.bdf: {} for device in reversed(FOUR)})
+    nodes = [amd_kernel.Node(place, device.bdf, 0, {}, 1) for place, device in enumerate(reversed(FOUR))]
+    monkeypatch.setattr(amd_kernel, "nodes", lambda: tuple(nodes))
+    monkeypatch.setattr(amd_kernel, "render_nodes", lambda: ())
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -128,21 +130,6 @@ def test_devices_are_chosen_by_the_kfds_numbers(
 )
 def test_architectures_are_spelled_as_compilers_do(number: int, name: str) -> None:
     assert amd_kernel.architecture({"gfx_target_version": number}) == name
-
-
-@pytest.mark.parametrize(
-    ("driver", "rocm", "words"),
-    [
-        ("6.16.13", "7.2.53211-e1a6bc5663", None),
-        ("6.12.12", "6.3", None),
-        ("6.12.12", "5.7", "supports ROCm 6.3 to 7.2"),
-        ("6.7.0", "7.0", "supports ROCm 5.7 to 6.4"),
-        ("6.99.1", "7.2", "is not in vendors/amd.py"),
-    ],
-)
-def test_driver_windows(driver: str, rocm: str, words: str | None) -> None:
-    problem = amd.driver_problem(Host(vendor="amd", library="", driver=driver), rocm)
-    assert (problem is None) if words is None else (words in str(problem))
 
 
 @pytest.mark.parametrize(("revision", "size"), [(3, 120), (8, 3872)])
@@ -158,10 +145,14 @@ def test_the_host_side_sees_the_fabricated_devices(
 ) -> None:
     tree.write(tmp_path, sysfs.tree(state, 8))
     monkeypatch.setattr(host_side, "SYS", tmp_path)
-    found = host_side.devices()
-    assert [device.model for device in found] == [state.product.name] * 8
-    assert host_side.driver() == "6.12.12"
-    assert host_side.partition() == ("SPX/NPS1" if state.product.partitions else None)
+    found, mode = host_side.devices(), f"{state.compute}/{state.memory}"
+    model = state.product.name if state.parts == 1 else f"{state.product.name}-{mode.replace('/', '-')}"
+    assert {device.model for device in found} == {model}
+    assert {device.memory_bytes for device in found} == {state.product.memory_bytes // state.parts}
+    # A container's own view needs the kernel's refusals, which only the shim gives.
+    assert state.given or len(found) == state.gpus * state.parts
+    assert host_side.driver() == (state.driver or "85F6A8C2CC7AEEAF1C3BD41")
+    assert host_side.partition() == (mode if state.product.partitions else None)
 
 
 def test_a_state_changes_only_what_it_names() -> None:
@@ -174,3 +165,19 @@ def test_without_root_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(FakeAmdError, match="needs root"):
         host.run(STATES["mi300x"], host.rootfs.LIBRARIES[0], ["true"])
+
+
+@pytest.mark.parametrize(
+    ("text", "unfit"),
+    [
+        ("2:1", False),
+        ("bitmask: 0x2 counter: 0x1", False),
+        ("1000000002:1", True),
+        ("bitmask: 0x1000000002 counter: 0x1", True),
+        ("800000000000:4", True),  # PROCHOT
+        ("0:1", True),
+        ("throttled", True),
+    ],
+)
+def test_an_event_of_the_power_cap_alone_is_no_fault(text: str, *, unfit: bool) -> None:
+    assert amd_events.is_unfit(text) is unfit

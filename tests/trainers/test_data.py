@@ -8,8 +8,6 @@ import torch
 
 import data
 import metrics
-import peaks
-from errors import RefusedError
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -43,12 +41,6 @@ def test_each_epoch_reads_every_sample_once_in_its_own_order(tmp_path: Path) -> 
     epochs = [[bytes(source.sample(e * count + i).tolist()) for i in range(count)] for e in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1])
     assert epochs[0] != epochs[1]
-
-
-def test_an_unknown_device_is_refused() -> None:
-    assert peaks.named("NVIDIA H200").bf16 == 989.5
-    with pytest.raises(RefusedError, match="no peak known"):
-        peaks.named("NVIDIA Z9000")
 
 
 def test_cost_of_a_trillion_tokens_is_the_guides() -> None:

@@ -1,12 +1,13 @@
 """The rules of thresholds as a program, because stackcheck never imports the suites. In and out: JSON.
 
 stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "devices": N, "nvls": "off",
-"tier": "standard"}
+"tier": "standard", "driver": {"vendor", "driver", "runtime", "serves"} or null}
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
 "bounds": [{"bound", "direction", "unit", "class"} of the committed thresholds for each figure, or null],
 "unmeasured": [the committed bounds for N devices that no figure measures],
+"driver": {"state", "says"} of the driver by drivers.json, or null,
 "lowest_share": the smallest share of its ceiling that a bound may be,
 "problems": [what the lint finds wrong with the entries]}.
 """
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import models, thresholds
+from vendors import drivers
 from workloads import speed_conditions
 
 # One way, by generation; PCI Express base specification.
@@ -39,10 +41,24 @@ def main() -> None:
         ],
         "bounds": [bound(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
         "unmeasured": unmeasured(row, asked),
+        "driver": support(asked.get("driver")),
         "lowest_share": thresholds.LOWEST_SHARE,
         "problems": list(thresholds.lint(asked["entries"])),
     }
     json.dump(answer, sys.stdout, allow_nan=False)
+
+
+def support(asked: Mapping[str, str | None] | None) -> dict[str, str] | None:
+    """What the documents say about a driver; None for a CPU, or if the run did not tell its runtime."""
+    if not asked or not asked["runtime"]:
+        return None
+    driver, runtime = asked["driver"], asked["runtime"]
+    found = (
+        drivers.amd(driver, runtime)
+        if asked["vendor"] == "amd"
+        else drivers.nvidia(driver, runtime, asked["serves"])
+    )
+    return vars(found).copy()
 
 
 def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -141,7 +141,7 @@ def record_metric(check: Check) -> RecordMetric:
 
 
 @pytest.fixture
-def on_device(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.Lease) -> OnDevice:
+def on_device(acceptance: AcceptanceSession, lease: leases.Lease) -> OnDevice:
     """Run functions of `workloads` on the leased devices."""
 
     def call(
@@ -152,7 +152,7 @@ def on_device(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leas
         env: Mapping[str, str] | None = None,
         **kwargs: object,
     ) -> Any:
-        environment = {**vendor.child_environment(lease.devices), **(env or {})}
+        environment = {**acceptance.child_environment(lease.devices), **(env or {})}
         with _failing(acceptance, lease):
             return acceptance.worker.call(
                 _name_of(function), kwargs, environment=environment, timeout_s=timeout_s
@@ -162,9 +162,7 @@ def on_device(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leas
 
 
 @pytest.fixture
-def in_new_processes(
-    acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.Lease
-) -> InNewProcesses:
+def in_new_processes(acceptance: AcceptanceSession, lease: leases.Lease) -> InNewProcesses:
     """Run a function of `workloads` in several new processes, some of them at once."""
 
     def call(
@@ -176,7 +174,7 @@ def in_new_processes(
         env: Mapping[str, str] | None = None,
         **kwargs: object,
     ) -> list[Any]:
-        environment = {**vendor.child_environment(lease.devices), **(env or {})}
+        environment = {**acceptance.child_environment(lease.devices), **(env or {})}
 
         def one(_: int) -> Any:
             worker = Worker(acceptance.result_dir / "children")
@@ -223,7 +221,7 @@ def in_child(acceptance: AcceptanceSession, vendor: vendors.Vendor) -> Iterator[
 
 
 @pytest.fixture
-def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.Lease) -> Launch:
+def launch(acceptance: AcceptanceSession, lease: leases.Lease) -> Launch:
     """Run torchrun programs on the leased devices."""
 
     def run(
@@ -239,7 +237,7 @@ def launch(acceptance: AcceptanceSession, vendor: vendors.Vendor, lease: leases.
                 program,
                 [str(argument) for argument in args],
                 nproc=nproc,
-                environment={**vendor.child_environment(lease.devices), **(env or {})},
+                environment={**acceptance.child_environment(lease.devices), **(env or {})},
                 timeout_s=timeout_s,
                 folder=acceptance.result_dir / "children",
                 server=None if fresh else acceptance.rank_server,

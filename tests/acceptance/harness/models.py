@@ -1,8 +1,10 @@
 """The device model of a device. In: a `Device` and devices.json. Out: its row, or the row to add.
 
 The PCI id decides: products with the same chip differ in power, links and clocks, and only the PCI id tells
-them apart. Where AMD's library gives no PCI id, architecture, compute units and memory decide. The marketing
-name never does: on ROCm it comes from a file of ids that containers often lack.
+them apart. Where two products share one (740c is MI250X or MI250), the compute units do. A GPU in partitions
+is a device model of its own, of which each partition is one device. Where AMD's library gives no PCI id,
+architecture, compute units and memory decide. The marketing name never does: on ROCm it comes from a file of
+ids that containers often lack.
 """
 
 import functools
@@ -11,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vendors import Device, VendorName, is_known
+from vendors import Absence, Device, VendorName, is_known
 
 TABLE = Path(__file__).resolve().parent.parent / "devices.json"
+WHOLE = {"compute": "SPX", "memory": "NPS1"}  # an AMD GPU that is one device
 MEMORY_TOLERANCE = 0.08  # drivers and ECC reserve a few per cent; 192 and 256 GB remain distinct
 
 
@@ -42,6 +45,8 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
     fitting = [
         candidate for candidate in table() if candidate["vendor"] == vendor and _fits(candidate, device)
     ]
+    if len(fitting) > 1:  # one PCI id for two products
+        fitting = [candidate for candidate in fitting if candidate["compute_units"] == device.compute_units]
     if len(fitting) == 1:
         return fitting[0]
     found = ", ".join(candidate["model"] for candidate in fitting) or "no row"
@@ -51,14 +56,28 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
     )
 
 
+def partitioning(device: Device) -> str:
+    """How a device is partitioned, "CPX/NPS4"; empty for a whole GPU, and where it cannot be read."""
+    modes = {name: device.partition.get(name, Absence.NOT_AVAILABLE) for name in WHOLE}
+    known = {name: str(mode) for name, mode in modes.items() if is_known(mode)}
+    return "/".join(known.values()) if any(mode != WHOLE[name] for name, mode in known.items()) else ""
+
+
 def _fits(candidate: Mapping[str, Any], device: Device) -> bool:
     memory = candidate["memory_bytes"]
     close = abs(device.memory_bytes - memory) <= MEMORY_TOLERANCE * memory
-    if not close or candidate["arch"] != device.arch:
+    if not close or candidate["arch"] != device.arch or not _is_partitioned_so(candidate, device):
         return False
     if is_known(device.pci_id):
         return device.pci_id in candidate["pci_ids"]
     return candidate["vendor"] == "amd" and device.compute_units in (candidate["compute_units"], "N/A")
+
+
+def _is_partitioned_so(candidate: Mapping[str, Any], device: Device) -> bool:
+    """A whole GPU's row is for a device without partitions; what cannot be read rules no row out."""
+    wanted = candidate.get("partition", WHOLE)
+    read = {name: device.partition.get(name, Absence.NOT_AVAILABLE) for name in wanted}
+    return all(mode == wanted[name] for name, mode in read.items() if is_known(mode))
 
 
 def _observed(vendor: VendorName, device: Device) -> dict[str, Any]:
@@ -69,4 +88,5 @@ def _observed(vendor: VendorName, device: Device) -> dict[str, Any]:
         "compute_units": device.compute_units,
         "memory_bytes": device.memory_bytes,
         "pci_ids": [device.pci_id],
+        "partition": dict(device.partition),
     }

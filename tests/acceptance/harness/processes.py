@@ -19,6 +19,7 @@ from harness import bytecode
 
 ACCEPTANCE = Path(__file__).resolve().parent.parent
 TOKEN = "STACKCHECK_CHILD"
+DEVICE_MODEL = "STACKCHECK_DEVICE_MODEL"  # what trainers/peaks.py asks for; a name of devices.json
 STACKS = "STACKCHECK_STACKS"
 STACK_SIGNAL = signal.SIGUSR1
 STACK_LINES = 25  # of each process, in a message

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import pytest
@@ -127,3 +127,17 @@ def while_busy(monitor: Monitor, work: Callable[[], object]) -> list[Host]:
     if failure:
         raise failure[0]
     return readings
+
+
+def links_of_pairs(host: Host, devices: Sequence[Device]) -> dict[tuple[int, int], int]:
+    """How many links join each ordered pair of devices, by their places in `devices`; without what is unread.
+
+    Torch and torchrun number the devices of a run by these places.
+    """
+    place = {device.index: number for number, device in enumerate(devices)}
+    found = {}
+    for link in host.links:
+        if link.a in place and link.b in place and isinstance(link.links, int):
+            a, b = place[link.a], place[link.b]
+            found[a, b] = found[b, a] = link.links
+    return found

@@ -12,14 +12,14 @@ import pickle
 import signal
 import tempfile
 import uuid
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vendors
-from harness import launch, leases, order, page, records, resultfile, skips
+from harness import launch, leases, models, order, page, processes, records, resultfile, skips
 from harness.check import Check
 from harness.evidence import evidence, link_states
 from harness.listener import Listener
@@ -115,6 +115,15 @@ class AcceptanceSession:
         """The device model; for unknown or mixed devices a description, which has no thresholds."""
         found = sorted({resultfile.model_of(self.vendor, device) for device in self.devices})
         return found[0] if len(found) == 1 else " + ".join(found) or "none"
+
+    def child_environment(self, devices: Sequence[Device]) -> dict[str, str]:
+        """Variables that show a child these devices, and tell a job their model: it never asks their name."""
+        told = (
+            {processes.DEVICE_MODEL: self.model}
+            if any(row["model"] == self.model for row in models.table())
+            else {}
+        )
+        return vendors.module(self.vendor).child_environment(devices) | told
 
     # -- the run
 

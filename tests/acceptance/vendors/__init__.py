@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, TypeGuard, Union, cast, runtime_checkable
 
+from vendors.drivers import Support
+
 VendorName = Literal["amd", "nvidia", "cpu"]
 VENDORS: tuple[VendorName, ...] = ("amd", "nvidia", "cpu")
 FAILED = "the library answered "
@@ -130,6 +132,7 @@ class Device:
     compute_units: Reading  # CUs or SMs
     memory_bytes: int
     memory_used_bytes: Reading = Absence.NOT_SUPPORTED
+    part: int = 0  # the number of this partition of its GPU; 0 of a whole GPU
     pci_id: Reading = Absence.NOT_SUPPORTED  # "1002:74a1", "10de:2335", lower case
     firmware: Mapping[str, Reading] = field(default_factory=dict)  # name -> version
     # such as {"compute": "SPX", "memory": "NPS1"} or {"mig": "disabled"}
@@ -158,6 +161,8 @@ class Link:
     kind: Reading  # "xgmi", "nvlink", "pcie", or an Absence
     # how many links of that kind are up; "up" or "down" where the library does not count them
     active: Reading = Absence.NOT_SUPPORTED
+    # how many links join the two: 1, 2 or 4 between the dies of an MI250 node
+    links: Reading = Absence.NOT_SUPPORTED
     # errors of both ends since the driver started; where reading resets them, since the last reading
     errors: Reading = Absence.NOT_SUPPORTED
     errors_cleared: bool = False
@@ -262,8 +267,8 @@ class Vendor(Protocol):
         """The library's id of a device, from the UUID that torch prints for it."""
 
     @staticmethod
-    def driver_problem(host: Host, runtime_version: str) -> str | None:
-        """Why the driver is outside the runtime's support window, with the rule's source; None if inside."""
+    def driver_support(host: Host, runtime_version: str) -> Support:
+        """What the documents say about the driver and the runtime that torch was built with."""
 
 
 def module(name: str) -> Vendor:

@@ -6,8 +6,8 @@ Tested with AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, not yet on 
 
 import itertools
 import os
-import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,10 +26,12 @@ from vendors import (
     amd_events,
     amd_kernel,
     amd_links,
+    drivers,
     is_known,
 )
 from vendors.amd_library import ask, demand, open_library, reading, version
 from vendors.container import device_node, locked_memory, shared_memory, without_driver
+from vendors.drivers import Support
 
 NAME: VendorName = "amd"
 VISIBILITY = "ROCR_VISIBLE_DEVICES"  # applies before HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES
@@ -37,22 +39,8 @@ PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
+WHOLE = ("SPX", Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED, None)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
-
-# Version of the amdgpu module -> (driver release, oldest and newest ROCm release that it supports). The
-# windows are from ROCm/rocm-install-on-linux user-kernel-space-compat-matrix and ROCm/amdgpu-docs, the module
-# versions from the names of AMD's packages: amdgpu-dkms 6.12.12.60403 (ROCm 6.4.3), 6.16.6.30200100
-# (30.20.1).
-DRIVER_WINDOWS = {
-    "6.7.0": ("6.1", (5, 7), (6, 4)),
-    "6.8.5": ("6.2", (6, 0), (7, 0)),
-    "6.10.5": ("6.3", (6, 1), (7, 0)),
-    "6.12.12": ("6.4", (6, 3), (7, 2)),
-    "6.14.14": ("30.10", (6, 2), (7, 2)),
-    "6.16.6": ("30.20", (6, 3), (7, 2)),
-    "6.16.13": ("30.30", (6, 3), (7, 2)),
-}
-WINDOW_SOURCE = "AMD's user and kernel-space compatibility matrix"
 
 _last: dict[int, amd_device.Metrics] = {}  # metrics of the previous sample, in the child that samples
 
@@ -106,9 +94,14 @@ def listen() -> Iterator[Event | None] | Absence:
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
     """By unique id, which does not depend on numbering; HIP then numbers the devices that ROCr shows."""
     numbered = ",".join(str(number) for number in range(len(devices)))
-    order = list(amd_kernel.topology()) if devices else []  # a wedged driver hangs whoever reads it
+    ids = Counter(device.uuid for device in devices)  # drivers give all partitions of a GPU one id
     shown = ",".join(
-        device.uuid if device.uuid.startswith("GPU-") else str(order.index(device.bdf)) for device in devices
+        device.uuid
+        if device.uuid.startswith("GPU-")
+        and ids[device.uuid] == 1
+        and device.partition.get("compute") in WHOLE
+        else str(amd_kernel.order(amd_kernel.node_of(device.bdf, device.part)))
+        for device in devices
     )
     return {VISIBILITY: shown, "HIP_VISIBLE_DEVICES": numbered, "CUDA_VISIBLE_DEVICES": numbered}
 
@@ -121,7 +114,7 @@ def requirements() -> tuple[Requirement, ...]:
         *(device_node(node, start) for node in nodes),
         *(without_driver(bdf, "amdgpu") for bdf in amd_kernel.unheld()),
         shared_memory(SHM_BYTES),
-        locked_memory(MEMLOCK_BYTES),
+        *locked_memory(MEMLOCK_BYTES),
     )
 
 
@@ -138,20 +131,9 @@ def torch_uuid(printed: str) -> str:
     return f"GPU-{bytes.fromhex(printed.replace('-', '')).decode('ascii', 'replace')}"
 
 
-def driver_problem(host: Host, runtime_version: str) -> str | None:
-    """By AMD's table of driver and user-space releases; a driver outside the table is a problem."""
-    if not is_known(host.driver):
-        return f"cannot read the driver's version: {host.driver}"
-    window = DRIVER_WINDOWS.get(str(host.driver))
-    if window is None:
-        return f"amdgpu {host.driver} is not in vendors/amd.py: add its window and source ({WINDOW_SOURCE})"
-    release, oldest, newest = window
-    major, minor = (int(part) for part in re.findall(r"\d+", runtime_version)[:2])
-    if oldest <= (major, minor) <= newest:
-        return None
-    supported = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-    driver = f"driver {release} (amdgpu {host.driver})"
-    return f"{driver} supports ROCm {supported}, not {runtime_version} ({WINDOW_SOURCE})"
+def driver_support(host: Host, runtime_version: str) -> Support:
+    """By AMD's lists of driver and user-space releases."""
+    return drivers.amd(str(host.driver) if is_known(host.driver) else None, runtime_version)
 
 
 def _require_nodes() -> None:
@@ -167,10 +149,14 @@ def _require_nodes() -> None:
 
 
 def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
-    if not handles:
-        return Absence.NOT_AVAILABLE
-    answer = ask(smi, "amdsmi_get_gpu_driver_info", handles[0])
-    return answer if isinstance(answer, Absence) else reading(answer.get("driver_version"))
+    """The module's version. Without one, as in the kernel's own tree, the library answers the text of
+    /proc/version or N/A; then the checksum of the module's sources names it, as on the host's side.
+    """
+    answer = ask(smi, "amdsmi_get_gpu_driver_info", handles[0]) if handles else Absence.NOT_AVAILABLE
+    found = answer if isinstance(answer, Absence) else reading(answer.get("driver_version"))
+    if is_known(found) and drivers.parse(str(found)):
+        return found
+    return reading(amd_kernel.driver())
 
 
 def _rocm(smi: Any) -> Reading:
@@ -184,12 +170,14 @@ def _rocm(smi: Any) -> Reading:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """The devices that the user's environment shows to this process; the library itself ignores it.
+    """The devices that the container and the user's environment show to this process; the library lists every
+    GPU of the host.
 
     ROCr numbers devices in the KFD's order, and HIP numbers the devices that ROCr shows.
     """
-    order = list(amd_kernel.topology())
-    shown = sorted(devices, key=lambda device: order.index(device.bdf) if device.bdf in order else len(order))
+    nodes = {device.index: amd_kernel.node_of(device.bdf, device.part) for device in devices}
+    ours = [device for device in devices if amd_kernel.is_ours(nodes[device.index])]
+    shown = sorted(ours, key=lambda device: amd_kernel.order(nodes[device.index]))
     for chosen in (os.environ.get(VISIBILITY), _chosen_of_hip()):
         if chosen is not None:
             shown = _named(shown, [name.strip() for name in chosen.split(",")])

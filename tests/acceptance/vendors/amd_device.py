@@ -9,7 +9,7 @@ MI300 and later count for how long each reason kept the clocks down; growth of a
 measurement. MI200 reports the reasons of the moment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vendors import (
@@ -35,6 +35,7 @@ UNFIT_ACCUMULATORS = {
     "hbm_thm_residency_acc": "HBM temperature",
 }
 NORMAL_ACCUMULATORS = {"ppt_residency_acc": "package power"}
+MODES = ("SPX", "DPX", "TPX", "QPX", "CPX", "NPS1", "NPS2", "NPS4", "NPS8")  # not "N/A", "INVALID"
 GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
 Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
 
@@ -43,7 +44,10 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
     """Everything about one GPU. Throttling is what grew since its metrics of a moment ago, `earlier`."""
     bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     asic = ask(smi, "amdsmi_get_gpu_asic_info", handle)
-    node = amd_kernel.topology().get(bdf, {})
+    part = _part(smi, handle, bdf)
+    found = amd_kernel.node_of(bdf, part)
+    node = found.properties if found else {}
+    partition = _partition(smi, handle)
     metrics = metrics_of(smi, handle)
     vram = member(smi, "AmdSmiMemoryType.VRAM")
     return Device(
@@ -52,12 +56,13 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
         bdf=bdf,
         name=str(field(asic, "market_name")),
         arch=_first(field(asic, "target_graphics_version"), amd_kernel.architecture(node)),
-        compute_units=_units(asic, node),
-        memory_bytes=int(demand(smi, "amdsmi_get_gpu_memory_total", handle, vram)),
+        compute_units=_units(asic, node, partition),
+        memory_bytes=_memory_bytes(smi, handle, found, partition),
+        part=part,
         memory_used_bytes=reading(ask(smi, "amdsmi_get_gpu_memory_usage", handle, vram)),
         pci_id=_pci_id(asic),
         firmware=_firmware(smi, handle),
-        partition=_partition(smi, handle),
+        partition=partition,
         pcie=_pcie(smi, handle),
         ecc=_ecc(smi, handle),
         throttle=throttle(bdf, metrics, earlier),
@@ -102,9 +107,33 @@ def _first(reported: Reading, kernel: str) -> str:
     return reported if isinstance(reported, str) and reported.startswith("gfx") else kernel
 
 
-def _units(asic: Any, node: Mapping[str, int]) -> Reading:
-    reported = field(asic, "num_compute_units")
-    return reported if is_known(reported) else reading(amd_kernel.compute_units(node) if node else reported)
+def _part(smi: Any, handle: Any, bdf: str) -> int:
+    """Which partition of its GPU a device is. Releases before 6.4 list no partitions; those that do not tell
+    the number put it in the last digit of the address.
+    """
+    told = field(ask(smi, "amdsmi_get_gpu_kfd_info", handle), "current_partition_id")
+    return int(told) if is_known(told) else int(bdf[-1])
+
+
+def _is_part(partition: Mapping[str, Reading]) -> bool:
+    return is_known(partition["compute"]) and partition["compute"] != "SPX"
+
+
+def _units(asic: Any, node: Mapping[str, int], partition: Mapping[str, Reading]) -> Reading:
+    """By the library; of a partition, whose GPU's units some releases report, by the KFD's node."""
+    reported, counted = field(asic, "num_compute_units"), amd_kernel.compute_units(node) if node else None
+    by_kernel = counted is not None and (_is_part(partition) or not is_known(reported))
+    return reading(counted) if by_kernel else reported
+
+
+def _memory_bytes(
+    smi: Any, handle: Any, node: amd_kernel.Node | None, partition: Mapping[str, Reading]
+) -> int:
+    """By the library; of a partition by its own memory banks, because the card's file has the whole GPU's."""
+    if _is_part(partition) and node and node.memory_bytes:
+        return node.memory_bytes
+    vram = member(smi, "AmdSmiMemoryType.VRAM")
+    return int(demand(smi, "amdsmi_get_gpu_memory_total", handle, vram))
 
 
 def _pci_id(asic: Any) -> Reading:
@@ -138,11 +167,27 @@ def _block(name: Any) -> str:
 
 
 def _partition(smi: Any, handle: Any) -> dict[str, Reading]:
+    """Compute and memory mode, from the first source that tells them.
+
+    Before 6.4 there is only the older call, which ROCm 10 deprecates; 6.4.3 and 7.0.2 have the newer one,
+    and it answers "N/A" instead of an error where the driver has no profiles. The last source is the kernel's
+    file.
+    """
     profile = ask(smi, "amdsmi_get_gpu_accelerator_partition_profile", handle)
-    compute = profile if isinstance(profile, Absence) else field(profile["partition_profile"], "profile_type")
-    if compute == Absence.NOT_SUPPORTED:  # before 6.4 there is only this call; ROCm 10 deprecates it
-        compute = reading(ask(smi, "amdsmi_get_gpu_compute_partition", handle))
-    return {"compute": compute, "memory": reading(ask(smi, "amdsmi_get_gpu_memory_partition", handle))}
+    newer = profile if isinstance(profile, Absence) else field(profile["partition_profile"], "profile_type")
+    bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
+    told = {
+        "compute": (newer, reading(ask(smi, "amdsmi_get_gpu_compute_partition", handle))),
+        "memory": (reading(ask(smi, "amdsmi_get_gpu_memory_partition", handle)),),
+    }
+    return {name: _told(readings, amd_kernel.mode(bdf, name)) for name, readings in told.items()}
+
+
+def _told(readings: Sequence[Reading], by_kernel: str) -> Reading:
+    """The first value, else the kernel's, else why the library gave none."""
+    known = [found for found in readings if is_known(found) and found in MODES]
+    absent = [found for found in readings if isinstance(found, Absence)] or [Absence.NOT_AVAILABLE]
+    return known[0] if known else by_kernel or absent[-1]
 
 
 def _pcie(smi: Any, handle: Any) -> PcieLink:

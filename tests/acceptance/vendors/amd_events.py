@@ -2,12 +2,16 @@
 
 The library passes on the KFD's SMI events, a line per event: memory fault, reset, throttling (kernel:
 kfd_smi_events.c). The kinds that a release knows are found by name.
+
+An event of throttling has the reasons as bits, and MI200 sends it also for the power cap alone
+(aldebaran_ppt.c): only a reason that makes a machine unfit is a fault.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vendors import Absence, Event
+from vendors import Absence, Event, amd_kernel
 from vendors.amd_library import answer, ask
 
 WAIT_MS = 1000
@@ -29,6 +33,17 @@ def listen(smi: Any, handles: Mapping[int, Any]) -> Iterator[Event | None] | Abs
     return absent[0] if absent else _events(smi, readers, handles)
 
 
+def is_unfit(detail: str) -> bool:
+    """Whether the reasons of a throttling make a machine unfit; yes where the text does not have them.
+
+    The KFD writes "bits:count" in hexadecimal, and libamd_smi 10.1 makes "bitmask: 0x2 counter: 0x1" of it.
+    """
+    bits = re.search(r"(?:bitmask:\s*)?(?:0x)?([0-9a-fA-F]+)\s*(?::|counter)", detail)
+    word = int(bits[1], 16) if bits else 0
+    normal = sum(1 << bit for bit in amd_kernel.NORMAL_THROTTLES)
+    return word == 0 or bool(word & ~normal)
+
+
 def _events(smi: Any, readers: Sequence[Any], handles: Mapping[int, Any]) -> Iterator[Event | None]:
     """One reader returns the events of all devices that were registered."""
     while True:
@@ -39,6 +54,8 @@ def _events(smi: Any, readers: Sequence[Any], handles: Mapping[int, Any]) -> Ite
         for event in found:
             words = FAULTS.get(event["event"], event["event"])
             detail = " ".join(str(event["message"]).split())
+            if event["event"] == "THERMAL_THROTTLE" and not is_unfit(detail):
+                continue
             yield Event(index=_index(event["processor_handle"], handles), what=f"{words} ({detail})")
 
 

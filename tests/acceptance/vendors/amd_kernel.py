@@ -8,6 +8,7 @@ there is one.
 import functools
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vendors import kernel_files
@@ -15,6 +16,7 @@ from vendors import kernel_files
 SYS = Path("/sys")
 DEV = Path("/dev")
 AMD = "0x1002"
+XGMI = 11  # CRAT_IOLINK_TYPE_XGMI of the kernel's kfd_crat.h
 COMPUTE_CLASSES = ("0x1200", "0x0380")  # processing accelerator (MI300), other display controller (MI200)
 
 # struct gpu_metrics_v1_3 of the kernel's kgd_pp_interface.h: the last eight bytes; bits of amdgpu_smu.h.
@@ -46,13 +48,64 @@ UNFIT_THROTTLES = {
 }
 
 
+@dataclass(frozen=True)
+class Node:
+    """One KFD node with compute units: a GPU, or a partition of one."""
+
+    number: int
+    bdf: str
+    partition: int  # 0 of a whole GPU
+    properties: Mapping[str, int]
+    memory_bytes: int  # of its memory banks; 0 if the kernel lists none
+
+
 @functools.cache  # the nodes do not change during the life of the child that reads them
-def topology() -> Mapping[str, Mapping[str, int]]:
-    """PCI address -> properties of its KFD node, in the order in which ROCr numbers devices."""
+def nodes() -> tuple[Node, ...]:
+    """The KFD's nodes in the order in which ROCr numbers devices.
+
+    In a container the kernel refuses to read a node whose render node the container may not open
+    (kfd_topology.c: kfd_devcgroup_check_permission, EPERM). ROCr leaves such a node out, and so does this.
+    """
     folder = SYS / "class/kfd/kfd/topology/nodes"
-    nodes = sorted(folder.glob("*"), key=lambda node: int(node.name)) if folder.is_dir() else []
-    every = (_properties(node / "properties") for node in nodes)
-    return {_bdf(node): node for node in every if node.get("simd_count", 0) > 0}
+    paths = sorted(folder.glob("*"), key=lambda node: int(node.name)) if folder.is_dir() else []
+    return tuple(node for path in paths for node in _node(path) if node.properties.get("simd_count", 0))
+
+
+def node_of(bdf: str, partition: int) -> Node | None:
+    """The node of a device; None if this container may not use it. amdsmi may put the partition's number
+    in the last digit of the address, and the KFD never does.
+    """
+    slot = bdf.rpartition(".")[0]
+    found = [node for node in nodes() if node.bdf.rpartition(".")[0] == slot and node.partition == partition]
+    return found[0] if found else None
+
+
+def are_linked(one: Node | None, other: Node | None) -> bool:
+    """Whether the KFD lists xGMI between two devices. Releases of the library lose count of the nodes where a
+    container may not read all of them.
+    """
+    if one is None or other is None:
+        return False
+    folder = SYS / "class/kfd/kfd/topology/nodes" / str(one.number) / "io_links"
+    links = (_link(path) for path in folder.glob("*/properties"))
+    return any(link.get("type") == XGMI and link.get("node_to") == other.number for link in links)
+
+
+def order(node: Node | None) -> int:
+    """The number that ROCr gives to a device; after all others if the KFD does not list it."""
+    return nodes().index(node) if node else len(nodes())
+
+
+def is_ours(node: Node | None) -> bool:
+    """Whether this container may use a device of the library's list: sysfs shows it every GPU of the host.
+
+    True where the kernel lists nothing, so that the library's own answer is judged.
+    """
+    if node is None:
+        return not nodes()
+    minor = node.properties.get("drm_render_minor", 0)
+    shown = {path.name for path in render_nodes()}
+    return not shown or not minor or f"renderD{minor}" in shown
 
 
 def architecture(node: Mapping[str, int]) -> str:
@@ -75,9 +128,23 @@ def unheld() -> tuple[str, ...]:
     )
 
 
+def driver() -> str | None:
+    """The version of the amdgpu module; in the kernel's own tree it has none, then its sources' checksum."""
+    module = SYS / "module/amdgpu"
+    found = (
+        kernel_files.text(module / name) for name in ("version", "srcversion") if (module / name).exists()
+    )
+    return next((text for text in found if text), None)
+
+
 def render_nodes() -> tuple[Path, ...]:
     """The render nodes that this container or machine offers."""
     return tuple(sorted((DEV / "dri").glob("renderD*")))
+
+
+def mode(bdf: str, name: str) -> str:
+    """The compute or memory mode in the kernel's file; "" if there is no such file."""
+    return kernel_files.text(SYS / "bus/pci/devices" / bdf / f"current_{name}_partition")
 
 
 def power_cap_w(bdf: str) -> float | None:
@@ -108,6 +175,26 @@ def _named(word: int, names: Mapping[int, str]) -> tuple[str, ...]:
 def _bdf(node: Mapping[str, int]) -> str:
     location = node.get("location_id", 0)
     return f"{node.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+
+
+def _node(path: Path) -> Iterator[Node]:
+    try:
+        found = _properties(path / "properties")
+        yield Node(int(path.name), _bdf(found), found.get("location_id", 0) >> 28, found, _memory(path))
+    except PermissionError:
+        return
+
+
+def _link(path: Path) -> dict[str, int]:
+    try:
+        return _properties(path)
+    except PermissionError:  # it leads to a device that this container may not use
+        return {}
+
+
+def _memory(path: Path) -> int:
+    banks = (_properties(bank) for bank in path.glob("mem_banks/*/properties"))
+    return sum(bank.get("size_in_bytes", 0) for bank in banks)
 
 
 def _properties(path: Path) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vendors import Absence, Device, Link, Reading, added, is_known
+from vendors import Absence, Device, Link, Reading, added, amd_kernel, is_known
 from vendors.amd_library import ask, field, member, reading
 
 # On MI300 and later, reading the error status fails (EINVAL; ROCm/rocm-systems#11468). Their link errors are
@@ -20,6 +20,7 @@ class End:
     """One device's side of its links, read once and not for every pair."""
 
     handle: Any
+    node: amd_kernel.Node | None
     states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
     errors: Reading
     errors_cleared: bool
@@ -34,7 +35,8 @@ def end(smi: Any, handle: Any, device: Device) -> End:
     """Read one device's side."""
     counted = device.arch.startswith(COUNTED_BY_RAS)
     errors = _ras_errors(smi, handle) if counted else _error_status(smi, handle)
-    return End(handle, _link_states(smi, handle), errors, errors_cleared=not counted)
+    node = amd_kernel.node_of(device.bdf, device.part)
+    return End(handle, node, _link_states(smi, handle), errors, errors_cleared=not counted)
 
 
 def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
@@ -45,7 +47,8 @@ def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
     return Link(
         a=a.index,
         b=b.index,
-        kind=_kind(smi, one.handle, other.handle),
+        kind="xgmi" if amd_kernel.are_linked(one.node, other.node) else _kind(smi, one.handle, other.handle),
+        links=_count(smi, one.handle, other.handle),
         active="down" if "down" in known else known[0] if known else states[0],
         errors=added(one.errors, other.errors),
         errors_cleared=one.errors_cleared or other.errors_cleared,
@@ -63,6 +66,17 @@ def _kind(smi: Any, one: Any, other: Any) -> Reading:
     }
     kind = answer["type"]
     return kinds.get(getattr(kind, "value", kind), f"type {kind}")  # 7.0.2 returns a raw ctypes object
+
+
+def _count(smi: Any, one: Any, other: Any) -> Reading:
+    """The KFD gives one link's bandwidth as the least and that of all links as the most (kfd_crat.c); older
+    drivers give 0 for both.
+    """
+    answer = ask(smi, "amdsmi_get_minmax_bandwidth_between_processors", one, other)
+    least, most = (field(answer, f"{end}_bandwidth") for end in ("min", "max"))
+    if not is_known(least) or not is_known(most):
+        return least if isinstance(least, Absence) else most
+    return round(int(most) / int(least)) if least and most else Absence.NOT_AVAILABLE
 
 
 def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:

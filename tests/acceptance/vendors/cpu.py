@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vendors import Absence, Device, Event, Host, Requirement, Sample, Throttle, VendorName
 from vendors.container import shared_memory
+from vendors.drivers import Support
 
 NAME: VendorName = "cpu"
 VISIBILITY = ""
@@ -95,10 +96,10 @@ def torch_uuid(printed: str) -> str:
     return printed
 
 
-def driver_problem(host: Host, runtime_version: str) -> str | None:
-    """None: a CPU needs no driver."""
+def driver_support(host: Host, runtime_version: str) -> Support:
+    """A CPU needs no driver."""
     del host, runtime_version
-    return None
+    return Support("listed", "a CPU needs no driver")
 
 
 def _memory_bytes(field: str) -> int:

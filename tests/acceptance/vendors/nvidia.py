@@ -16,6 +16,7 @@ from vendors import (
     Requirement,
     Sample,
     VendorName,
+    drivers,
     is_known,
     nvidia_bus,
     nvidia_device,
@@ -23,6 +24,7 @@ from vendors import (
     nvidia_links,
 )
 from vendors.container import device_node, locked_memory, shared_memory, without_driver
+from vendors.drivers import Support
 from vendors.nvidia_library import ask, open_library, text
 
 NAME: VendorName = "nvidia"
@@ -32,11 +34,6 @@ FOREIGN_RUNTIMES = ("libamdhip64", "librccl", "libhsa-runtime64")
 REFERENCE_PARTITION: Mapping[str, str] = {"mig": "disabled"}
 
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults, used for both vendors
-
-# CUDA release -> first driver branch that supports it (CUDA release notes, table of minor-version
-# compatibility).
-DRIVER_WINDOW = {11: 450, 12: 525, 13: 580}
-WINDOW_SOURCE = "CUDA toolkit release notes, minor-version compatibility"
 
 
 def read() -> Host:
@@ -92,7 +89,7 @@ def requirements() -> tuple[Requirement, ...]:
         *(device_node(path, start) for path in nodes),
         *(without_driver(bdf, "nvidia") for bdf in nvidia_bus.unheld()),
         shared_memory(SHM_BYTES),
-        locked_memory(MEMLOCK_BYTES),
+        *locked_memory(MEMLOCK_BYTES),
     )
 
 
@@ -109,22 +106,12 @@ def torch_uuid(printed: str) -> str:
     return f"GPU-{printed.removeprefix('GPU-')}"
 
 
-def driver_problem(host: Host, runtime_version: str) -> str | None:
-    """By CUDA's minor-version compatibility: a driver branch supports every later minor of its major."""
-    major = int(runtime_version.split(".", maxsplit=1)[0])
-    least = DRIVER_WINDOW.get(major)
-    if least is None:
-        return (
-            f"CUDA {runtime_version} is not in vendors/nvidia.py DRIVER_WINDOW: add it with its source"
-            f" ({WINDOW_SOURCE})"
-        )
-    if not is_known(host.driver):
-        return f"cannot read the driver's version: {host.driver}"
-    if int(str(host.driver).split(".")[0]) < least:
-        return (
-            f"driver {host.driver} is older than {least}, as CUDA {runtime_version} needs ({WINDOW_SOURCE})"
-        )
-    return None
+def driver_support(host: Host, runtime_version: str) -> Support:
+    """By CUDA's minor-version and forward compatibility."""
+    driver, serves = (
+        str(reading) if is_known(reading) else None for reading in (host.driver, host.driver_runtime)
+    )
+    return drivers.nvidia(driver, runtime_version, serves)
 
 
 def _cuda_of_driver(nvml: object) -> Reading:

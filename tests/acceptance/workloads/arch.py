@@ -22,6 +22,11 @@ FP8 = {
     "sm_9": "float8_e4m3fn",
     "sm_1": "float8_e4m3fn",
 }
+# MI200's matrix instructions of 16 bits take subnormal operands for zero and give zero for subnormal results,
+# so MIOpen's backward convolutions, and rocBLAS's products in backward, compute fp16 in bf16
+# (https://rocm.docs.amd.com/projects/MIOpen/en/latest/MI200AlternateImplementation.html; PyTorch's
+# ROCmBackwardPassGuard). Both are the documented behaviour of gfx90a, and of no other architecture.
+MI200 = "gfx90a"
 TF32 = ("sm_8", "sm_9", "sm_1")
 
 
@@ -46,6 +51,16 @@ def fp8() -> torch.dtype | None:
     """The 8-bit float of this architecture's matrix units; None if they have none."""
     found = [dtype for prefix, dtype in FP8.items() if name().startswith(prefix)]
     return getattr(torch, found[0]) if found else None
+
+
+def flushes_subnormals() -> bool:
+    """Whether a product of 16-bit operands may take those below the smallest normal number for zero."""
+    return name() == MI200
+
+
+def backward_roundoff(dtype: torch.dtype) -> float:
+    """The relative error that a product in backward may make of each operand, beside its own rounding."""
+    return float(torch.finfo(torch.bfloat16).eps) / 2 if dtype == torch.float16 and name() == MI200 else 0.0
 
 
 def has_tf32() -> bool:

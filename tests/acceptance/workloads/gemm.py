@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from workloads import cases, operands
+from workloads import arch, cases, operands
 from workloads.gates import Reading, elementwise, exact, frobenius, relative_error, unit_roundoff
 from workloads.reference import float64, precision
 
@@ -74,6 +74,17 @@ def slack(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
     return ACCUMULATOR[dtype] * steps(depth) * norms
 
 
+def flushed(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | float:
+    """What the sums of products lose where an architecture takes subnormal numbers for zero (float64
+    operands).
+    """
+    if dtype == torch.float32 or not arch.flushes_subnormals():
+        return 0.0
+    x, y, least = a.abs(), b.abs(), torch.finfo(dtype).tiny
+    small, tiny = torch.where(x < least, x, 0.0), torch.where(y < least, y, 0.0)
+    return small @ y + x @ tiny + least
+
+
 def steps(depth: int) -> float:
     """How many roundings add up in a sum: the root of their number in long sums, all of them in short ones.
 
@@ -104,12 +115,16 @@ def judge(
     *,
     dtype: str,
     factor: float = FORWARD,
+    operand_error: float = 0.0,
     name: str = "",
 ) -> tuple[Reading, ...]:
-    """Gates (a) and (b) of `out` = a @ b."""
+    """Gates (a) and (b) of `out` = a @ b. The architecture may round each operand by `operand_error`."""
     x, y = float64(a, b)
     ref = x @ y
-    allowance = slack(x, y, dtype)
+    allowance = slack(x, y, dtype) + flushed(x, y, a.dtype)
+    if operand_error:
+        allowance = allowance + 2 * operand_error * (x.abs() @ y.abs())
+        a, b = a.bfloat16().to(a.dtype), b.bfloat16().to(b.dtype)  # so does the yardstick
     factor *= (
         2 if dtype == "tf32" else 1
     )  # hardware may truncate the operands, while the yardstick rounds them
@@ -180,8 +195,9 @@ def _linear(dtype: str) -> Iterable[Reading]:
         torch.cat((w, bias[:, None]), 1).detach(),
     )
     yield from judge(out.detach(), left, right.t(), dtype=dtype, name="forward ")
-    yield from judge(x.grad, g, w.detach(), dtype=dtype, factor=BACKWARD, name="dx ")
-    yield from judge(w.grad, g.t(), x.detach(), dtype=dtype, factor=BACKWARD, name="dw ")
+    backward: dict[str, Any] = {"factor": BACKWARD, "operand_error": arch.backward_roundoff(kind)}
+    yield from judge(x.grad, g, w.detach(), dtype=dtype, name="dx ", **backward)
+    yield from judge(w.grad, g.t(), x.detach(), dtype=dtype, name="dw ", **backward)
     yield _bias_gradient(bias.grad, g)
 
 

@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 BLOCK = 64
+NAMES_CONSTANTS = "constexprs" in inspect.signature(ASTSource).parameters  # since Triton 3.3
 WIDE_LOAD = re.compile(
     r"(?:global|buffer)_load_(?:lds_)?(?:dwordx4|b128)|ld\.global\.\S*v4\.b32|cp\.async\.cg\S* \[.*?\], 0x10"
 )
@@ -85,14 +86,20 @@ def _target(arch: str) -> GPUTarget:
 
 
 def _source(kernel: Any, dtype: str, block: int) -> ASTSource:
-    signature = {"a": f"*{dtype}", "b": f"*{dtype}", "c": "*fp32", "width": "i32", "BLOCK": "constexpr"}
-    if (
-        "constexprs" in inspect.signature(ASTSource).parameters
-    ):  # Triton 3.2 renamed it and wants attributes by index
-        aligned = {(index,): [["tt.divisibility", 16]] for index in range(4)}
-        return ASTSource(kernel, signature, {"BLOCK": block}, aligned)
-    signature.pop("BLOCK")
-    return ASTSource(kernel, signature, {"BLOCK": block})
+    types = {"a": f"*{dtype}", "b": f"*{dtype}", "c": "*fp32", "width": "i32"}
+    constants, aligned = {"BLOCK": block}, range(4)  # as the launcher tells of pointers and of a width by 16
+    if NAMES_CONSTANTS:
+        attributes = {(index,): [["tt.divisibility", 16]] for index in aligned}
+        return ASTSource(kernel, signature(types, constants), constants, attributes)
+    descriptor = triton.backends.compiler.AttrsDescriptor.from_hints(dict.fromkeys(aligned, 16))
+    return ASTSource(kernel, signature(types, constants), constants, descriptor)
+
+
+def signature(types: dict[str, str], constants: dict[str, Any]) -> dict[str, str]:
+    """The types of a kernel's arguments as this release wants them: since 3.3 constants are among them."""
+    if NAMES_CONSTANTS:
+        return {**types, **dict.fromkeys(constants, "constexpr")}
+    return types
 
 
 def _spills(asm: Any) -> int | None:

@@ -24,7 +24,7 @@ def files(state: HostState, gpu: int) -> Tree:
         **_board(state, gpu),
         **_clocks(state.product),
         **_ras(),
-        **_partitions(state.product),
+        **_partitions(state),
         **_xgmi(state, gpu),
         **{f"fw_version/{name}_fw_version": "0x000000a8" for name in FIRMWARE},
     }
@@ -86,18 +86,19 @@ def _ras() -> Tree:
     return files | {"ras/event_state": "", "ras/gpu_vram_bad_pages": ""}
 
 
-def _partitions(product: Product) -> Tree:
+def _partitions(state: HostState) -> Tree:
+    product = state.product
     if not product.partitions:
         return {}
     compute, memory = ", ".join(product.partitions), ", ".join(product.memory_modes)
     files: Tree = {
-        "current_compute_partition": "SPX",
+        "current_compute_partition": state.compute,
         "available_compute_partition": compute,
-        "current_memory_partition": "NPS1",
+        "current_memory_partition": state.memory,
         "available_memory_partition": memory,
-        "compute_partition_config/xcp_config": "SPX",
+        "compute_partition_config/xcp_config": state.compute,
         "compute_partition_config/supported_xcp_configs": compute,
-        "compute_partition_config/supported_nps_configs": "NPS1",
+        "compute_partition_config/supported_nps_configs": state.memory,
     }
     for resource, (count, shared) in {"xcc": (8, 1), "dma": (16, 1), "dec": (4, 1), "jpeg": (32, 1)}.items():
         files[f"compute_partition_config/{resource}/num_inst"] = str(count)

@@ -94,7 +94,7 @@ def _make_nodes(dev: Path, state: HostState) -> None:
     if not state.driver_loaded:
         return
     _node(dev / "kfd", KFD_MAJOR, 0, mode=0o660, group=RENDER_GROUP)
-    for index in range(len(kfd.bound(state))):
+    for index in kfd.minors(state):
         for name, minor in ((f"card{index}", index), (f"renderD{128 + index}", 128 + index)):
             _node(dev / "dri" / name, sysfs.DRM_MAJOR, minor, mode=0o660, group=RENDER_GROUP)
 
@@ -108,12 +108,12 @@ def _node(path: Path, major: int, minor: int, *, mode: int, group: int) -> None:
 def _write_facts(folder: Path, state: HostState) -> None:
     folder.mkdir(parents=True)
     product = state.product
-    for index, gpu in enumerate(kfd.bound(state)):
+    for index, (gpu, _) in enumerate(kfd.devices(state)):
         facts = {
             "device_id": product.device_id,
             "external_revision": product.external_revision,
             "shader_engines": product.shader_engines,
-            "compute_units": product.compute_units,
+            "compute_units": product.compute_units // state.parts,
             "bus_bits": product.bus_bits,
             "memory_bytes": kfd.memory_bytes(state, gpu),
             "used_bytes": board.USED_BYTES,

@@ -5,7 +5,7 @@ In: a `HostState`. Out: the tree below /sys/class/kfd. Formats: `kfd_topology.c`
 
 from fakeamd.products import Product
 from fakeamd.states import PCIE, XGMI, HostState
-from fakeamd.tree import Folder, Link, Tree, properties
+from fakeamd.tree import Folder, Link, Refusing, Tree, properties
 
 TOPOLOGY = "class/kfd/kfd/topology"
 PROCESSORS = 2  # nodes 0 and 1; GPU g is node 2 + g
@@ -25,8 +25,8 @@ def topology(state: HostState) -> Tree:
     }
     for processor in range(PROCESSORS):
         tree |= _processor(state, processor)
-    for gpu in bound(state):
-        tree |= _gpu(state, gpu)
+    for gpu, part in devices(state):
+        tree |= _gpu(state, gpu, part)
     return tree
 
 
@@ -35,9 +35,20 @@ def bound(state: HostState) -> tuple[int, ...]:
     return tuple(gpu for gpu in range(state.gpus) if gpu not in state.unbound)
 
 
-def node_of(state: HostState, gpu: int) -> int:
-    """The KFD node of a GPU; nodes have no gaps."""
-    return PROCESSORS + bound(state).index(gpu)
+def devices(state: HostState) -> tuple[tuple[int, int], ...]:
+    """Every device of the driver, a GPU or a part of one: (GPU, number of the part), in the KFD's order."""
+    return tuple((gpu, part) for gpu in bound(state) for part in range(state.parts))
+
+
+def node_of(state: HostState, gpu: int, part: int = 0) -> int:
+    """The KFD node of a device; nodes have no gaps."""
+    return PROCESSORS + devices(state).index((gpu, part))
+
+
+def minors(state: HostState) -> tuple[int, ...]:
+    """The numbers of the DRM nodes in the container's /dev, from 0."""
+    given = range(state.gpus) if state.given is None else state.given
+    return tuple(index for index, (gpu, _) in enumerate(devices(state)) if gpu in given)
 
 
 def processor_of(state: HostState, gpu: int) -> int:
@@ -64,7 +75,7 @@ def bdf(gpu: int) -> str:
 
 def _processor(state: HostState, processor: int) -> Tree:
     here = f"{TOPOLOGY}/nodes/{processor}"
-    mine = [gpu for gpu in bound(state) if processor_of(state, gpu) == processor]
+    mine = [device for device in devices(state) if processor_of(state, device[0]) == processor]
     values = dict.fromkeys(_gpu_values(state.product), 0) | {
         "cpu_cores_count": 96,
         "mem_banks_count": 1,
@@ -75,29 +86,38 @@ def _processor(state: HostState, processor: int) -> Tree:
     tree: Tree = {f"{here}/gpu_id": "0", f"{here}/name": "", f"{here}/properties": properties(values)}
     tree[f"{here}/mem_banks/0/properties"] = _bank(heap=0, size=1 << 40, width=64, clock=4800)
     tree[f"{here}/io_links/0/properties"] = _link(processor, 1 - processor, PCIE, weight=32)
-    for index, gpu in enumerate(mine, start=1):
-        tree[f"{here}/io_links/{index}/properties"] = _link(processor, node_of(state, gpu), PCIE, weight=20)
+    for index, device in enumerate(mine, start=1):
+        tree[f"{here}/io_links/{index}/properties"] = _link(
+            processor, node_of(state, *device), PCIE, weight=20
+        )
     return tree
 
 
-def _gpu(state: HostState, gpu: int) -> Tree:
-    here = f"{TOPOLOGY}/nodes/{node_of(state, gpu)}"
-    links = _links(state, gpu)
+def _gpu(state: HostState, gpu: int, part: int) -> Tree:
+    here = f"{TOPOLOGY}/nodes/{node_of(state, gpu, part)}"
+    minor = devices(state).index((gpu, part))
+    links = _links(state, gpu, part)
     values = _gpu_values(state.product) | {
+        "simd_count": 4 * state.product.compute_units // state.parts,
+        "num_xcc": state.product.dies // state.parts,
         "io_links_count": len(links["io_links"]),
         "p2p_links_count": len(links["p2p_links"]),
-        "simd_id_base": (1 << 31) + 4096 * gpu,
-        "location_id": BUSES[gpu] << 8,
-        "drm_render_minor": 128 + bound(state).index(gpu),
+        "simd_id_base": (1 << 31) + 4096 * minor,
+        # The driver marks the parts of one GPU in the highest bits (kfd_topology.c).
+        "location_id": BUSES[gpu] << 8 | part << 28,
+        "drm_render_minor": 128 + minor,
         "unique_id": UNIQUE_ID + gpu,
     }
     tree: Tree = {
-        f"{here}/gpu_id": str(IDS[gpu]),
+        f"{here}/gpu_id": str(IDS[gpu] + part),
         f"{here}/name": "ip discovery",
         f"{here}/properties": properties(values),
     }
+    if minor not in minors(state):  # the kernel lets no container read a device that it was not given
+        tree[f"{here}/properties"] = Refusing("EPERM")
+        tree[f"{here}/gpu_id"] = Refusing("EPERM")
     tree[f"{here}/mem_banks/0/properties"] = _bank(
-        heap=1, size=memory_bytes(state, gpu), width=state.product.bus_bits, clock=1300
+        heap=1, size=memory_bytes(state, gpu) // state.parts, width=state.product.bus_bits, clock=1300
     )
     for level, kib in enumerate((32, 4096, 262144), start=1):
         tree[f"{here}/caches/{level - 1}/properties"] = _cache(level, kib)
@@ -107,18 +127,19 @@ def _gpu(state: HostState, gpu: int) -> Tree:
     return tree
 
 
-def _links(state: HostState, gpu: int) -> dict[str, list[str]]:
+def _links(state: HostState, gpu: int, part: int) -> dict[str, list[str]]:
     """xGMI and the way to the processor are io_links; peer access over PCI Express is a p2p_link."""
-    own = node_of(state, gpu)
+    own = node_of(state, gpu, part)
     found = {"io_links": [_link(own, processor_of(state, gpu), PCIE, weight=20)], "p2p_links": []}
-    for other in bound(state):
-        if other == gpu:
+    for other, piece in devices(state):
+        if (other, piece) == (gpu, part):
             continue
         pair = (min(gpu, other), max(gpu, other))
+        target = node_of(state, other, piece)
         if state.pairs.get(pair) == "pcie":
-            found["p2p_links"].append(_link(own, node_of(state, other), PCIE, weight=40))
+            found["p2p_links"].append(_link(own, target, PCIE, weight=40))
         else:
-            found["io_links"].append(_link(own, node_of(state, other), XGMI, weight=15))
+            found["io_links"].append(_link(own, target, XGMI, weight=15, links=state.links.get(pair, 1)))
     return found
 
 
@@ -166,7 +187,7 @@ def _gpu_values(product: Product) -> dict[str, int]:
     }
 
 
-def _link(source: int, target: int, kind: int, *, weight: int) -> str:
+def _link(source: int, target: int, kind: int, *, weight: int, links: int = 1) -> str:
     values = {
         "type": kind,
         "version_major": 0,
@@ -177,7 +198,7 @@ def _link(source: int, target: int, kind: int, *, weight: int) -> str:
         "min_latency": 0,
         "max_latency": 0,
         "min_bandwidth": 64000,
-        "max_bandwidth": 64000,
+        "max_bandwidth": 64000 * links,
         "recommended_transfer_size": 0,
         "recommended_sdma_engine_id_mask": 0,
         "flags": 1,

@@ -3,6 +3,7 @@
 Nominal figures are those of devices.json; formats are those of the amdgpu and KFD sources.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 # The driver keeps 16 MiB of the memory for itself, so `mem_info_vram_total` is not a round figure.
@@ -98,3 +99,17 @@ MI250 = Product(
     dies_per_module=2,
     link_status_refused=False,
 )
+MI210 = dataclasses.replace(
+    MI250,
+    name="MI210",
+    device_id=0x740F,
+    power_cap_w=300,
+    dies_per_module=1,
+)
+MI250X_AS_740C = dataclasses.replace(MI250, name="MI250X", compute_units=110)
+MI308X = dataclasses.replace(
+    MI300X, name="MI308X", device_id=0x74A2, compute_units=80, dies=4, partitions=("SPX", "DPX", "CPX")
+)
+MI350X = dataclasses.replace(MI355X, name="MI350X", device_id=0x75A0, power_cap_w=1000)
+MI325X_GUEST = dataclasses.replace(MI325X, device_id=0x74B9)
+MI355X_GUEST = dataclasses.replace(MI355X, device_id=0x75B3)

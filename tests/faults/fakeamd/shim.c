@@ -4,7 +4,8 @@
  *       permissions, so they are checked first, as the kernel would.
  * ioctl: answers by device number, from GPU_FOLDER/<minor & 127>, a text file of "name value" lines that the fixture
  *       writes beside the sysfs; what the KFD reports is in GPU_FOLDER/event-<gpu id>. Everything else goes to the kernel.
- * read: fails with EINVAL on a file with the sticky bit, as the driver does where it offers a file that it cannot serve.
+ * read: fails with EINVAL on a file with the sticky bit, as the driver does where it offers a file that it cannot serve, and
+ *       with EPERM if its set-group-ID bit is set too, as the KFD does for a device that a container was not given.
  * getrlimit: locked memory is unlimited.
  *
  * build: gcc -shared -fPIC -O2 -Wall -Wextra -Werror -I<rootfs>/usr/include/libdrm -o shim.so shim.c
@@ -68,7 +69,7 @@ int __open64_2(const char *path, int flags) { return open_at(AT_FDCWD, path, fla
 ssize_t read(int descriptor, void *target, size_t size) {
   struct stat file;
   if (!fstat(descriptor, &file) && S_ISREG(file.st_mode) && file.st_mode & S_ISVTX) {
-    errno = EINVAL;
+    errno = file.st_mode & S_ISGID ? EPERM : EINVAL;
     return -1;
   }
   return syscall(SYS_read, descriptor, target, size);

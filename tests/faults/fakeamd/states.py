@@ -3,12 +3,25 @@
 sysfs.py and kfd.py turn a state into files.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fakeamd.gpu_metrics import Value
-from fakeamd.products import MI250, MI300X, MI325X, MI355X, Product
+from fakeamd.products import (
+    MI210,
+    MI250,
+    MI250X_AS_740C,
+    MI300X,
+    MI308X,
+    MI325X,
+    MI325X_GUEST,
+    MI350X,
+    MI355X,
+    MI355X_GUEST,
+    Product,
+)
 from fakeamd.tree import Entry, Fifo
 
 XGMI, PCIE = 11, 2  # KFD's io-link types (`CRAT_IOLINK_TYPE_*`)
@@ -57,7 +70,19 @@ class HostState:
     moving: tuple[Moving, ...] = ()
     reports: Mapping[int, str] = field(default_factory=dict)  # GPU -> line of its KFD's SMI events
     driver_loaded: bool = True
+    driver: str | None = "6.12.12"  # what the module shows; None: the kernel's own, which has no version
+    # Which GPUs the container was given: for the others sysfs has everything but the KFD's node (EPERM), and
+    # /dev no render node.
+    given: tuple[int, ...] | None = None
+    compute: str = "SPX"
+    memory: str = "NPS1"
+    links: Mapping[tuple[int, int], int] = field(default_factory=dict)  # pair -> xGMI links, where not 1
     user: int = 0  # the uid that runs the command; the device nodes belong to root and the render group
+
+    @property
+    def parts(self) -> int:
+        """How many devices each GPU is."""
+        return {"SPX": 1, "DPX": 2, "QPX": 4, "CPX": self.product.dies}[self.compute]
 
 
 def _one(product: Product, name: str, gpu: int, change: Change) -> HostState:
@@ -71,8 +96,30 @@ def _errors(uncorrectable: int = 0, correctable: int = 0, deferred: int = 0) -> 
 HEALTHY = (
     HostState(name="mi300x", product=MI300X),
     HostState(name="mi325x", product=MI325X),
-    HostState(name="mi250", product=MI250),
+    # Two dies of one module have four links, and some neighbours two (arXiv 2302.14827).
+    HostState(
+        name="mi250",
+        product=MI250,
+        links={(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4, (0, 2): 2, (1, 3): 2, (4, 6): 2, (5, 7): 2},
+    ),
     HostState(name="mi355x", product=MI355X),
+    HostState(name="mi210", product=MI210, gpus=4),
+    HostState(
+        name="mi210-without-bridge",
+        product=MI210,
+        gpus=4,
+        pairs=dict.fromkeys(itertools.combinations(range(4), 2), "pcie"),
+    ),
+    HostState(name="mi308x", product=MI308X, driver="6.16.13"),
+    HostState(name="mi350x", product=MI350X, driver="6.19.14.31400000"),
+    HostState(name="mi250x-as-740c", product=MI250X_AS_740C),
+    HostState(name="mi325x-guest", product=MI325X_GUEST),
+    HostState(name="mi355x-guest", product=MI355X_GUEST, driver="7.1.3.31500000"),
+    HostState(name="driver-31.60", product=MI300X, driver="7.4.1.31600000"),
+    HostState(name="driver-of-the-kernel", product=MI300X, driver=None),
+    HostState(name="capped-in-events", product=MI250, reports={3: "2 2:1"}),  # the bit of the power cap
+    HostState(name="two-of-eight", product=MI300X, given=(2, 5)),
+    HostState(name="mi300x-cpx-nps4", product=MI300X, gpus=1, compute="CPX", memory="NPS4"),
 )
 
 LINK_DOWN = 2  # GPU 3's third link leads to GPU 2; the other end is GPU 2's third
@@ -106,6 +153,7 @@ FAULTS = (
     ),
     _one(MI250, "xgmi-error-mi250", 3, Change(files={"xgmi_error": "1"})),
     HostState(name="page-fault", product=MI300X, reports={3: "1 1089:python3"}),
+    HostState(name="hot-in-events", product=MI250, reports={3: "2 1000000002:1"}),  # hotspot, and the cap
     HostState(name="reset", product=MI300X, reports={5: "3 2"}),
     HostState(name="pcie-pair", product=MI300X, pairs={(2, 5): "pcie"}),
     _one(MI300X, "power-cap-lowered", 3, Change(files={"hwmon/hwmon3/power1_cap": "550000000"})),
@@ -131,7 +179,7 @@ FAULTS = (
     _one(MI325X, "memory-short", 3, Change(memory_bytes=MI300X.memory_bytes)),
     _one(MI300X, "firmware-differs", 3, Change(files={"fw_version/mec_fw_version": "0x000000a9"})),
     HostState(name="numa-elsewhere", product=MI300X, second_socket=(3,)),
-    HostState(name="driver-too-old", product=MI300X, host_files={"module/amdgpu/version": "6.7.0"}),
+    HostState(name="driver-too-old", product=MI300X, driver="6.7.0"),
     HostState(name="permission-denied", product=MI300X, user=1000),
     HostState(name="driver-not-loaded", product=MI300X, driver_loaded=False),
     HostState(

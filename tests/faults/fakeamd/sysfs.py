@@ -21,11 +21,7 @@ EMPTY_CLASSES = (
     "bus/pci/drivers/amdgpu",
     "kernel/debug/dri",
 )
-MODULE = {
-    "initstate": "live",
-    "version": "6.12.12",
-    "refcnt": "0",
-}  # the driver of ROCm 6.4  # the driver of ROCm 6.4
+MODULE = {"initstate": "live", "refcnt": "0", "srcversion": "85F6A8C2CC7AEEAF1C3BD41"}
 
 
 def tree(state: HostState, metrics_revision: int) -> Tree:
@@ -34,7 +30,8 @@ def tree(state: HostState, metrics_revision: int) -> Tree:
     for gpu in range(state.gpus):
         files |= _pci_device(state, gpu)
     if state.driver_loaded:
-        files |= {f"module/amdgpu/{name}": text for name, text in MODULE.items()}
+        version = {"version": state.driver} if state.driver else {}
+        files |= {f"module/amdgpu/{name}": text for name, text in {**MODULE, **version}.items()}
         files |= kfd.topology(state)
         for gpu in kfd.bound(state):
             files |= _driven_device(state, gpu, metrics_revision)
@@ -103,18 +100,25 @@ def _changed(files: Tree, changes: Mapping[str, Entry | None]) -> Tree:
 
 
 def _nodes(state: HostState, gpu: int) -> Tree:
-    """The DRM nodes, numbered without gaps: the older library stops at the first missing card."""
+    """The DRM nodes, numbered without gaps: the older library stops at the first missing card.
+
+    Only a GPU's first part has its nodes in the PCI device; the others hang on empty platform devices.
+    """
     files: Tree = {}
-    here, index = kfd.device_folder(gpu), kfd.bound(state).index(gpu)
-    for name, minor in ((f"card{index}", index), (f"renderD{128 + index}", 128 + index)):
-        node = f"{here}/drm/{name}"
-        files[f"{node}/dev"] = f"{DRM_MAJOR}:{minor}"
-        files[f"{node}/uevent"] = f"MAJOR={DRM_MAJOR}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
-        files |= {
-            f"{node}/device": Link(here),
-            f"class/drm/{name}": Link(node),
-            f"dev/char/{DRM_MAJOR}:{minor}": Link(node),
-        }
+    for part in range(state.parts):
+        index = kfd.devices(state).index((gpu, part))
+        here = kfd.device_folder(gpu) if part == 0 else f"devices/platform/amdgpu_xcp_{index}"
+        for name, minor in ((f"card{index}", index), (f"renderD{128 + index}", 128 + index)):
+            node = f"{here}/drm/{name}"
+            files[f"{node}/dev"] = f"{DRM_MAJOR}:{minor}"
+            files[f"{node}/uevent"] = (
+                f"MAJOR={DRM_MAJOR}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
+            )
+            files |= {
+                f"{node}/device": Link(here),
+                f"class/drm/{name}": Link(node),
+                f"dev/char/{DRM_MAJOR}:{minor}": Link(node),
+            }
     return files
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,11 @@ class Fifo:
 
 @dataclass(frozen=True)
 class Refusing:
-    """A file that opens but whose reading fails with EINVAL: its sticky bit tells the shim to fail it."""
+    """A file that opens but whose reading fails: the sticky bit tells the shim to fail it with EINVAL, the
+    group's sticky id with EPERM.
+    """
+
+    error: Literal["EINVAL", "EPERM"] = "EINVAL"
 
 
 Entry = str | bytes | Link | Folder | Fifo | Refusing
@@ -53,9 +58,9 @@ def write(root: Path, tree: Mapping[str, Entry]) -> None:
                 path.mkdir(exist_ok=True)
             case Fifo():
                 os.mkfifo(path)
-            case Refusing():
+            case Refusing(error):
                 path.touch()
-                path.chmod(0o1444)
+                path.chmod(0o1444 if error == "EINVAL" else 0o3444)
 
 
 def _kernel_form(target: Path, folder: Path) -> str:

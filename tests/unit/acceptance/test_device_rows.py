@@ -1,8 +1,12 @@
 """A device is the product of its PCI id; what the table does not list is nobody's."""
 
+import dataclasses
+import json
+
 import pytest
 
 from harness import models
+from stackcheck import vendors as host_side
 from vendors import Absence, Device
 
 
@@ -32,6 +36,43 @@ def test_an_nvidia_device_that_is_not_listed_asks_for_a_row(pci_id: str) -> None
         models.identify("nvidia", one)
 
 
-def test_no_two_rows_share_a_pci_id() -> None:
-    ids = [pci_id for row in models.table() for pci_id in row["pci_ids"]]
-    assert len(ids) == len(set(ids))
+def test_rows_that_share_a_pci_id_differ_in_compute_units_memory_or_partition() -> None:
+    keys = [
+        (pci_id, row["compute_units"], row["memory_bytes"], json.dumps(row.get("partition")))
+        for row in models.table()
+        for pci_id in row["pci_ids"]
+    ]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "arch", "units", "gib", "partition", "model"),
+    [
+        ("1002:740c", "gfx90a", 110, 64, {}, "MI250X"),
+        ("1002:740c", "gfx90a", 104, 64, {}, "MI250"),
+        ("1002:7408", "gfx90a", 110, 64, {}, "MI250X"),
+        ("1002:74b9", "gfx942", 304, 256, {"compute": "SPX", "memory": "NPS1"}, "MI325X"),
+        ("1002:75b3", "gfx950", 256, 288, {}, "MI355X"),
+        ("1002:74b6", "gfx942", 80, 192, {}, "MI308X"),
+        ("1002:74a1", "gfx942", 38, 24, {"compute": "CPX", "memory": "NPS4"}, "MI300X-CPX-NPS4"),
+        ("1002:74a1", "gfx942", 38, 24, {"compute": "CPX", "memory": "NPS1"}, "MI300X-CPX-NPS1"),
+        ("1002:74a1", "gfx942", 152, 96, {"compute": "DPX", "memory": "NPS1"}, "MI300X-DPX-NPS1"),
+        ("1002:74b5", "gfx942", 304, 192, {"compute": Absence.NOT_AVAILABLE}, "MI300X"),
+    ],
+)
+def test_a_device_is_its_product_and_a_partition_is_one_of_its_own(
+    pci_id: str, arch: str, units: int, gib: int, *, partition: dict[str, str], model: str
+) -> None:
+    one = device(pci_id, arch=arch, units=units, memory_bytes=gib << 30)
+    one = dataclasses.replace(one, partition=partition)
+    assert models.identify("amd", one)["model"] == model
+    known = {name: mode for name, mode in partition.items() if not isinstance(mode, Absence)}
+    assert host_side.model_of(pci_id, gib << 30, units, known) == model
+
+
+def test_a_partition_is_never_taken_for_a_whole_gpu() -> None:
+    """A whole GPU's memory with a partition's mode, as an SMI library that knows no partitions reads it."""
+    odd = device("1002:74a1", arch="gfx942", units=304, memory_bytes=192 << 30)
+    odd = dataclasses.replace(odd, partition={"compute": "CPX", "memory": "NPS4"})
+    with pytest.raises(models.UnknownDeviceError):
+        models.identify("amd", odd)

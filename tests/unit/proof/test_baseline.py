@@ -287,7 +287,7 @@ def test_figure_that_one_run_lacks_is_left_out() -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The suites' rules and thresholds, to write into."""
-    for part in ("harness", "vendors", "workloads", "thresholds", "devices.json"):
+    for part in ("harness", "vendors", "workloads", "thresholds", "devices.json", "drivers.json"):
         source, target = ROOT / "tests/acceptance" / part, tmp_path / "tests/acceptance" / part
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)

@@ -1,0 +1,76 @@
+"""AMD's own Python modules of ROCm 6.2, 6.4 and 7.0 over a stand-in for their library: one device is read.
+
+The real libraries of 6.1.2 and 10.1 run in tests/faults/test_amd_hosts.py. Between them calls, keys,
+structures and enumerations changed. These packages of the index are AMD's, and only libamd_smi.so is missing.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+PROGRAM = Path(__file__).resolve().parents[1] / "faults/amdsmi_standin.py"
+RELEASES = ("6.2.4", "6.4.3", "7.0.2")
+WITH_PROFILES = ("6.4.3", "7.0.2")  # these answer "N/A" where the driver has no profile, and raise nothing
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("amdsmi")
+    for release in RELEASES:
+        install = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile")
+        subprocess.run((*install, "--target", str(folder / release), f"amdsmi=={release}"), check=True)
+    return folder
+
+
+def read(packages: Path, release: str, plan: str) -> dict[str, Any]:
+    done = subprocess.run(
+        (sys.executable, str(PROGRAM), str(packages / release), plan),
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_each_generation_reads_the_same_device(packages: Path, release: str) -> None:
+    found = read(packages, release, "healthy")
+    assert found["devices"] == 2
+    assert (found["pci_id"], found["uuid"], found["bdf"]) == (
+        "1002:74a1",
+        "GPU-a1b2c3d4e5f60700",
+        "0000:05:00.0",
+    )
+    assert found["memory_bytes"] == 192 << 30
+    assert found["power_cap_w"] == 750
+    assert found["uncorrectable"] == 1 + 2  # a deferred error is one that nobody has read yet
+    assert found["link"] == {"kind": "xgmi", "p2p": True, "links": 2}
+    assert found["partition"] == {"compute": "SPX", "memory": "NPS1"}
+    assert found["called"] >= 20
+
+
+@pytest.mark.parametrize("release", WITH_PROFILES)
+def test_a_partition_is_seen_where_the_module_answers_na(packages: Path, release: str) -> None:
+    assert read(packages, release, "no profile")["partition"] == {"compute": "CPX", "memory": "NPS1"}
+    assert read(packages, release, "cpx")["partition"]["compute"] == "CPX"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_no_permission_is_no_value(packages: Path, release: str) -> None:
+    found = read(packages, release, "no permission")
+    assert found["uncorrectable"] == "no permission"
+    assert found["link"]["p2p"] == "no permission"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_drivers_without_and_with_a_new_version_are_unlisted(packages: Path, release: str) -> None:
+    kernel = read(packages, release, "kernel")
+    assert (kernel["driver"], kernel["support"]) == ("N/A", "unlisted")
+    new = read(packages, release, "new")
+    assert (new["driver"], new["support"]) == ("6.19.14.31400000", "unlisted")

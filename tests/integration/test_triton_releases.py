@@ -1,0 +1,118 @@
+"""Every Triton release of the matrix compiles the project's kernels, and the table of instructions holds.
+
+Slow: one wheel of about 200 MB a release, unpacked 550 to 1,000 MB, one environment at a time, half a minute
+to a minute and a half each on one core. No GPU and no torch. Releases before 3.5 have no linker for AMD in
+the package index's wheel: the host's (Debian: lld-19) stands for the one that ROCm's own wheels bring.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from test_static import EXPECTED, MATRIX_OF_BF16, SHARED_BYTES
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).parent / "assets/triton_release.py"
+RELEASES = ("3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")
+WITHOUT_A_LINKER = ("3.2.0", "3.3.1", "3.4.0")
+# What a release cannot compile, because it is older than the architecture or the format. The compiler says so
+# or dies.
+TOO_OLD = {("3.2.0", "sm_100"), ("3.2.0", "gfx950")}
+# Shared memory and instructions of the largest tile are a choice of the release, spills never are.
+TIMEOUT_S = 1200
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Any]]:
+    """(release, report) from an environment that holds this Triton and nothing else, and is then deleted."""
+    home = tmp_path_factory.mktemp("triton")
+    python = home / "env/bin/python"
+    venv.create(home / "env", with_pip=False, symlinks=True)
+    install = (sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-cache-dir")
+    subprocess.run((*install, "--no-deps", f"triton=={request.param}"), check=True)
+    subprocess.run((*install, "setuptools"), check=True)  # Triton before 3.4 imports it
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(home / "cache")}
+    if request.param in WITHOUT_A_LINKER:
+        environment["TRITON_HIP_LLD_PATH"] = linker()
+    try:
+        done = subprocess.run(
+            (str(python), str(PROGRAM)),
+            env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        yield request.param, json.loads(done.stdout.splitlines()[-1])
+    finally:
+        shutil.rmtree(home)
+
+
+def linker() -> str:
+    """The host's generic lld, installed from the distribution's package if it is missing."""
+    if shutil.which("lld") is None:
+        subprocess.run(("apt-get", "install", "-y", "-q", "lld"), check=True, capture_output=True)
+    found = shutil.which("lld")
+    assert found, "lld is not installed: apt-get install lld"
+    return found
+
+
+def test_the_releases_are_those_of_the_matrix() -> None:
+    """Triton before 3.2 belongs to stacks of ROCm 6.1 and CUDA 12.1, and has another interface."""
+    rules = yaml.safe_load((ROOT / "images/compat.yaml").read_text(encoding="utf-8"))
+    named = [str(release) for release in rules["versions"]["triton"]]
+    assert tuple(named[named.index("3.2.0") :]) == RELEASES
+
+
+def test_matrix_instructions_are_the_expected_ones(release: tuple[str, Any]) -> None:
+    version, report = release
+    assert report["version"].startswith(version)
+    wrong = {}
+    for (arch, dtype), instruction in EXPECTED.items():
+        found = report["tiles"][f"matmul {arch} {dtype} 64"]
+        if (version, arch) in TOO_OLD and (found["error"] or arch == "gfx950"):
+            continue  # 3.2 compiles gfx950 with the instructions of gfx942, which gfx950 has too
+        if found.get("matrix") != [instruction]:
+            wrong[arch, dtype] = found
+    assert not wrong
+
+
+def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release: tuple[str, Any]) -> None:
+    version, report = release
+    wrong = []
+    for name, found in report["tiles"].items():
+        kernel, arch, dtype, block = name.split()
+        if (version, arch) in TOO_OLD and found["error"]:
+            continue
+        if found["error"] or found["spills"] not in {0, None} or found["shared_bytes"] > SHARED_BYTES[arch]:
+            wrong.append((name, found))
+        if (
+            kernel == "matmul"
+            and dtype == "bf16"
+            and not all(map(MATRIX_OF_BF16.search, found.get("matrix") or [""]))
+        ):
+            wrong.append((name, found))
+        if block == "64" and not found.get("wide_loads"):
+            wrong.append((name, found))
+    assert not wrong
+
+
+def test_the_trainers_kernels_compile(release: tuple[str, Any]) -> None:
+    version, report = release
+    failed = {
+        job: error
+        for job, error in report["kernels"].items()
+        if error and (version, job.split()[1]) not in TOO_OLD
+    }
+    assert report["kernels"]
+    assert not failed
