@@ -31,6 +31,8 @@ ALONE = 2 * CHUNK  # up to so many records, starting processes costs more than i
 
 SeriesKey = tuple[str, str, str]
 
+_STAGED = POINTS.to_metadata(sa.MetaData(), name="staged_points")  # only its name and its columns are used
+
 
 @dataclass
 class _Chunk:
@@ -87,13 +89,18 @@ def rebuild(connection: sa.Connection, records: Records, report: Callable[[str],
 
 
 class _Loader:
-    """Numbers runs and series itself, as the tables are empty when it begins."""
+    """Numbers runs and series itself, as the tables are empty when it begins.
+
+    Points come in the order of their records, which is random; they are staged, and put in order at the end:
+    rows that come in order fill one page of the table after the other.
+    """
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
         self._series: dict[SeriesKey, int] = {}
         self._known: dict[str, tuple[int, tuple[int, str]]] = {}  # result -> its id, its newest verdict
         self.read = 0
+        connection.exec_driver_sql("CREATE TEMP TABLE staged_points AS SELECT * FROM points WHERE 1 = 0")
 
     def add(self, chunk: _Chunk) -> None:
         new = [key for key in chunk.series if key not in self._series]
@@ -112,7 +119,7 @@ class _Loader:
             runs.append((number, *(row[column.name] for column in list(RUNS.columns)[1:])))
             points += [(series[value[0]], row["started"], number, *value[1:]) for value in values]
             notable += [(check, number, how) for check, how in ended.items()]
-        for table, rows in ((RUNS, runs), (POINTS, points), (NOTABLE, notable)):
+        for table, rows in ((RUNS, runs), (_STAGED, points), (NOTABLE, notable)):
             _insert_rows(self._connection, table, rows)
         for row, verdict, ended in again:
             self._judge_again(row, verdict, ended)
@@ -127,7 +134,11 @@ class _Loader:
             _insert_rows(self._connection, NOTABLE, [(check, number, how) for check, how in ended.items()])
 
     def finish(self) -> None:
-        """Let PostgreSQL number what is added later; SQLite takes the next number by itself."""
+        """Order the points, and let PostgreSQL number what is added later; SQLite numbers by itself."""
+        self._connection.exec_driver_sql(
+            "INSERT INTO points SELECT * FROM staged_points ORDER BY series, started, run"
+        )
+        self._connection.exec_driver_sql("DROP TABLE staged_points")
         if self._connection.dialect.name == "postgresql":
             for table in (RUNS, SERIES):
                 text = "SELECT setval(pg_get_serial_sequence('{0}', 'id'), (SELECT max(id) FROM {0}))"

@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.history import abstract, drift
 from stackcheck.history.compare import BETTER
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.policy import Tier
+    from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
 
 SPEED = "speed or busbw or bandwidth or throughput or latency"
@@ -74,7 +75,8 @@ def paired(
     """Run A against itself, then A against B, `rounds` times each in turn; write build/paired/result.json.
 
     Raises:
-        ChecksFailedError: A run has no valid result, a check failed, or nothing was measured.
+        ChecksFailedError: A run has no valid result, a check failed without a figure, or none was measured.
+        MachineUnfitError: A check found the machine unfit.
         ConfigurationError: The images are of two vendors.
     """
     if a.vendor != b.vendor:
@@ -101,18 +103,30 @@ def _measured(subject: Subject, engine: Engine, root: Path, tier: Tier, only: st
     out = root / "build" / "paired" / subject.name
     plan = dataclasses.replace(run.plan(subject, tier=tier, root=root, out=out), only=only)
     result = run.run(plan, engine, out=out, report=_silent)
-    bad = [
-        check.id for check in result.checks if check.outcome not in {"passed", "skipped"} and not check.cause
-    ]
+    _require_measured(result, subject.name, out)
+    return _values(results.read_result_file(out / "run" / "result.json"))
+
+
+def _require_measured(result: RunResult, name: str, out: Path) -> None:
+    """A check that failed its bound has measured; one that failed otherwise has not."""
+    unfit = [check.id for check in result.checks if check.outcome == "invalid"]
+    if unfit:
+        raise MachineUnfitError(
+            "the machine was unfit during the pair, so nothing is compared",
+            where=name,
+            got=", ".join(unfit[:5]),
+            expected="an idle and healthy machine",
+            next_step="run the same command again there",
+        )
+    bad = [check.id for check in result.checks if check.outcome in {"failed", "error"} and not check.metrics]
     if bad or result.state != "finished":
         raise ChecksFailedError(
             "a run of the pair failed, so nothing is compared",
-            where=subject.name,
+            where=name,
             got=", ".join(bad[:5]) or f"a run that is {result.state}",
-            expected="checks that pass in both images",
+            expected="checks that measure in both images",
             next_step=f"read {out / 'container.log'}",
         )
-    return _values(results.read_result_file(out / "run" / "result.json"))
 
 
 def _values(body: bytes) -> Values:
