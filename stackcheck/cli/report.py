@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-AUTO, NONE = "auto", "none"
 PAGE = Path("build") / "report.html"
 Format = Literal["html", "markdown", "prometheus"]
 
@@ -77,18 +76,15 @@ def write_report(
             show_default="build/faults.json, if it is there",
         ),
     ] = None,
-    device_model: Annotated[
-        str,
+    machine: Annotated[
+        str | None,
         typer.Option(
-            "--device-model", metavar="MODEL", help="Device model to show first; `auto`: this host's."
+            "--machine",
+            metavar="MODEL[/DRIVER]",
+            help="The machine to show first, such as MI300X/30.30.3; without a driver: CPU.",
+            show_default="this host",
         ),
-    ] = AUTO,
-    driver: Annotated[
-        str,
-        typer.Option(
-            "--driver", metavar="VERSION", help="Driver to show first; `none` is a host without a GPU."
-        ),
-    ] = AUTO,
+    ] = None,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -107,7 +103,7 @@ def write_report(
         root=root,
         now=now,
         since=times.since(since, "--since"),
-        here=_here(device_model, driver),
+        here=_here(machine),
         campaign=_campaign(faults, root),
         report=report,
     )
@@ -165,19 +161,17 @@ def _on_disk(target: str, root: Path) -> str:
     return f"oci:{root / target.removeprefix('oci:')}" if target.startswith("oci:") else target
 
 
-def _here(device_model: str, driver: str) -> Machine | None:
+def _here(named: str | None) -> Machine | None:
     """The machine to show first: the named one, else this host if it has devices of one model."""
     from stackcheck import vendors
     from stackcheck.report.standing import Machine
 
-    if AUTO not in {device_model, driver}:
-        return Machine(device_model=device_model, driver="" if driver == NONE else driver)
+    if named is not None:
+        model, _, driver = named.partition("/")
+        return Machine(device_model=model, driver=driver)
     host = vendors.host()
-    models = sorted({device.model for device in host.devices})
-    if device_model == AUTO and len(models) != 1:
-        return None
-    version = (host.driver or "") if driver == AUTO else "" if driver == NONE else driver
-    return Machine(device_model=models[0] if device_model == AUTO else device_model, driver=version)
+    models = {device.model for device in host.devices}
+    return Machine(device_model=models.pop(), driver=host.driver or "") if len(models) == 1 else None
 
 
 def _campaign(path: Path | None, root: Path) -> Campaign | None:
