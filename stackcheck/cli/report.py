@@ -13,7 +13,7 @@ from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.cli import times
 from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
 from stackcheck.cli.output import Progress, print_json
-from stackcheck.errors import StackcheckError
+from stackcheck.errors import ConfigurationError, StackcheckError
 
 if TYPE_CHECKING:
     from stackcheck.history.history import History
@@ -103,7 +103,8 @@ def write_report(
         root=root,
         now=now,
         since=times.since(since, "--since"),
-        here=_here(machine),
+        here=None if machine else _here(),
+        asked=_machine(machine) if machine else None,
         campaign=_campaign(faults, root),
         report=report,
     )
@@ -118,7 +119,6 @@ def write_report(
 
 
 def _history(folder: Path | None, root: Path) -> History:
-    from stackcheck.errors import ConfigurationError
     from stackcheck.history.history import History, open_history
 
     if folder is None:
@@ -161,15 +161,22 @@ def _on_disk(target: str, root: Path) -> str:
     return f"oci:{root / target.removeprefix('oci:')}" if target.startswith("oci:") else target
 
 
-def _here(named: str | None) -> Machine | None:
-    """The machine to show first: the named one, else this host if it has devices of one model."""
+def _machine(named: str) -> Machine:
+    from stackcheck.report.standing import Machine
+
+    model, _, driver = named.partition("/")
+    return Machine(device_model=model, driver=driver)
+
+
+def _here() -> Machine | None:
+    """This host, if it has devices of one model."""
     from stackcheck import vendors
     from stackcheck.report.standing import Machine
 
-    if named is not None:
-        model, _, driver = named.partition("/")
-        return Machine(device_model=model, driver=driver)
-    host = vendors.host()
+    try:
+        host = vendors.host()
+    except ConfigurationError:  # GPUs of two vendors: the newest run decides what is shown first
+        return None
     models = {device.model for device in host.devices}
     return Machine(device_model=models.pop(), driver=host.driver or "") if len(models) == 1 else None
 

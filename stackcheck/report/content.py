@@ -97,8 +97,9 @@ def gather(
     root: Path,
     now: dt.datetime,
     since: dt.datetime | None,
-    here: standing.Machine | None,
-    campaign: Campaign | None,
+    here: standing.Machine | None = None,
+    asked: standing.Machine | None = None,
+    campaign: Campaign | None = None,
     report: Callable[[str], None],
 ) -> Content:
     """Ask the history for what a report says.
@@ -110,6 +111,7 @@ def gather(
         now: The time at which certificates and the last night are judged.
         since: Runs before this time are left out.
         here: The machine to show first, if anything is known about it.
+        asked: The machine to show first, whatever is known about it.
         campaign: The planted faults, if they were planted.
         report: Called with each line of progress.
 
@@ -122,11 +124,11 @@ def gather(
     groups = speed.groups(_points(history, runs))
     found_night = night.last_night(runs, now)
     found, problems = _details(history, _notable(runs, groups, found_night), report)
-    machines = standing.machines(runs, offered.images)
+    machines = _machines(standing.machines(runs, offered.images), asked)
     cells = standing.cells(runs, offered.images, now)
     return Content(
         made=now,
-        here=_first(here, machines, runs),
+        here=_first(asked or here, machines, runs),
         machines=machines,
         offered=offered,
         runs=runs,
@@ -187,6 +189,13 @@ def _detail(result: results.RunResult) -> Detail:
         curves=details.bandwidth(result),
         losses=details.losses(result),
     )
+
+
+def _machines(
+    known: tuple[standing.Machine, ...], asked: standing.Machine | None
+) -> tuple[standing.Machine, ...]:
+    """The known machines and the one that is asked for: that nothing is certified for it is an answer."""
+    return known if asked is None or asked in known else tuple(sorted((*known, asked)))
 
 
 def _first(
