@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stackcheck.history.history import History
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.content import Content, Offered
+    from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.standing import Machine
 
 app = new_app()
@@ -106,6 +107,7 @@ def write_report(
         here=None if machine else _here(),
         asked=_machine(machine) if machine else None,
         campaign=_campaign(faults, root),
+        nightly=_nightly(root),
         report=report,
     )
     file = out or (root / PAGE if form == "html" else None)
@@ -188,6 +190,13 @@ def _campaign(path: Path | None, root: Path) -> Campaign | None:
     if path is None and not default.is_file():
         return None
     return campaign.load(path or default)
+
+
+def _nightly(root: Path) -> NightlyFile | None:
+    from stackcheck.report import nightly_file
+
+    path = root / "build" / "nightly" / "night.json"
+    return nightly_file.load(path) if path.is_file() else None
 
 
 def _rendered(found: Content, form: Format) -> bytes:

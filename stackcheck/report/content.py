@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stackcheck.history.runs import Point, Run
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.details import LossBand
+    from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.published import Published
 
 WINDOW = 400  # runs whose points are read at once: more would need gigabytes
@@ -78,6 +79,7 @@ class Content:
     details: dict[str, Detail]
     band: LossBand | None
     campaign: Campaign | None
+    nightly: NightlyFile | None
     problems: tuple[str, ...]
 
     @property
@@ -100,6 +102,7 @@ def gather(
     here: standing.Machine | None = None,
     asked: standing.Machine | None = None,
     campaign: Campaign | None = None,
+    nightly: NightlyFile | None = None,
     report: Callable[[str], None],
 ) -> Content:
     """Ask the history for what a report says.
@@ -113,6 +116,7 @@ def gather(
         here: The machine to show first, if anything is known about it.
         asked: The machine to show first, whatever is known about it.
         campaign: The planted faults, if they were planted.
+        nightly: What `stackcheck nightly` did on this host, if it ran.
         report: Called with each line of progress.
 
     Raises:
@@ -139,6 +143,7 @@ def gather(
         details=found,
         band=details.loss_band(root),
         campaign=campaign,
+        nightly=nightly,
         problems=tuple(problems),
     )
 
