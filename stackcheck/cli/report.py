@@ -28,64 +28,70 @@ PAGE = Path("build") / "report.html"
 Format = Literal["html", "markdown", "prometheus"]
 
 
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Where to write it.",
+        show_default="build/report.html; other formats: stdout",
+    ),
+]
+Form = Annotated[
+    Format, typer.Option("--format", help="One HTML page, Markdown for a job summary, or Prometheus' text.")
+]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TARGET",
+        help="Where images are published: oci:DIR or HOST/REPO.",
+        show_default="`publish` in matrix.yaml",
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--history",
+        metavar="DIR",
+        help="A folder with a history.",
+        show_default="`history` in matrix.yaml, else build/history",
+    ),
+]
+Since = Annotated[
+    str,
+    typer.Option("--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."),
+]
+Faults = Annotated[
+    Path | None,
+    typer.Option(
+        "--faults",
+        metavar="FILE",
+        help="What `stackcheck prove --json` printed.",
+        show_default="build/faults.json, if it is there",
+    ),
+]
+ShownFirst = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="MODEL[/DRIVER]",
+        help="The machine to show first, such as MI300X/30.30.3; without a driver: CPU.",
+        show_default="this host",
+    ),
+]
+
+
 @app.command("report")
 def write_report(
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="Where to write it.",
-            show_default="build/report.html; other formats: stdout",
-        ),
-    ] = None,
-    form: Annotated[
-        Format,
-        typer.Option("--format", help="One HTML page, Markdown for a job summary, or Prometheus' text."),
-    ] = "html",
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="TARGET",
-            help="Where images are published: oci:DIR or HOST/REPO.",
-            show_default="`publish` in matrix.yaml",
-        ),
-    ] = None,
-    history: Annotated[
-        Path | None,
-        typer.Option(
-            "--history",
-            metavar="DIR",
-            help="A folder with a history.",
-            show_default="`history` in matrix.yaml, else build/history",
-        ),
-    ] = None,
-    since: Annotated[
-        str,
-        typer.Option(
-            "--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."
-        ),
-    ] = "90d",
-    faults: Annotated[
-        Path | None,
-        typer.Option(
-            "--faults",
-            metavar="FILE",
-            help="What `stackcheck prove --json` printed.",
-            show_default="build/faults.json, if it is there",
-        ),
-    ] = None,
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            "--machine",
-            metavar="MODEL[/DRIVER]",
-            help="The machine to show first, such as MI300X/30.30.3; without a driver: CPU.",
-            show_default="this host",
-        ),
-    ] = None,
+    out: Out = None,
+    form: Form = "html",
+    source: Source = None,
+    history: Folder = None,
+    since: Since = "90d",
+    faults: Faults = None,
+    machine: ShownFirst = None,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
