@@ -38,7 +38,7 @@ def main() -> None:
     start = time.monotonic()
     command = [str(ROOT / ".venv" / "bin" / "stackcheck"), "report", "--out", str(folder / "report.html")]
     command += ["--history", ".", "--from", "oci:dist", "--key", "demo.pub"]
-    command += ["--root", str(ROOT), "--device-model", "MI300X", "--driver", "30.30.3"]
+    command += ["--root", str(ROOT), "--machine", "MI300X/30.30.3"]
     subprocess.run(command, check=True, cwd=folder)
     size = (folder / "report.html").stat().st_size
     print(f"wrote report.html in {time.monotonic() - start:.1f} s: {size / 1e6:.2f} MB")

@@ -13,82 +13,85 @@ from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.cli import times
 from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
 from stackcheck.cli.output import Progress, print_json
-from stackcheck.errors import StackcheckError
+from stackcheck.errors import ConfigurationError, StackcheckError
 
 if TYPE_CHECKING:
     from stackcheck.history.history import History
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.content import Content, Offered
+    from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.standing import Machine
 
 app = new_app()
 
-AUTO, NONE = "auto", "none"
 PAGE = Path("build") / "report.html"
 Format = Literal["html", "markdown", "prometheus"]
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Where to write it.",
+        show_default="build/report.html; other formats: stdout",
+    ),
+]
+Form = Annotated[
+    Format, typer.Option("--format", help="One HTML page, Markdown for a job summary, or Prometheus' text.")
+]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TARGET",
+        help="Where images are published: oci:DIR or HOST/REPO.",
+        show_default="`publish` in matrix.yaml",
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--history",
+        metavar="DIR",
+        help="A folder with a history.",
+        show_default="`history` in matrix.yaml, else build/history",
+    ),
+]
+Since = Annotated[
+    str,
+    typer.Option("--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."),
+]
+Faults = Annotated[
+    Path | None,
+    typer.Option(
+        "--faults",
+        metavar="FILE",
+        help="What `stackcheck prove --json` printed.",
+        show_default="build/faults.json, if it is there",
+    ),
+]
+ShownFirst = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="MODEL[/DRIVER]",
+        help="The machine to show first, such as MI300X/30.30.3; without a driver: CPU.",
+        show_default="this host",
+    ),
+]
 
 
 @app.command("report")
 def write_report(
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="Where to write it.",
-            show_default="build/report.html; other formats: stdout",
-        ),
-    ] = None,
-    form: Annotated[
-        Format,
-        typer.Option("--format", help="One HTML page, Markdown for a job summary, or Prometheus' text."),
-    ] = "html",
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="TARGET",
-            help="Where images are published: oci:DIR or HOST/REPO.",
-            show_default="`publish` in matrix.yaml",
-        ),
-    ] = None,
-    history: Annotated[
-        Path | None,
-        typer.Option(
-            "--history",
-            metavar="DIR",
-            help="A folder with a history.",
-            show_default="`history` in matrix.yaml, else build/history",
-        ),
-    ] = None,
-    since: Annotated[
-        str,
-        typer.Option(
-            "--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."
-        ),
-    ] = "90d",
-    faults: Annotated[
-        Path | None,
-        typer.Option(
-            "--faults",
-            metavar="FILE",
-            help="What `stackcheck prove --json` printed.",
-            show_default="build/faults.json, if it is there",
-        ),
-    ] = None,
-    device_model: Annotated[
-        str,
-        typer.Option(
-            "--device-model", metavar="MODEL", help="Device model to show first; `auto`: this host's."
-        ),
-    ] = AUTO,
-    driver: Annotated[
-        str,
-        typer.Option(
-            "--driver", metavar="VERSION", help="Driver to show first; `none` is a host without a GPU."
-        ),
-    ] = AUTO,
+    out: Out = None,
+    form: Form = "html",
+    source: Source = None,
+    history: Folder = None,
+    since: Since = "90d",
+    faults: Faults = None,
+    machine: ShownFirst = None,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -107,8 +110,10 @@ def write_report(
         root=root,
         now=now,
         since=times.since(since, "--since"),
-        here=_here(device_model, driver),
+        here=None if machine else _here(),
+        asked=_machine(machine) if machine else None,
         campaign=_campaign(faults, root),
+        nightly=_nightly(root),
         report=report,
     )
     file = out or (root / PAGE if form == "html" else None)
@@ -122,7 +127,6 @@ def write_report(
 
 
 def _history(folder: Path | None, root: Path) -> History:
-    from stackcheck.errors import ConfigurationError
     from stackcheck.history.history import History, open_history
 
     if folder is None:
@@ -165,19 +169,24 @@ def _on_disk(target: str, root: Path) -> str:
     return f"oci:{root / target.removeprefix('oci:')}" if target.startswith("oci:") else target
 
 
-def _here(device_model: str, driver: str) -> Machine | None:
-    """The machine to show first: the named one, else this host if it has devices of one model."""
+def _machine(named: str) -> Machine:
+    from stackcheck.report.standing import Machine
+
+    model, _, driver = named.partition("/")
+    return Machine(device_model=model, driver=driver)
+
+
+def _here() -> Machine | None:
+    """This host, if it has devices of one model."""
     from stackcheck import vendors
     from stackcheck.report.standing import Machine
 
-    if AUTO not in {device_model, driver}:
-        return Machine(device_model=device_model, driver="" if driver == NONE else driver)
-    host = vendors.host()
-    models = sorted({device.model for device in host.devices})
-    if device_model == AUTO and len(models) != 1:
+    try:
+        host = vendors.host()
+    except ConfigurationError:  # GPUs of two vendors: the newest run decides what is shown first
         return None
-    version = (host.driver or "") if driver == AUTO else "" if driver == NONE else driver
-    return Machine(device_model=models[0] if device_model == AUTO else device_model, driver=version)
+    models = {device.model for device in host.devices}
+    return Machine(device_model=models.pop(), driver=host.driver or "") if len(models) == 1 else None
 
 
 def _campaign(path: Path | None, root: Path) -> Campaign | None:
@@ -187,6 +196,13 @@ def _campaign(path: Path | None, root: Path) -> Campaign | None:
     if path is None and not default.is_file():
         return None
     return campaign.load(path or default)
+
+
+def _nightly(root: Path) -> NightlyFile | None:
+    from stackcheck.report import nightly_file
+
+    path = root / "build" / "nightly" / "night.json"
+    return nightly_file.load(path) if path.is_file() else None
 
 
 def _rendered(found: Content, form: Format) -> bytes:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stackcheck.history.runs import Point, Run
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.details import LossBand
+    from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.published import Published
 
 WINDOW = 400  # runs whose points are read at once: more would need gigabytes
@@ -78,6 +79,7 @@ class Content:
     details: dict[str, Detail]
     band: LossBand | None
     campaign: Campaign | None
+    nightly: NightlyFile | None
     problems: tuple[str, ...]
 
     @property
@@ -97,8 +99,10 @@ def gather(
     root: Path,
     now: dt.datetime,
     since: dt.datetime | None,
-    here: standing.Machine | None,
-    campaign: Campaign | None,
+    here: standing.Machine | None = None,
+    asked: standing.Machine | None = None,
+    campaign: Campaign | None = None,
+    nightly: NightlyFile | None = None,
     report: Callable[[str], None],
 ) -> Content:
     """Ask the history for what a report says.
@@ -110,7 +114,9 @@ def gather(
         now: The time at which certificates and the last night are judged.
         since: Runs before this time are left out.
         here: The machine to show first, if anything is known about it.
+        asked: The machine to show first, whatever is known about it.
         campaign: The planted faults, if they were planted.
+        nightly: What `stackcheck nightly` did on this host, if it ran.
         report: Called with each line of progress.
 
     Raises:
@@ -122,11 +128,11 @@ def gather(
     groups = speed.groups(_points(history, runs))
     found_night = night.last_night(runs, now)
     found, problems = _details(history, _notable(runs, groups, found_night), report)
-    machines = standing.machines(runs, offered.images)
+    machines = _machines(standing.machines(runs, offered.images), asked)
     cells = standing.cells(runs, offered.images, now)
     return Content(
         made=now,
-        here=_first(here, machines, runs),
+        here=_first(asked or here, machines, runs),
         machines=machines,
         offered=offered,
         runs=runs,
@@ -137,6 +143,7 @@ def gather(
         details=found,
         band=details.loss_band(root),
         campaign=campaign,
+        nightly=nightly,
         problems=tuple(problems),
     )
 
@@ -187,6 +194,13 @@ def _detail(result: results.RunResult) -> Detail:
         curves=details.bandwidth(result),
         losses=details.losses(result),
     )
+
+
+def _machines(
+    known: tuple[standing.Machine, ...], asked: standing.Machine | None
+) -> tuple[standing.Machine, ...]:
+    """The known machines and the one that is asked for: that nothing is certified for it is an answer."""
+    return known if asked is None or asked in known else tuple(sorted((*known, asked)))
 
 
 def _first(

@@ -117,6 +117,11 @@ def _night(content: Content) -> Iterator[str]:
         yield f"{total}: {passed} passed, {failed} failed, {unfit} on an unfit machine.\n"
     for trouble in night.troubles:
         yield from _trouble(content, trouble)
+    if content.nightly:
+        yield from (f"- **{escaped(text)}**" for text in content.nightly.warnings)
+        yield from (
+            f"- not run: {escaped(skip.tag)}: {escaped(skip.why)}" for skip in content.nightly.skipped
+        )
 
 
 def _trouble(content: Content, trouble: Trouble) -> Iterator[str]:

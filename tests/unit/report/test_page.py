@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from report_content import HOSTILE, HOUR, NOW, STACK, certified, failed_detail, image, point, run, whole
-from stackcheck.report import blocks, campaign, content, page
+from stackcheck.errors import ConfigurationError
+from stackcheck.report import blocks, campaign, content, nightly_file, page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,8 +82,23 @@ def everything(name: str = STACK) -> Content:
         [point(failed, 5, name, check=name, unit=name)],
         details={failed.record: failed_detail(name, name)},
         campaign=faults,
+        nightly=nightly(name),
         problems=(name,),
     )
+
+
+def nightly(name: str) -> nightly_file.NightlyFile:
+    document = {
+        "schema": 1,
+        "started": "2026-03-04T02:00:00Z",
+        "node": name,
+        "line": name,
+        "warnings": [name],
+        "reboot_pending": name,
+        "skipped": [{"tag": name, "why": name, "for_here": True}],
+        "images": [],
+    }
+    return nightly_file.NightlyFile.model_validate_json(json.dumps(document))
 
 
 def test_the_questions_are_answered_in_order() -> None:
@@ -192,6 +208,20 @@ def test_a_run_whose_record_is_not_read_still_says_why_it_failed() -> None:
 
 def test_a_night_without_runs_is_said() -> None:
     assert "No run in the 24 hours before this page" in shown(whole([run(30 * HOUR)])).text
+
+
+def test_what_the_night_did_not_run_is_listed_with_its_reason() -> None:
+    found = shown(whole([run()], nightly=nightly("odd-name")))
+    assert "1 image was not run, and why odd-name : odd-name" in found.text.replace("odd-name:", "odd-name :")
+    assert "A reboot is pending, so nothing was run: odd-name" in found.text
+
+
+def test_a_damaged_file_of_the_night_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "night.json"
+    path.write_text('{"schema": 2}')
+    with pytest.raises(ConfigurationError) as error:
+        nightly_file.load(path)
+    assert "stackcheck nightly" in str(error.value)
 
 
 def test_states_have_words_beside_shapes() -> None:

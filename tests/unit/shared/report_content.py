@@ -118,6 +118,7 @@ def whole(
         details={},
         band=None,
         campaign=None,
+        nightly=None,
         problems=(),
     )
     return dataclasses.replace(made, **changes)
