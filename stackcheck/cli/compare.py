@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Tier, Vendor, new_app
+from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Vendor, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError
+from stackcheck.matrix.policy import Tier as TierName
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.history.compare import Compared, Comparison
     from stackcheck.history.pairing import PairedMetric, PairedRuns
-    from stackcheck.matrix.policy import Tier as TierName
     from stackcheck.vendors import Vendor as VendorName
 
 app = new_app()
@@ -54,7 +54,9 @@ def compare_runs(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="With --paired, runs of each side.")] = 5,
-    tier: Tier = None,
+    tier: Annotated[
+        TierName, typer.Option("--tier", help="With --paired, how thorough the suites are.")
+    ] = "standard",
     vendor: Vendor = None,
     every: Annotated[bool, typer.Option("--all", help="Also list the metrics that are equal.")] = False,
     as_json: AsJson = False,
@@ -148,7 +150,7 @@ def _pair(
     *,
     checks: str | None,
     rounds: int,
-    tier: TierName | None,
+    tier: TierName,
     vendor: VendorName | None,
     as_json: bool,
 ) -> None:
@@ -169,7 +171,7 @@ def _pair(
             other,
             engine,
             root=root,
-            tier=tier or "standard",
+            tier=tier,
             only=checks or pairing.SPEED,
             rounds=rounds,
             report=report,
@@ -188,7 +190,8 @@ def _paired_row(each: PairedMetric) -> tuple[str, ...]:
     from statistics import median
 
     pair = each.pair
-    numbers = (f"{pair.loss:+.2%}", f"{pair.limit:.2%}", f"{pair.resolves:.2%}")
+    finds = f"{pair.resolves:.2%}" if pair.resolves < 1 else "nothing"
+    numbers = (f"{pair.loss:+.2%}", f"{pair.limit:.2%}", finds)
     return (
         pair.verdict,
         each.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stackcheck.files.atomic import file_error
 from stackcheck.history import records as records_of
 from stackcheck.history.index import Index
 from stackcheck.history.records import Records
@@ -92,13 +93,17 @@ def open_history(root: Path) -> History:
 
     Raises:
         HistoryError: It cannot be opened.
+        FileError: Its folder cannot be made.
         ConfigurationError: matrix.yaml is wrong.
     """
     file = root / "matrix.yaml"
     chosen = matrix.load(file).history if file.exists() else None
     folder = root / FOLDER
     if chosen is None or chosen.index is None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise file_error(error, folder) from error
     return History(
         (chosen.records if chosen else None) or str(folder / "records"),
         (chosen.index if chosen else None) or f"sqlite:///{folder / 'index.sqlite'}",

@@ -28,7 +28,7 @@ from stackcheck.history.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from stackcheck.history.records import Records
 
@@ -93,14 +93,13 @@ class Index:
 
     def points(self, query: Query) -> list[tuple[Run, Point]]:
         """The points that a query asks for, each with its run."""
-        keys = (SERIES.c["check"], SERIES.c["name"], SERIES.c["unit"])
-        joined = RUNS.join(POINTS, POINTS.c.run == RUNS.c.id).join(SERIES, SERIES.c.id == POINTS.c.series)
-        filters = (*_run_filters(query, POINTS.c.started), *_series(query))
-        values = (POINTS.c[name] for name in _VALUES)
-        wanted = sa.select(POINTS.c.run, *keys, *values, *RUN_COLUMNS).select_from(joined)
-        ordered = _ordered(wanted.where(*filters), query, (POINTS.c.started, POINTS.c.run))
         with self._transaction() as connection:
-            return list(_with_runs(connection.execute(ordered)))
+            found = connection.execute(sa.select(SERIES).where(*_series(query)))
+            series = {row[0]: (row[1], row[2], row[3]) for row in found}
+            if not series:
+                return []
+            rows = connection.execute(_points(query, sorted(series)))
+            return list(_with_runs(rows, series))
 
     def latest(self, query: Query) -> Run | None:
         """The newest run that a query asks for."""
@@ -151,13 +150,36 @@ def _hidden(url: str) -> str:
         return url
 
 
-def _with_runs(rows: Iterable[sa.Row[Any]]) -> Iterator[tuple[Run, Point]]:
+def _points(query: Query, series: list[int]) -> sa.Select[Any]:
+    """The statement for the points of some series.
+
+    One series is walked in the order of time, in which the table holds it. Of several, each run's points are
+    looked up, so that the walk over the runs can end at the limit.
+    """
+    fields = (POINTS.c.run, POINTS.c.series, *(POINTS.c[name] for name in _VALUES), *RUN_COLUMNS)
+    if len(series) == 1 and not any(getattr(query, name) for name in _PATTERNS):
+        joined = POINTS.join(RUNS, RUNS.c.id == POINTS.c.run)
+        filters = (POINTS.c.series == series[0], *_run_filters(query, POINTS.c.started))
+        order = POINTS.c.started, POINTS.c.run
+    else:
+        same = sa.and_(
+            POINTS.c.series.in_(series), POINTS.c.started == RUNS.c.started, POINTS.c.run == RUNS.c.id
+        )
+        joined = RUNS.join(POINTS, same)
+        filters = tuple(_run_filters(query))
+        order = RUNS.c.started, RUNS.c.id
+    return _ordered(sa.select(*fields).select_from(joined).where(*filters), query, order)
+
+
+def _with_runs(
+    rows: Iterable[sa.Row[Any]], series: Mapping[int, tuple[str, str, str]]
+) -> Iterator[tuple[Run, Point]]:
     runs: dict[int, Run] = {}
-    for number, check, name, unit, *rest in (tuple(row) for row in rows):
+    for number, key, *rest in (tuple(row) for row in rows):
         run = runs.get(number)
         if run is None:
             run = runs[number] = to_run(rest[len(_VALUES) :])
-        yield run, to_point(run.record, (check, name, unit), rest[: len(_VALUES)])
+        yield run, to_point(run.record, series[key], rest[: len(_VALUES)])
 
 
 def _run_filters(query: Query, started: sa.Column[Any] = RUNS.c.started) -> Iterator[sa.ColumnElement[bool]]:

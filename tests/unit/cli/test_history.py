@@ -1,0 +1,108 @@
+"""`stackcheck history`: what it lists, and the tables that it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kept_runs import GEMM, PASSED, body, failed
+from small_checkout import call
+from stackcheck.history.history import open_history
+from stackcheck.history.spark import sparkline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def kept(small_checkout: Path) -> Path:
+    """A history of ten nights; the fourth one failed."""
+    history = open_history(small_checkout)
+    for number in range(10):
+        history.append(body(number), failed(GEMM) if number == 3 else PASSED, None, source="test")
+    return small_checkout
+
+
+def listed(capsys: Capsys, *options: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(call(capsys, "history", *options, "--json").out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ((), 10),
+        (("--limit", "3"), 3),
+        (("--status", "FAILED"), 1),
+        (("--check", "*gemm*"), 1),
+        (("--stack", "cuda13*", "--device", "h200", "--driver", "580*"), 10),
+        (("--stack", "rocm*"), 0),
+        (("--since", "2026-01-09"), 2),
+        (("--since", "2026-01-09T12:00:00+00:00"), 1),
+        (("--since", "1h"), 0),
+        (("--metric", "gemm*"), 20),
+        (("--metric", "gemm_tflops[m=8192]", "--status", "FAILED"), 1),
+    ],
+)
+@pytest.mark.usefixtures("kept")
+def test_options_choose_runs_and_metrics(capsys: Capsys, options: tuple[str, ...], count: int) -> None:
+    assert len(listed(capsys, *options)) == count
+
+
+@pytest.mark.usefixtures("kept")
+def test_one_metric_has_a_sparkline_and_its_values(capsys: Capsys) -> None:
+    out = call(capsys, "history", "--metric", "gemm_tflops[m=8192]").out
+    assert "▁▂▃▃▄▅▆▆▇█" in out
+    assert "799 (+0.6%)" in out
+    assert len([line for line in out.splitlines() if line.startswith("2026-01-")]) == 10
+
+
+def test_a_sparkline_has_one_character_a_value_up_to_its_width() -> None:
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5.0, 5.0]) == "▅▅"
+    assert sparkline([]) == ""
+    assert len(sparkline([float(i) for i in range(1000)], 40)) == 40
+
+
+@pytest.mark.parametrize(("table", "rows"), [("metrics", 20), ("runs", 10)])
+@pytest.mark.usefixtures("kept")
+def test_the_same_rows_in_csv_and_parquet(capsys: Capsys, tmp_path: Path, table: str, rows: int) -> None:
+    from pyarrow import parquet
+
+    for name in ("t.csv", "t.parquet"):
+        assert call(capsys, "history", "export", "--to", tmp_path / name, "--table", table).code == 0
+    with (tmp_path / "t.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    columns = parquet.read_table(tmp_path / "t.parquet").to_pylist()
+    assert (len(lines), len(columns)) == (rows, rows)
+    for line, row in zip(lines, columns, strict=True):
+        assert line["record"] == row["record"]
+        assert line["started"] == row["started"].isoformat()
+        assert line["failed"] == "; ".join(row["failed"])
+        if table == "metrics":
+            assert float(line["value"]) == row["value"]
+            assert [float(text) for text in line["repeats"].split("; ")] == row["repeats"]
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_export_that_fails_leaves_no_half_file(capsys: Capsys, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").mkdir()
+    assert call(capsys, "history", "export", "--to", tmp_path / "t.csv").code == 10
+    assert [path.name for path in tmp_path.glob("*t.csv*")] == ["t.csv"]
+
+
+def test_a_rebuild_names_what_is_damaged(kept: Path, capsys: Capsys) -> None:
+    path = min((kept / "build" / "history" / "records").rglob("*.gz"))
+    path.write_bytes(b"rust")
+    done = call(capsys, "history", "rebuild")
+    assert done.code == 10
+    assert "damaged  1" in done.out
+    assert path.name.removesuffix(".json.gz") in done.err
+    assert len(listed(capsys)) == 9
