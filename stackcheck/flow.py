@@ -216,7 +216,7 @@ def test(
         ChecksFailedError: The run has no valid result, or the image's packages cannot be listed.
     """
     folder = settings.folder(subject.name)
-    plan = _plan(subject, settings, folder)
+    plan = plan_run(subject, settings, folder)
     for reason in verdict.machine_mismatch((device.model for device in plan.host.devices), subject.machines):
         report(f"{subject.name}: this run cannot end PASSED: {reason}")
     earlier = None if settings.force else run.earlier_result(plan, folder)
@@ -224,7 +224,7 @@ def test(
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     result = earlier or run.run(plan, engine, out=folder, report=report)
     sbom.load_or_create(subject.image, engine, folder, report)
-    judged, tier = _judge(plan, result, settings.root, folder), plan.tier
+    judged, tier = judge_run(plan, result, settings.root, folder), plan.tier
     if not is_enough(tier, subject.policy.certifies[subject.vendor]):
         report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; {CANNOT_CERTIFY}")
     report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
@@ -254,43 +254,13 @@ def _keep(
     return None
 
 
-def run_again(
-    subject: Subject,
-    engine: Engine,
-    settings: FlowSettings,
-    folder: Path,
-    report: Callable[[str], None],
-    *,
-    finished: Callable[[RunResult], bool],
-) -> JudgedRun:
-    """Run the suites in a published image and judge the result; its SBOM is attached to it already.
-
-    Args:
-        subject: The image under test.
-        engine: Starts the container.
-        settings: As in `test`.
-        folder: For the files of the run; `build/<name>/` is about the image that was built here.
-        report: Called with each line of progress.
-        finished: Whether the result in `folder` is the run that is asked for (after an interruption).
-
-    Raises:
-        ChecksFailedError: The run has no valid result.
-    """
-    plan = _plan(subject, settings, folder)
-    earlier = run.earlier_result(plan, folder)
-    kept = earlier if earlier and finished(earlier) else None
-    result = kept or run.run(plan, engine, out=folder, report=report)
-    judged = _judge(plan, result, settings.root, folder)
-    report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
-    return JudgedRun(result=result, verdict=judged, folder=folder, reused=kept is not None)
-
-
-def _plan(subject: Subject, settings: FlowSettings, folder: Path) -> run.RunPlan:
+def plan_run(subject: Subject, settings: FlowSettings, folder: Path) -> run.RunPlan:
+    """Everything that a run of the suites depends on; `folder` takes its files."""
     tier = settings.tier or subject.policy.certifies[subject.vendor]
     return run.plan(subject, tier=tier, root=settings.root, out=folder)
 
 
-def _judge(plan: run.RunPlan, result: RunResult, root: Path, folder: Path) -> Verdict:
+def judge_run(plan: run.RunPlan, result: RunResult, root: Path, folder: Path) -> Verdict:
     """The verdict on a run, also written to verdict.json."""
     required = requirements.of(plan.subject, plan.host, plan.tier, root)
     judged = verdict.judge(result, required, bounds.look_up(result, root))

@@ -101,7 +101,7 @@ def renew(
 
 
 def obsolete(known: Sequence[Statement], summary: Statement) -> frozenset[str]:
-    """Digests of the statements that a new summary makes superfluous: whatever they answer, it answers better.
+    """Digests of the statements that a new summary makes superfluous: it answers the same, and later.
 
     Without this an image that is renewed each week would collect hundreds of statements, and each `verify`
     reads them all. The runs stay in the history. Pure.

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from stackcheck import flow
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
-from stackcheck.nightly import act, planning, state
+from stackcheck.nightly import act, planning, rerun, state
 from stackcheck.nightly.act import Workplace
 from stackcheck.nightly.decide import GOOD, Certified, Decision, RunOutcome, decide, outcome
 from stackcheck.nightly.state import Ended, Item, JudgedStep, LastNight, Plan
@@ -154,14 +153,7 @@ class _Stage:
 
     def _judged(self, item: Item, subject: Subject, finished: Callable[[RunResult], bool]) -> JudgedRun:
         """A run of the image: the one that `finished` finds in its folder, or a new one."""
-        return flow.run_again(
-            subject,
-            self._place.engine,
-            self._place.settings.flow,
-            self._folder / RUNS / item.tag,
-            self._report,
-            finished=finished,
-        )
+        return rerun.judged_run(subject, self._place, self._folder / RUNS / item.tag, finished)
 
     def _recorded(self, judged: JudgedRun) -> JudgedStep:
         # The end of the run, and not this moment: a step that is repeated has to say the same.

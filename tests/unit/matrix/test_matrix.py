@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,44 @@ def test_an_override_changes_what_it_sets_and_nothing_else():
 def test_an_entry_that_is_about_no_stack_is_refused(section: str, entry: dict[str, object], place: str):
     with pytest.raises(ConfigurationError, match=place):
         expand.expand(matrix.parse({**_changed(), section: [entry]}))
+
+
+def test_images_from_elsewhere_and_the_age_of_renewal_are_read():
+    value = _changed()
+    entry = {"reference": "rocm/pytorch:latest", "vendor": "amd", "device": "MI300X"}
+    digest = {**entry, "reference": f"registry.example.org:5000/team/image@sha256:{'a' * 64}"}
+    value["foreign"] = [entry, digest]
+    assert matrix.parse(value).policy.renew_after == dt.timedelta(days=7)
+    value["policy"]["renew_after_days"] = "1"
+    found = matrix.parse(value)
+    assert [item.device for item in found.foreign] == ["MI300X", "MI300X"]
+    assert found.policy.renew_after == dt.timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("entry", "place"),
+    [
+        ({"reference": "rocm/pytorch:x; id"}, "foreign[0].reference"),
+        ({"reference": "oci:dist:tag"}, "foreign[0].reference"),
+        ({"reference": "pytorch"}, "foreign[0].reference"),
+        ({"vendor": "intel"}, "foreign[0].vendor"),
+        ({"device": None}, "foreign[0].device"),
+        ({"count": "8"}, "foreign[0].count"),
+    ],
+)
+def test_an_image_from_elsewhere_that_cannot_be_pulled_is_refused(entry: dict[str, object], place: str):
+    value = _changed()
+    value["foreign"] = [{"reference": "rocm/pytorch:latest", "vendor": "amd", "device": "MI300X"} | entry]
+    with pytest.raises(ConfigurationError, match=re.escape(place)):
+        matrix.parse(value)
+
+
+@pytest.mark.parametrize("days", ["0", "31", "soon"])
+def test_an_age_of_renewal_that_verify_would_not_survive_is_refused(days: str):
+    value = _changed()
+    value["policy"]["renew_after_days"] = days
+    with pytest.raises(ConfigurationError, match="renew_after_days"):
+        matrix.parse(value)
 
 
 @pytest.mark.parametrize("id_", ["My-Stack", "a+b", "a..b", "x" * 129, "a-"])
