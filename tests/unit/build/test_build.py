@@ -161,7 +161,7 @@ def test_a_lost_layout_builds_again_and_a_lost_engine_image_is_only_loaded(check
 def test_secrets_are_given_as_files_that_end_with_the_build(checkout: Path) -> None:
     engine = FakeEngine()
     build_it(checkout, engine)
-    assert "https://u:secret@i.example.org" in engine.secrets["pip_conf-final"]
+    assert "https://u:secret@i.example.org" in engine.secrets["pip_conf-0"]
     assert "secret@" not in json.dumps(engine.definitions)
     (target,) = engine.definitions[0]["target"].values()
     assert not any(Path(entry.split("src=")[1]).exists() for entry in target["secret"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_checkout import CPU_STACK, FakeEngine, call
-from stackcheck.build import bootstrap, plans
+from stackcheck.build import bootstrap, plans, stages
 from stackcheck.certificate.statement import PROVENANCE
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -122,7 +122,8 @@ def test_the_builder_gets_the_bytes_that_were_checked_and_hashed(
     monkeypatch.setattr(bootstrap, "bootstrap", slow)
     assert call(capsys, "build", CPU_STACK).code == 0
     assert path.read_bytes() != before
-    assert (small_checkout / "build" / CPU_STACK / "context" / "Dockerfile").read_bytes() == before
+    given = (small_checkout / "build" / CPU_STACK / "context" / "Dockerfile").read_text()
+    assert given == stages.with_own_secret(before.decode(), "pip_conf")
     image = (small_checkout / "build" / CPU_STACK / "image.json").read_text()
     assert hashlib.sha256(before).hexdigest() in image
     assert len(fake_engine.builds) == 1
