@@ -56,8 +56,8 @@ SHARED_BYTES = {
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
 }
-# The first Triton with an architecture's own instructions. 3.2 takes MI300's for gfx950, and a signal ends it for
-# sm_100: tests/integration/test_triton_releases.py compiles with every release from 3.2 to 3.9.
+# The first Triton with an architecture's own instructions. 3.2 takes MI300's for gfx950, and dies for sm_100:
+# tests/integration/test_triton_releases.py compiles with every release from 3.2 to 3.9.
 FIRST_TRITON = {"gfx950": (3, 3), "sm_100": (3, 3)}
 BLOCK, TILES = 64, ((32, 4), (128, 8))  # the tile of most checks, by 4 warps, and others
 MATRIX_OF_BF16 = re.compile(
