@@ -59,11 +59,13 @@ def release(
 
 
 def linker() -> str:
-    """The host's generic lld, installed from the distribution's package if it is missing."""
-    if shutil.which("lld") is None:
-        subprocess.run(("apt-get", "install", "-y", "-q", "lld"), check=True, capture_output=True)
-    found = shutil.which("lld")
-    assert found, "lld is not installed: apt-get install lld"
+    """The host's linker of LLVM 19, installed from the distribution if it is missing: 14 knows too old a code
+    object only.
+    """
+    if shutil.which("ld.lld-19") is None:
+        subprocess.run(("apt-get", "install", "-y", "-q", "lld-19"), check=True, capture_output=True)
+    found = shutil.which("ld.lld-19")
+    assert found, "ld.lld-19 is not installed: apt-get install lld-19"
     return found
 
 
