@@ -11,6 +11,7 @@ are named by a URI of this project, as the specifications ask.
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import re
 from collections import Counter
@@ -156,7 +157,7 @@ def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statem
 
     Its time is `now`, or a millisecond after the certificate's if this host's clock is behind.
     """
-    document = certified.document
+    document = copy.deepcopy(certified.document)
     predicate = document["predicate"]
     scope = {key: value for key, value in predicate[CERTIFICATE_FIELD].items() if key in _SCOPE}
     document["predicate"] = {
@@ -172,7 +173,7 @@ def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statem
 
 def superseding(certified: Statement, revoked_at: dt.datetime) -> Statement:
     """The same PASSED VSA with `notBefore`: it supersedes the revocation, older verdicts stay revoked."""
-    document = certified.document
+    document = copy.deepcopy(certified.document)
     document["predicate"][CERTIFICATE_FIELD]["notBefore"] = _timestamp(revoked_at)
     return Statement(predicate_type=VSA, payload=compact_json(document))
 

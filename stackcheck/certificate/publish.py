@@ -2,7 +2,8 @@
 
 In: an image and its signed statements. Out: `Published`: a tag that names a digest with a valid certificate.
 The order is: copy the image without a tag, read it back, attach the statements, read them back and verify
-them, tag last. If any step fails, the tag still names the digest that was certified before.
+them, tag last. If any step fails, the tag still names the digest that was certified before. Then a last look:
+if another host revoked the image meanwhile, the tag is moved back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
+from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
 from stackcheck.certificate.statement import Envelope, facts, time_verified
 from stackcheck.errors import ConfigurationError, PublishError
@@ -125,6 +127,7 @@ def copy_and_tag(
         unique = tags.unique(store, tag, manifest.digest)
         store.write_manifest(manifest, unique)
         store.write_manifest(manifest, tag)
+        _look_again(store, manifest, envelopes, public_key)
     report(f"published {store.target}:{tag}")
     return Published(
         reference=Reference(target=store.target, tag=tag),
@@ -180,6 +183,31 @@ def promote(
         )
     store = open_store(parse_target(target), plain_http=plain_http)
     return copy_and_tag(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
+
+
+def _look_again(
+    store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
+) -> None:
+    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image.
+
+    Raises:
+        PublishError: The image was revoked meanwhile.
+    """
+    attachments.attach(store, manifest, envelopes, public_key)
+    try:
+        admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
+    except RegistryError:
+        raise
+    except PublishError as error:
+        moves = move_back(store, manifest.digest, public_key)
+        places = [f"{tag} -> {digest}" for tag, digest in moves.moved.items()]
+        raise PublishError(
+            "the image was revoked while it was being published",
+            where=f"{store.target}@{manifest.digest}",
+            got=f"{error.got}; tags: {', '.join((*places, *moves.removed, *moves.left)) or 'none named it'}",
+            expected="nobody revokes it meanwhile: let one host at a time write to a repository",
+            next_step=error.next_step,
+        ) from error
 
 
 def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ import base64
 import datetime as dt
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from cryptography.exceptions import InvalidSignature
@@ -44,9 +45,9 @@ class Statement:
     predicate_type: str
     payload: bytes
 
-    @property
+    @cached_property
     def document(self) -> dict[str, Any]:
-        """The statement as JSON."""
+        """The statement as JSON; whoever changes it changes a copy."""
         return dict(json.loads(self.payload))
 
     @property
@@ -54,7 +55,7 @@ class Statement:
         """What the statement says about its subject."""
         return dict(self.document["predicate"])
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the signed bytes."""
         return sha256(self.payload)
@@ -141,6 +142,27 @@ def last_revoked(statements: Iterable[Statement]) -> dt.datetime | None:
     failed = [time_verified(item) for item in summaries if status(item) == "FAILED"]
     superseded = [moment for moment in map(not_before, summaries) if moment]
     return max((*failed, *superseded), default=None)
+
+
+def lifts(statement: Statement, revoked_at: dt.datetime | None) -> bool:
+    """Whether a PASSED summary counts although the image was revoked then: it has to say so itself.
+
+    Its time is not enough. A verdict that was signed later may be about a run from before the revocation, and
+    of two hosts each sees what the other wrote only later.
+    """
+    superseded = not_before(statement)
+    return revoked_at is None or (superseded is not None and superseded >= revoked_at)
+
+
+def lifted(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The summaries that no longer count because a run lifted a revocation: it, and PASSED ones before it."""
+    summaries = [item for item in statements if item.predicate_type == VSA]
+    passed = [item for item in summaries if status(item) == "PASSED"]
+    revoked_at = max((moment for moment in map(not_before, passed) if moment), default=None)
+    if revoked_at is None:
+        return ()
+    failed = [item for item in summaries if status(item) == "FAILED" and time_verified(item) <= revoked_at]
+    return (*failed, *(item for item in passed if not lifts(item, revoked_at)))
 
 
 def status(statement: Statement) -> Literal["PASSED", "FAILED"]:
