@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.verdict import Verdict
 
 # The fields of the certificate that a revocation keeps: which image and host it is about.
-_SCOPE = ("stackId", "configDigest", "host", "experimental")
+_SCOPE = ("stackId", "name", "configDigest", "host", "experimental")
 
 
 class Certifiable(Protocol):
@@ -80,6 +80,7 @@ def certify(
     experimental: bool = False,
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
 
@@ -94,6 +95,7 @@ def certify(
         experimental: Whether the matrix marks the stack so.
         archs: The architectures that the stack declares; those that never ran are named.
         known_issues: The reported faults of the stack's versions.
+        name: Under which tag the image is published; None: its stack id.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
@@ -108,6 +110,7 @@ def certify(
         experimental=experimental,
         archs=archs,
         known_issues=known_issues,
+        name=name,
     )
     return tuple(sign(statement, key) for statement in made)
 
@@ -123,6 +126,7 @@ def statements(
     experimental: bool = False,
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
@@ -141,7 +145,12 @@ def statements(
         _statement(image, PROVENANCE, _build_provenance(provenance)),
         _statement(image, SBOM, sbom),
     )
-    scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
+    scope = {
+        "stackId": image.stack_id,
+        "name": name or image.stack_id,
+        "configDigest": image.config_digest,
+        "experimental": experimental,
+    }
     summary = _summary(
         scope | _certificate_field(result, verdict, archs) | {"knownIssues": [*map(dict, known_issues)]},
         status=verdict.status,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stackcheck.certificate import attachments
 from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
-from stackcheck.certificate.statement import Envelope, facts, time_verified
+from stackcheck.certificate.statement import Envelope, facts, name_of, time_verified
 from stackcheck.errors import ConfigurationError, PublishError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, RegistryError
@@ -108,13 +108,13 @@ def copy_and_tag(
             next_step="name the image by the id of its stack: stackcheck list",
         )
     certified = admit(manifest, envelopes)
-    stack_id = facts(certified)["stackId"]
-    if not tags.names(tag, stack_id):
+    name, stack_id = name_of(certified), facts(certified)["stackId"]
+    if not tags.names(tag, name, stack_id):
         raise PublishError(
-            "the tag does not belong to the image's stack",
+            "the tag does not belong to the image",
             where=f"{store.target}:{tag}",
-            got=f"an image of {f'stack {stack_id}' if stack_id else 'no stack'}",
-            expected=f"the tag {stack_id or 'that `stackcheck certify` gave the image'}",
+            got=f"an image of {f'stack {stack_id}' if stack_id else 'no stack'}, certified as {name}",
+            expected="the stack id as tag, or for an image without a stack the tag that certify gave it",
             next_step=f"stackcheck publish {stack_id or 'IMAGE'} --to {store.target}",
         )
     with store.writing(report), store.tidied():
@@ -157,7 +157,7 @@ def promote(
 
     Raises:
         PublishError: This key did not certify the image, or more than 30 days ago, or a store failed.
-        ConfigurationError: An image without a stack is named by digest, so that its tag is not known.
+        ConfigurationError: The image is named by digest alone, and its certificate, an old one, names no tag.
     """
     found = parse_reference(reference)
     source = open_store(found.target, plain_http=plain_http)
@@ -173,13 +173,13 @@ def promote(
             expected=f"at most {MAX_AGE}",
             next_step="certify and publish the image again: stackcheck certify STACK",
         )
-    tag = tags.floating(found.tag) if found.tag else facts(certified)["stackId"]
+    tag = tags.floating(found.tag) if found.tag else name_of(certified)
     if not tag:
         raise ConfigurationError(
-            "an image without a stack must be named by its tag",
+            "the certificate does not name the image",
             got=reference,
-            expected=f"{found.target}:TAG",
-            next_step=f"stackcheck promote {found.target}:TAG --to {target}",
+            expected="a certificate that names it",
+            next_step="certify the image again: stackcheck certify IMAGE --force",
         )
     store = open_store(parse_target(target), plain_http=plain_http)
     return copy_and_tag(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)

@@ -52,6 +52,7 @@ def sign_to_files(
         experimental=subject.experimental,
         archs=subject.stack.archs if subject.stack else (),
         known_issues=subject.known_issues,
+        name=subject.name,
     )
     for old in (folder / "statements").glob("*.json"):
         old.unlink()

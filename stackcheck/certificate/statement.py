@@ -181,6 +181,12 @@ def facts(statement: Statement) -> dict[str, Any]:
     return dict(statement.predicate[CERTIFICATE_FIELD])
 
 
+def name_of(statement: Statement) -> str | None:
+    """The name under which an image was certified: its tag. None in older certificates of images of no stack."""
+    name = facts(statement).get("name") or facts(statement)["stackId"]
+    return None if name is None else str(name)
+
+
 def _pre_authentication(payload: bytes) -> bytes:
     """The bytes that DSSE signs; with the lengths, no byte can move from the type into the payload."""
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)

@@ -19,6 +19,7 @@ from stackcheck.certificate.statement import (
     Statement,
     evidence,
     facts,
+    name_of,
     newest,
     subject_digests,
     time_verified,
@@ -284,16 +285,19 @@ def _waiver_refusal(reference: str, chosen: Statement, wanted: _Wanted) -> Certi
 
 
 def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
-    """A tag names a stack, so nobody who can move tags can offer one certified image as another."""
-    stack_id = facts(chosen)["stackId"]
-    if parsed.digest or tags.names(parsed.tag or "", stack_id):
+    """A tag is a name, so nobody who can move tags can offer one certified image as another.
+
+    Also beside a digest: who writes both expects both.
+    """
+    name = name_of(chosen)
+    if parsed.tag is None or tags.names(parsed.tag, name, facts(chosen)["stackId"]):
         return
     digest = subject_digests(chosen)[0]
     raise CertificateError(
-        "the certificate is for a different stack than the tag names",
+        "the certificate is for a different image than the tag names",
         where=reference,
-        got=f"a certificate for {stack_id or 'an image without a stack'}",
-        expected=f"a certificate for {tags.floating(parsed.tag or '')}",
+        got=f"a certificate for {name or 'an image that it does not name'}",
+        expected=f"a certificate for {tags.floating(parsed.tag)}",
         next_step=f"if you want this image, name it by its digest: {parsed.target}@{digest}",
     )
 
