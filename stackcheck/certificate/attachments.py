@@ -46,7 +46,7 @@ from stackcheck.oci.documents import Descriptor, Manifest, MissingError, Registr
 from stackcheck.oci.store import read_small_blob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -209,7 +209,9 @@ def _look(store: Store, digest: str) -> _Seen:
         raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
     tagged = [item for tag in tags for item in _optional(store, tag)]
     known = {item.digest: item for item in tagged}
-    listed = [item for name in names for item in ((known[name],) if name in known else _optional(store, name))]
+    listed = [
+        item for name in names for item in ((known[name],) if name in known else _optional(store, name))
+    ]
     return _Seen(
         legacy=_optional(store, legacy_tag(digest)),
         mark=_optional(store, revoked_tag(digest)),

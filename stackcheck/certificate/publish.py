@@ -212,7 +212,8 @@ def _look_again(
 
 def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callable[[str], None]) -> None:
     """Copy the blobs that are missing, and the manifest by its digest alone, without a tag."""
-    blobs = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    named = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    blobs = {(blob.digest, blob.size): blob for blob in named}.values()
     for blob in blobs:
         if not store.has_blob(blob.digest) and not store.mount_blob(blob.digest, source):
             report(f"copying {blob.digest[:19]} ({blob.size / 1e6:.1f} MB) to {store.target}")

@@ -7,6 +7,7 @@ that says why not. The numbered steps in `verify` are those of docs/certificates
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from stackcheck.oci.store import Store
 
 
+TOTAL_S = 300.0  # for all that a registry is asked for
+ATTEMPTS = 3  # to read from a registry, where another host may take statements away meanwhile
 # What a certificate needs unless its reader asks for a different tier.
 CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
 
@@ -158,8 +161,9 @@ def _verified(image: Reference, chosen: Statement, wanted: _Wanted) -> Verified:
 
 
 def image_blobs(manifest: Manifest) -> tuple[Descriptor, ...]:
-    """Config and layers of an image's manifest."""
-    return (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    """Config and layers of an image's manifest, each once: a manifest may name one blob thousands of times."""
+    blobs = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    return tuple({(blob.digest, blob.size): blob for blob in blobs}.values())
 
 
 def as_certificate_error(error: RegistryError, reference: str) -> CertificateError:
@@ -177,7 +181,8 @@ def _signed(
     reference: str, parsed: Reference, public_key: EllipticCurvePublicKey, *, plain_http: bool
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
     try:
-        return _read(open_store(parsed.target, plain_http=plain_http), parsed.name, public_key)
+        store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)
+        return _read(store, parsed.name, public_key)
     except RegistryError as error:
         raise as_certificate_error(error, reference) from error
 
@@ -187,25 +192,26 @@ def _read(
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
     """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they come.
 
-    They are read again if another process changed the layout and removed a file meanwhile.
+    They are read again if another process changed the store and removed something meanwhile.
     """
-    while True:
-        state = store.state() if isinstance(store, OciLayout) else None
+    for attempt in itertools.count(1):
+        state = store.state() if isinstance(store, OciLayout) else attempt
         try:
             manifest = store.read_manifest(name)
             if isinstance(store, OciLayout):
                 _check_layout(store, manifest)
             return manifest, attachments.read_envelopes(store, manifest.digest, public_key)
         except MissingError:
-            if not isinstance(store, OciLayout) or store.state() == state:
+            if attempt >= ATTEMPTS or (isinstance(store, OciLayout) and store.state() == state):
                 raise
+    raise AssertionError  # `count` has no end
 
 
 def _check_layout(store: OciLayout, manifest: Manifest) -> None:
     """Hash every blob of the image and its attestations, in threads: hashing releases Python's lock."""
     store.check_version()
     holders = (manifest, *attachments.manifests(store, manifest.digest))
-    blobs = {blob.digest: blob for item in holders for blob in image_blobs(item)}
+    blobs = {(blob.digest, blob.size): blob for item in holders for blob in image_blobs(item)}
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         largest_first = sorted(blobs.values(), key=lambda blob: -blob.size)
         for checking in [pool.submit(store.check_blob, blob) for blob in largest_first]:

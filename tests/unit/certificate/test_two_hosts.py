@@ -25,7 +25,6 @@ from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     Actor = Callable[..., Host]
 

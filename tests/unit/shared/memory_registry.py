@@ -1,6 +1,6 @@
-"""A registry in memory, and hosts that write to it: one request of a host can be held back, or come too late.
+"""A registry in memory, and hosts that write to it, of which one request can be held back or come too late.
 
-It has what a real registry has and no more: a tag is one value that the last writer sets, and there is no lock.
+It has what a real registry has and no more: a tag is one value, which the last writer sets, without a lock.
 """
 
 from __future__ import annotations
