@@ -1,8 +1,8 @@
 """Attestations beside an image in a store: written in every form, and read back from all of them.
 
 In: an image's manifest and signed envelopes. Out: the same envelopes in the store, and back again. The forms
-are those of `storage_forms`. A registry has no lock: two hosts that write one tag at the same moment lose what
-the first wrote. So statements are only added, what any form has is repaired in the others, and a writer ends
+are those of `storage_forms`. A registry has no lock: of two hosts that write one tag at the same moment, one
+undoes the other. So statements are only added, what any form has is repaired in the others, and a writer ends
 only when a last look found nothing missing. Only a run that lifts a revocation takes statements away.
 """
 
@@ -16,9 +16,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stackcheck.certificate import keys
 from stackcheck.certificate.statement import (
     VSA,
     Envelope,
+    MalformedSummaryError,
     Statement,
     lifted,
     open_envelope,
@@ -65,6 +67,7 @@ class Reader:
 
     def __init__(self, store: Store, digest: str, public_key: EllipticCurvePublicKey) -> None:
         self.store, self.digest, self.public_key = store, digest, public_key
+        self.changed = 0  # bundles that name this key, and that it did not sign as they are
         self._opened: dict[tuple[str, str], Envelope | None] = {}
         self._bytes = 0
 
@@ -90,13 +93,24 @@ class Reader:
 
     def _read(self, layer: Descriptor) -> Envelope | None:
         body = read_small_blob(self.store, layer)
+        named = False
         try:
-            bundled = layer.media_type == BUNDLE
-            signed = json.dumps(json.loads(body)["dsseEnvelope"]).encode() if bundled else body
+            signed, named = self._envelope(body) if layer.media_type == BUNDLE else (body, False)
             envelope = open_envelope(signed, self.public_key)
-        except (CertificateError, ValueError, KeyError, TypeError, RecursionError):
+        except MalformedSummaryError:
+            raise
+        except (CertificateError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.changed += named
             return None
         return envelope if self.digest in subject_digests(envelope.statement) else None
+
+    def _envelope(self, body: bytes) -> tuple[bytes, bool]:
+        """The envelope in a bundle, and whether the bundle names our key."""
+        document = json.loads(body)
+        material = document.get("verificationMaterial")
+        public = material.get("publicKey") if isinstance(material, dict) else None
+        named = isinstance(public, dict) and public.get("hint") == keys.hint(self.public_key)
+        return json.dumps(document["dsseEnvelope"]).encode(), named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +278,9 @@ def _repair_legacy(reader: Reader, seen: _Seen, wanted: Mapping[str, Envelope]) 
 
 
 def _repair_bundles(reader: Reader, subject: Manifest, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
-    store, kept, replaced = reader.store, [], []
+    store = reader.store
+    kept: list[Manifest] = []
+    replaced: list[Manifest] = []
     present: set[str] = set()
     for item in seen.bundles.values():
         layers = item.descriptors("layers")
@@ -335,7 +351,7 @@ def _refers(manifest: Manifest, digest: str) -> bool:
 
 
 def _moment(envelopes: Iterable[Envelope]) -> dt.datetime:
-    """The date of new bundles: that of the newest summary, so that a repeated command makes the same bytes."""
+    """The date of new bundles: that of the newest summary, so a repeated command makes the same bytes."""
     summaries = (item.statement for item in envelopes if item.statement.predicate_type == VSA)
     return max(map(time_verified, summaries), default=dt.datetime.fromtimestamp(0, dt.UTC))
 

@@ -46,7 +46,8 @@ def move_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> 
     done = Moves()
     for _ in range(LOOKS):
         names = [tag for tag in store.tags() if _is_floating(tag) and tag not in done.left]
-        if not any([_move(store, tag, digest, public_key, done) for tag in names]):
+        moved = [_move(store, tag, digest, public_key, done) for tag in names]
+        if not any(moved):
             break
     return done
 

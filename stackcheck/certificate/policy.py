@@ -46,8 +46,8 @@ def valid_verdicts(
     Only summaries that lift the last revocation (`notBefore`) count after it.
 
     Raises:
-        CertificateError: There is no summary, or the newest is FAILED, from the future, too old, or about a run
-            from before the last revocation.
+        CertificateError: There is no summary, or the newest is FAILED, from the future, too old, or about a
+            run from before the last revocation.
     """
     latest = newest(statements)
     _check_newest(reference, latest, now, max_age)

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stackcheck import __version__
 from stackcheck.certificate.statement import (
-    CERTIFICATE_FIELD,
-    CERTIFIED_LEVEL,
     PAYLOAD_TYPE,
     PROVENANCE,
     RUN_FIELD,
@@ -35,6 +33,7 @@ from stackcheck.certificate.statement import (
     sign,
     time_verified,
 )
+from stackcheck.certificate.summary import CERTIFICATE_FIELD, CERTIFIED_LEVEL
 from stackcheck.errors import MachineUnfitError
 from stackcheck.oci.documents import compact_json, sha256
 from stackcheck.suite.bounds import CLASSES

@@ -161,7 +161,7 @@ def _verified(image: Reference, chosen: Statement, wanted: _Wanted) -> Verified:
 
 
 def image_blobs(manifest: Manifest) -> tuple[Descriptor, ...]:
-    """Config and layers of an image's manifest, each once: a manifest may name one blob thousands of times."""
+    """Config and layers of an image's manifest, each once: it may name one blob thousands of times."""
     blobs = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
     return tuple({(blob.digest, blob.size): blob for blob in blobs}.values())
 
@@ -200,11 +200,26 @@ def _read(
             manifest = store.read_manifest(name)
             if isinstance(store, OciLayout):
                 _check_layout(store, manifest)
-            return manifest, attachments.read_envelopes(store, manifest.digest, public_key)
+            return manifest, _statements(store, manifest.digest, public_key)
         except MissingError:
             if attempt >= ATTEMPTS or (isinstance(store, OciLayout) and store.state() == state):
                 raise
     raise AssertionError  # `count` has no end
+
+
+def _statements(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> tuple[Envelope, ...]:
+    """As `attachments.read_envelopes`; a changed certificate does not look like one of another key."""
+    reader = attachments.Reader(store, digest, public_key)
+    found = tuple(reader.envelopes(attachments.manifests(store, digest)).values())
+    if reader.changed and newest(item.statement for item in found) is None:
+        raise CertificateError(
+            "the attestations were changed after they were signed",
+            where=f"{store.target}@{digest}",
+            got=f"{reader.changed} attestations that name the pinned key, with signatures that do not fit",
+            expected="the bytes that the key signed",
+            next_step="fetch the image again from where it was published",
+        )
+    return found
 
 
 def _check_layout(store: OciLayout, manifest: Manifest) -> None:
@@ -310,11 +325,19 @@ def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
 
 def _check_subject(reference: str, chosen: Statement, manifest: Manifest) -> None:
     configs = tuple(blob.digest for blob in manifest.descriptors("config"))
-    if manifest.media_type not in IMAGE_MANIFESTS or configs != (facts(chosen)["configDigest"],):
+    if manifest.media_type not in IMAGE_MANIFESTS:
+        raise CertificateError(
+            "the store gives the manifest a media type that no image has",
+            where=reference,
+            got=manifest.media_type or "none",
+            expected=" or ".join(sorted(IMAGE_MANIFESTS)),
+            next_step="ask who runs the registry; or fetch the image from where it was published",
+        )
+    if configs != (facts(chosen)["configDigest"],):
         raise CertificateError(
             "the certificate is about a different image",
             where=reference,
-            got=f"{manifest.media_type} {manifest.digest} with config {' '.join(configs) or 'none'}",
+            got=f"{manifest.digest} with config {' '.join(configs) or 'none'}",
             expected=f"{' '.join(subject_digests(chosen))} with config {facts(chosen)['configDigest']}",
             next_step="fetch the image again from where it was published",
         )

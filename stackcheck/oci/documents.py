@@ -97,7 +97,7 @@ class Manifest:
 
     @cached_property
     def _descriptors(self) -> dict[str, tuple[Descriptor, ...]]:
-        """What `descriptors` read so far: a manifest of a store may have tens of thousands, and is asked often."""
+        """What `descriptors` read so far: a manifest may have tens of thousands, and is asked often."""
         return {}
 
     def as_descriptor(self, **changes: Any) -> Descriptor:

@@ -67,12 +67,12 @@ class Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         """As requests does, with these connections."""
-        super().init_poolmanager(*arguments, **options)  # type: ignore[no-untyped-call]
+        super().init_poolmanager(*arguments, **options)
         self.poolmanager.pool_classes_by_scheme = self._pools
 
     def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
         """As requests does, with these connections, also through a proxy."""
-        manager = super().proxy_manager_for(*arguments, **options)  # type: ignore[no-untyped-call]
+        manager = super().proxy_manager_for(*arguments, **options)
         manager.pool_classes_by_scheme = self._pools
         return manager
 
@@ -109,7 +109,7 @@ class _Answer(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         before = self._patience.clock()
-        count = self._raw.readinto(buffer)  # type: ignore[attr-defined]
+        count = self._raw.readinto(buffer)
         self._patience.spend(self._patience.clock() - before, count or 0)
         return int(count) if count is not None else None
 

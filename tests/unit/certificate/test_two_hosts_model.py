@@ -1,9 +1,9 @@
-"""All interleavings of two publishers and a revocation, in a model of what `attachments`, `publish`, `revoke` do.
+"""All interleavings of two publishers and a revocation, in a model of `attachments`, `publish` and `revoke`.
 
-The repository holds the good image and the current one; R revokes the current one. A and B renew its certificate, or B
-publishes a newer image. Every read and every write of a tag is one step, and steps of different hosts come in
-every order. With `late` a client gives up on one write, which arrives at any later time or never. The states are
-all visited once. `test_two_hosts.py` holds the model to the real functions, with one or two requests held back.
+The repository holds the good image and the current one; R revokes the current one. A and B renew its
+certificate, or B publishes a newer image. Every read and every write of a tag is one step, and steps of
+different hosts come in every order. With `late` a client gives up on one write, which arrives later.
+All states are visited once. `test_two_hosts.py` holds the real functions to the same ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GOOD, CURRENT, NEWER = "good", "current", "newer"
 
 
 class Store(NamedTuple):
-    """The tags that several hosts write: `.att`, the fallback index, `cert-…`, `.revoked`, and the images'."""
+    """The tags that several hosts write: `.att`, fallback index, `cert-…`, `.revoked`, and the images'."""
 
     att: int = P1
     index: int = P1
@@ -295,6 +295,8 @@ def test_no_interleaving_with_a_renewal_and_a_newer_release_ends_wrong() -> None
     assert found.states > 10_000
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_no_interleaving_of_three_hosts_that_attach_loses_a_statement() -> None:
     found = explore(three_attach(Protocol()))
     assert found.faults - TAG == set()  # nobody moves a tag here
@@ -324,12 +326,14 @@ def test_the_model_finds_what_each_part_of_the_protocol_is_for(
     assert expected <= found
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_without_the_mark_a_revoked_image_is_accepted_until_a_host_repairs_it() -> None:
     assert "the revoked image is accepted" in explore(three_attach(Protocol(mark=False))).faults
 
 
 def test_what_stays_possible_with_writes_that_arrive_late_is_what_the_docs_name() -> None:
-    """`verify` never accepts the revoked image. The tags of others can be set back until somebody repairs them."""
+    """`verify` never accepts the revoked image. Tags can be set back until the next command repairs them."""
     found = explore(newer_release(Protocol()), late=True, newer=True)
     assert found.faults == STATEMENTS | MOVED | TAG
     text = (Path(__file__).parents[3] / "docs" / "certificates.md").read_text(encoding="utf-8")
