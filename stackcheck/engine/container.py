@@ -129,7 +129,8 @@ def run(client: DockerClient, spec: RunSpec) -> int:
 def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
     with talking("making a container"):
         arguments = _create_arguments(spec) | _limits(client.info(), spec)
-        arguments["mounts"] += _volumes(client.images.get(spec.image).attrs, spec)
+        volumes = _volumes(client.images.get(spec.image).attrs, spec, arguments["name"])
+        arguments["mounts"] += volumes
     try:
         with talking("making a container"):
             container = client.containers.create(spec.image, list(spec.command), **arguments)
@@ -140,7 +141,10 @@ def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
         # By name, as an interrupted `create` may have made it all the same. A daemon that died took it along;
         # the error above reports that.
         with contextlib.suppress(docker.errors.DockerException, OSError):
-            client.api.remove_container(arguments["name"], force=True, v=True)  # with anonymous volumes
+            client.api.remove_container(arguments["name"], force=True)
+        for volume in volumes:
+            with contextlib.suppress(docker.errors.DockerException, OSError):
+                client.api.remove_volume(volume["Source"], force=True)
 
 
 def _create_arguments(spec: RunSpec) -> dict[str, Any]:
@@ -192,13 +196,20 @@ def _limits(info: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
     return limits
 
 
-def _volumes(image: Mapping[str, Any], spec: RunSpec) -> list[Any]:
-    """The volumes that an image declares, read-only like its root; the engine would make them writable."""
+def _volumes(image: Mapping[str, Any], spec: RunSpec, name: str) -> list[Any]:
+    """The volumes that an image declares, read-only like its root.
+
+    The engine would make anonymous ones, which are writable, may not be read-only, and stay. Ours have names.
+    """
     from docker import types
 
     declared = (image.get("Config") or {}).get("Volumes") or {}
     ours = {*spec.tmpfs, *(mount.target for mount in spec.mounts)}
-    return [types.Mount(path, None, type="volume", read_only=True) for path in declared if path not in ours]
+    paths = [path for path in declared if path not in ours]
+    return [
+        types.Mount(path, f"{name}-{number}", type="volume", read_only=True)
+        for number, path in enumerate(paths)
+    ]
 
 
 class _Quota:
