@@ -1,8 +1,8 @@
 """Publishing under fire: kill, faults, races, tampering and fuzz, on a real registry, from a seed.
 
-In: how many of each, and a seed. Out: one JSON document with figures; exit 1 if any outcome is wrong. What
-must hold after everything: the floating tag names a digest whose certificate verifies, the same command run
-again completes, nothing is lost, and nothing that was changed is accepted. `docs/reliability.md` has the figures.
+In: how many of each, and a seed. Out: one JSON document with figures; exit 1 if any outcome is wrong. After
+everything the floating tag has to name a digest whose certificate verifies, the same command has to complete,
+and nothing may be lost, or accepted though it was changed. `docs/reliability.md` has the figures.
 
     .venv/bin/python benchmarks/publishing.py --seed 1 --kills 200 --schedules 1000 --races 20 --fuzz-s 600
 """

@@ -1,4 +1,4 @@
-"""A signature says who wrote a statement, not that it is well formed: a wrong field is exit 7 with a reason."""
+"""A signature says who wrote a statement, not that it is well formed: a wrong field is exit 7."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def summary_with(image: SmallImage, path: tuple[Any, ...], value: object) -> Env
 
 
 def test_no_wrong_type_in_a_signed_summary_is_a_traceback(image: SmallImage) -> None:
-    """Most are refused as malformed. An empty list or an unknown field may be right; then it is read as one."""
+    """Most are refused as malformed. An empty list or an unknown field may be right, and is read as one."""
     refused = [1 for path, value in changes() if is_refused(image, path, value)]
     assert len(refused) > 150
 
