@@ -30,6 +30,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "acceptance"), str(ROOT / "tests" / "unit" / "shared")]
@@ -619,7 +620,10 @@ def main(arguments: list[str]) -> int:
             ("fuzz", lambda: fuzz(Path(name, "fuzz"), told.seed, told.fuzz_s)),
         ):
             begin = time.monotonic()
-            found[part] = run() | {"seconds": round(time.monotonic() - begin, 1)}
+            # What is on disk after a power cut is not the question here, and flushes take most of the time.
+            with mock.patch.object(os, "fsync"):
+                figures = run()
+            found[part] = figures | {"seconds": round(time.monotonic() - begin, 1)}
             print(f"{part}: {found[part]}", file=sys.stderr, flush=True)
     found["wrong"] = [*campaign.wrong, *found["tampering"].pop("wrong"), *found["fuzz"].pop("wrong")]
     print(json.dumps(found, indent=2))
