@@ -70,6 +70,13 @@ class Reader:
         self.changed = 0  # bundles that name this key, and that it did not sign as they are
         self._opened: dict[tuple[str, str], Envelope | None] = {}
         self._bytes = 0
+        self._manifests: dict[str, Manifest] = {}
+
+    def manifest(self, digest: str) -> tuple[Manifest, ...]:
+        """The manifest of a digest, fetched once; none if it is gone."""
+        if digest not in self._manifests:
+            self._manifests.update((item.digest, item) for item in _optional(self.store, digest))
+        return (self._manifests[digest],) if digest in self._manifests else ()
 
     def envelopes(self, holders: Iterable[Manifest]) -> dict[str, Envelope]:
         """The envelopes in some manifests, by the digest of their statement."""
@@ -157,7 +164,7 @@ def attach(
     """
     reader = Reader(store, subject.digest, public_key)
     for attempt in range(ATTEMPTS):
-        seen = _look(store, subject.digest)
+        seen = _look(reader)
         wanted = _wanted((*reader.envelopes(seen.holders).values(), *envelopes))
         if not _repair(reader, subject, seen, wanted):
             return
@@ -213,26 +220,27 @@ def write_fallback(store: Store, digest: str, bundles: Sequence[Manifest], repla
 # -- what is there, and what should be
 
 
-def _look(store: Store, digest: str) -> _Seen:
+def _look(reader: Reader) -> _Seen:
     """Everything that a store holds about a manifest. A manifest that is listed and gone is passed over."""
+    store, digest = reader.store, reader.digest
     native = store.referrers(digest)
     fallback = _fallback(store, digest)
     names = {item.digest for item in (*(native or ()), *fallback)}
-    tags = [tag for tag in store.tags() if tag.startswith(bundle_tags(digest))]
+    tags = {tag for tag in store.tags() if tag.startswith(bundle_tags(digest))}
     if len(names) + len(tags) > 2 * MOST_MANIFESTS:
         raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
-    tagged = [item for tag in tags for item in _optional(store, tag)]
-    known = {item.digest: item for item in tagged}
-    listed = [
-        item for name in names for item in ((known[name],) if name in known else _optional(store, name))
-    ]
+    listed = {name: item for name in names for item in reader.manifest(name)}
+    own = {name: item for name, item in listed.items() if bundle_tag(digest, name) in tags}
+    # Bundles that have a tag and are not listed: of a writer that was killed, or was undone by another.
+    others = tags - {bundle_tag(digest, name) for name in own}
+    unlisted = [item for tag in others for item in _optional(store, tag)]
     return _Seen(
         legacy=_optional(store, legacy_tag(digest)),
         mark=_optional(store, revoked_tag(digest)),
-        listed={item.digest: item for item in listed},
+        listed=listed,
         fallback=fallback,
         # Tags are named by twelve digits, so a bundle of another image may share them.
-        tagged={name: item for name, item in known.items() if _refers(item, digest)},
+        tagged=own | {item.digest: item for item in unlisted if _refers(item, digest)},
         native=native is not None,
     )
 
