@@ -300,7 +300,7 @@ def publish_signed(
         PublishError: The certificate is not valid for the image, or the target refused or is damaged.
     """
     _require_tier(envelopes, _policy(settings), tag)
-    key = keys.load_or_create(settings.key)
+    key = keys.load(settings.key)  # it signed the envelopes
     try:
         return publish.publish(
             image.layout,

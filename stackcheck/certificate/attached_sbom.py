@@ -5,19 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments
-from stackcheck.certificate.statement import SBOM, VSA, evidence, time_verified
-from stackcheck.certificate.verify import as_certificate_error
+from stackcheck.certificate.statement import (
+    SBOM,
+    VSA,
+    Statement,
+    evidence,
+    facts,
+    last_revoked,
+    lifts,
+    newest,
+    status,
+    time_verified,
+)
+from stackcheck.certificate.verify import TOTAL_S, as_certificate_error
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 
 def attached(
-    reference: str, *, public_key: EllipticCurvePublicKey, plain_http: bool = False
+    reference: str,
+    *,
+    public_key: EllipticCurvePublicKey,
+    plain_http: bool = False,
+    warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The SBOM that the newest certificate of an image names.
 
@@ -25,17 +42,20 @@ def attached(
         reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
         public_key: The pinned key; statements that other keys signed do not count.
         plain_http: Use http for a registry that is not on a loopback address.
+        warn: Called with one line if the image was revoked: what is in it can be read all the same.
 
     Raises:
         CertificateError: The key signed no SBOM for this image, or the store does not hold what was signed.
     """
     parsed = parse_reference(reference)
     try:
-        store = open_store(parsed.target, plain_http=plain_http)
+        store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)
         digest = store.read_manifest(parsed.name).digest
         known = [item.statement for item in attachments.read_envelopes(store, digest, public_key)]
     except RegistryError as error:
         raise as_certificate_error(error, reference) from error
+    if warn is not None:
+        _warn_if_revoked(known, warn)
     summaries = sorted((item for item in known if item.predicate_type == VSA), key=time_verified)
     latest = {name: time_verified(item) for item in summaries for name in evidence(item)}
     documents = [item for item in known if item.predicate_type == SBOM and item.digest in latest]
@@ -48,3 +68,10 @@ def attached(
             next_step="name the publisher's public key: --key PATH; or certify the image again",
         )
     return max(documents, key=lambda item: latest[item.digest]).predicate
+
+
+def _warn_if_revoked(known: Sequence[Statement], warn: Callable[[str], None]) -> None:
+    latest, revoked_at = newest(known), last_revoked(known)
+    if latest is not None and (status(latest) == "FAILED" or not lifts(latest, revoked_at)):
+        reasons = "; ".join(facts(latest).get("reasons", ())) or "no reason is signed"
+        warn(f"this image was revoked (FAILED) at {revoked_at}: {reasons}")

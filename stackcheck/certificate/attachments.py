@@ -1,58 +1,155 @@
-"""Attestations beside an image in a store, in both forms that cosign reads.
+"""Attestations beside an image in a store: written in every form, and read back from all of them.
 
-In: an image's manifest and signed envelopes. Out: the same envelopes in the store, and back again.
-
-- The legacy form, for cosign 2.x: all envelopes are layers of one manifest under the tag `sha256-<hex>.att`
-  (sigstore/cosign specs/ATTESTATION_SPEC.md).
-- Sigstore bundles, for cosign 3: one manifest for each envelope, which refers to the image
-  (specs/BUNDLE_SPEC.md). If the registry has no referrers API, a fallback tag lists them (OCI
-  distribution-spec, "Referrers Tag Schema"). Each bundle also has a tag of its own, because a registry's
-  garbage collection removes manifests that only the fallback index names.
+In: an image's manifest and signed envelopes. Out: the same envelopes in the store, and back again. The forms
+are those of `storage_forms`. A registry has no lock: of two hosts that write one tag at the same moment, one
+undoes the other. So statements are only added, what any form has is repaired in the others, and a writer ends
+only when a last look found nothing missing. Only a run that lifts a revocation takes statements away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import random
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.certificate import keys
 from stackcheck.certificate.statement import (
     VSA,
     Envelope,
-    not_before,
+    MalformedSummaryError,
+    Statement,
+    lifted,
     open_envelope,
     status,
     subject_digests,
     time_verified,
 )
-from stackcheck.errors import CertificateError
-from stackcheck.oci.documents import (
-    OCI_INDEX,
-    OCI_MANIFEST,
-    Descriptor,
-    Manifest,
-    MissingError,
-    RegistryError,
-    compact_json,
+from stackcheck.certificate.storage_forms import (
+    BUNDLE,
+    DSSE_LAYER,
+    bundle,
+    bundle_entry,
+    bundle_tag,
+    bundle_tags,
+    fallback_index,
+    fallback_tag,
+    is_bundle,
+    legacy_layer,
+    legacy_manifest,
+    legacy_tag,
+    revoked_tag,
 )
-from stackcheck.oci.store import read_small_blob, write_small_blob
+from stackcheck.errors import CertificateError
+from stackcheck.oci.documents import Descriptor, Manifest, MissingError, RegistryError
+from stackcheck.oci.store import read_small_blob
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
     from stackcheck.oci.store import Store
 
-DSSE_LAYER = "application/vnd.dsse.envelope.v1+json"
-IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
-BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
-# Without this annotation cosign 2.5 and 3.1 both refuse the layer, though its value is empty.
-REQUIRED_ANNOTATION = {"dev.cosignproject.cosign/signature": ""}
-ATTEMPTS = 3  # a registry has no lock, so another host may write at the same moment
+ATTEMPTS = 10  # another host may write at the same moment, and undo what was written
+PAUSE_S = 0.2  # at most, after the first attempt; two hosts that repair at once have to get out of step
+# A renewal adds three statements: this is years of several hosts. More would stall whoever verifies.
+MOST_MANIFESTS = 4096
+MOST_LAYERS = 4096
+MOST_BYTES = 2**29
+
+
+class Reader:
+    """Opens the envelopes of one signer about one manifest; no blob is fetched or checked twice."""
+
+    def __init__(self, store: Store, digest: str, public_key: EllipticCurvePublicKey) -> None:
+        self.store, self.digest, self.public_key = store, digest, public_key
+        self.changed = 0  # bundles that name this key, and that it did not sign as they are
+        self._opened: dict[tuple[str, str], Envelope | None] = {}
+        self._bytes = 0
+        self._manifests: dict[str, Manifest] = {}
+
+    def manifest(self, digest: str) -> tuple[Manifest, ...]:
+        """The manifest of a digest, fetched once; none if it is gone."""
+        if digest not in self._manifests:
+            self._manifests.update((item.digest, item) for item in _optional(self.store, digest))
+        return (self._manifests[digest],) if digest in self._manifests else ()
+
+    def envelopes(self, holders: Iterable[Manifest]) -> dict[str, Envelope]:
+        """The envelopes in some manifests, by the digest of their statement."""
+        layers = (layer for manifest in holders for layer in manifest.descriptors("layers"))
+        found = (envelope for layer in layers if (envelope := self.open(layer)))
+        return {envelope.statement.digest: envelope for envelope in found}
+
+    def open(self, layer: Descriptor) -> Envelope | None:
+        """The envelope in a layer; None if a different key signed it, or it is about a different image."""
+        if layer.media_type not in {DSSE_LAYER, BUNDLE}:
+            return None
+        name = (layer.media_type, layer.digest)
+        if name not in self._opened:
+            self._bytes += layer.size
+            if len(self._opened) >= MOST_LAYERS or self._bytes > MOST_BYTES:
+                raise _too_many(
+                    self.store, self.digest, f"at most {MOST_LAYERS} attestations, {MOST_BYTES} bytes"
+                )
+            self._opened[name] = self._read(layer)
+        return self._opened[name]
+
+    def _read(self, layer: Descriptor) -> Envelope | None:
+        body = read_small_blob(self.store, layer)
+        named = False
+        try:
+            signed, named = self._envelope(body) if layer.media_type == BUNDLE else (body, False)
+            envelope = open_envelope(signed, self.public_key)
+        except MalformedSummaryError:
+            raise
+        except (CertificateError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.changed += named
+            return None
+        return envelope if self.digest in subject_digests(envelope.statement) else None
+
+    def _envelope(self, body: bytes) -> tuple[bytes, bool]:
+        """The envelope in a bundle, and whether the bundle names our key."""
+        document = json.loads(body)
+        material = document.get("verificationMaterial")
+        public = material.get("publicKey") if isinstance(material, dict) else None
+        named = isinstance(public, dict) and public.get("hint") == keys.hint(self.public_key)
+        return json.dumps(document["dsseEnvelope"]).encode(), named
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What a store holds about one manifest.
+
+    Args:
+        legacy: The manifest of the legacy form, if there is one.
+        mark: The mark of a revoked image, if there is one.
+        listed: What refers to the manifest, by the store's list or the fallback index: digest -> manifest.
+        fallback: The entries of the fallback index; of an entry, the manifest may be gone.
+        tagged: The bundles that have a tag of their own: digest -> manifest.
+        native: Whether the store lists referrers itself.
+    """
+
+    legacy: tuple[Manifest, ...]
+    mark: tuple[Manifest, ...]
+    listed: Mapping[str, Manifest]
+    fallback: tuple[Descriptor, ...]
+    tagged: Mapping[str, Manifest]
+    native: bool
+
+    @property
+    def bundles(self) -> dict[str, Manifest]:
+        """All bundles, listed or only tagged."""
+        return {name: item for name, item in {**self.tagged, **self.listed}.items() if is_bundle(item)}
+
+    @property
+    def holders(self) -> tuple[Manifest, ...]:
+        """Every manifest with attestations."""
+        return (*self.legacy, *self.mark, *self.bundles.values())
 
 
 def attach(
@@ -63,65 +160,49 @@ def attach(
     *,
     obsolete: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Write the envelopes that are missing, in both forms; read them back; repeat if another writer undid it.
+    """Add envelopes in every form, and repair what any form lacks; done when a last look finds nothing to do.
 
-    FAILED summaries of this key that are older than a PASSED one among `envelopes` are removed, because
-    cosign refuses an image while any of its summaries is FAILED. PASSED summaries that such a revocation had
-    made invalid are removed too, and the statements of this key whose digests are in `obsolete`.
+    FAILED summaries of this key that a PASSED one lifts (`notBefore`) are removed, because cosign refuses an
+    image while any of its summaries is FAILED; so are the PASSED summaries that such a revocation had ended,
+    and the statements with the digests in `obsolete`, unless they say FAILED.
 
     Raises:
-        RegistryError: The store refused, or envelopes are still missing after three attempts.
+        RegistryError: The store refused, or other writers undid it ten times.
     """
-    created = dt.datetime.now(dt.UTC)
-    for _ in range(ATTEMPTS):
-        _write_legacy(store, subject, envelopes, public_key, obsolete=obsolete)
-        _write_bundles(store, subject, envelopes, public_key, created, obsolete=obsolete)
-        if not _missing(store, subject.digest, envelopes, public_key):
+    reader = Reader(store, subject.digest, public_key)
+    for attempt in range(ATTEMPTS):
+        seen = _look(reader)
+        wanted = _wanted((*reader.envelopes(seen.holders).values(), *envelopes), obsolete)
+        if not _repair(reader, subject, seen, wanted):
             return
+        if attempt:
+            time.sleep(random.uniform(0, PAUSE_S * attempt))  # noqa: S311  # no secret
     raise RegistryError(
-        f"attestations are missing in the store after {ATTEMPTS} attempts to write them",
+        f"other writers undid the attestations {ATTEMPTS} times",
         where=f"{store.target}@{subject.digest}",
-        got=f"without {', '.join(sorted(_missing(store, subject.digest, envelopes, public_key)))}",
-        expected=f"{len(envelopes)} attestations in both forms",
+        expected=f"{len(envelopes)} attestations in every form",
         next_step="check who else writes to this repository, then run the same command again",
     )
 
 
 def read_envelopes(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> tuple[Envelope, ...]:
-    """Every statement about a manifest that the key signed, from both forms, each once.
+    """Every statement about a manifest that the key signed, from all forms, each once.
 
     Statements that other keys signed are ignored.
 
     Raises:
         RegistryError: The store failed, or bytes do not have the digest that names them.
     """
-    found: dict[str, Envelope] = {}
-    for manifest in manifests(store, digest):
-        for layer in manifest.descriptors("layers"):
-            envelope = _opened(store, layer, digest, public_key)
-            if envelope is not None:
-                found.setdefault(envelope.statement.digest, envelope)
-    return tuple(found.values())
+    return tuple(Reader(store, digest, public_key).envelopes(manifests(store, digest)).values())
 
 
 def manifests(store: Store, digest: str) -> tuple[Manifest, ...]:
-    """The manifests that hold the attestations of a manifest, of all signers, in both forms."""
-    return (*_legacy(store, digest), *bundles_of(store, digest))
-
-
-def legacy_tag(digest: str) -> str:
-    """The tag under which cosign 2.x looks for attestations."""
-    return fallback_tag(digest) + ".att"
-
-
-def fallback_tag(digest: str) -> str:
-    """The tag that lists the referrers of a manifest where the registry does not list them itself."""
-    return digest.replace(":", "-")
-
-
-def bundle_tag(subject: str, bundle: str) -> str:
-    """The tag that keeps a bundle from a registry's garbage collection."""
-    return f"cert-{subject.removeprefix('sha256:')[:12]}-{bundle.removeprefix('sha256:')[:12]}"
+    """The manifests that hold the attestations of a manifest, of all signers, in all forms."""
+    return (
+        *_optional(store, legacy_tag(digest)),
+        *_optional(store, revoked_tag(digest)),
+        *bundles_of(store, digest),
+    )
 
 
 def bundles_of(store: Store, digest: str) -> tuple[Manifest, ...]:
@@ -130,211 +211,185 @@ def bundles_of(store: Store, digest: str) -> tuple[Manifest, ...]:
     Both are read: a registry may have got its referrers API after the fallback index was written.
     """
     listed = {item.digest: item for item in (*(store.referrers(digest) or ()), *_fallback(store, digest))}
+    if len(listed) > MOST_MANIFESTS:
+        raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
     found = (store.read_manifest(name) for name in listed)
-    # The layers decide: cosign writes wrong artifact types.
-    return tuple(manifest for manifest in found if _is_bundle(manifest))
+    return tuple(manifest for manifest in found if is_bundle(manifest))
 
 
 def write_fallback(store: Store, digest: str, bundles: Sequence[Manifest], replaced: set[str]) -> None:
     """Add bundles to the fallback index and remove the `replaced` ones; entries of other clients stay."""
     entries = {entry.digest: entry for entry in _fallback(store, digest) if entry.digest not in replaced}
-    for manifest in bundles:
-        annotations = manifest.document["annotations"]
-        entries[manifest.digest] = manifest.as_descriptor(artifact_type=BUNDLE, annotations=annotations)
-    document = {
-        "schemaVersion": 2,
-        "mediaType": OCI_INDEX,
-        "manifests": [entry.as_json() for entry in entries.values()],
+    entries |= {manifest.digest: bundle_entry(manifest) for manifest in bundles}
+    store.write_manifest(fallback_index(entries.values()), fallback_tag(digest))
+
+
+# -- what is there, and what should be
+
+
+def _look(reader: Reader) -> _Seen:
+    """Everything that a store holds about a manifest. A manifest that is listed and gone is passed over."""
+    store, digest = reader.store, reader.digest
+    native = store.referrers(digest)
+    fallback = _fallback(store, digest)
+    names = {item.digest for item in (*(native or ()), *fallback)}
+    tags = {tag for tag in store.tags() if tag.startswith(bundle_tags(digest))}
+    if len(names) + len(tags) > 2 * MOST_MANIFESTS:
+        raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
+    listed = {name: item for name in names for item in reader.manifest(name)}
+    own = {name: item for name, item in listed.items() if bundle_tag(digest, name) in tags}
+    # Bundles that have a tag and are not listed: of a writer that was killed, or was undone by another.
+    others = tags - {bundle_tag(digest, name) for name in own}
+    unlisted = [item for tag in others for item in _optional(store, tag)]
+    return _Seen(
+        legacy=_optional(store, legacy_tag(digest)),
+        mark=_optional(store, revoked_tag(digest)),
+        listed=listed,
+        fallback=fallback,
+        # Tags are named by twelve digits, so a bundle of another image may share them.
+        tagged=own | {item.digest: item for item in unlisted if _refers(item, digest)},
+        native=native is not None,
+    )
+
+
+def _wanted(known: Iterable[Envelope], obsolete: AbstractSet[str]) -> dict[str, Envelope]:
+    """The envelopes that an image should have: all but obsolete ones and what a lifted revocation ended."""
+    found = {envelope.statement.digest: envelope for envelope in known}
+    ended = set(lifted([envelope.statement for envelope in found.values()]))
+    return {
+        digest: item
+        for digest, item in found.items()
+        if item.statement not in ended and (digest not in obsolete or _is_failed(item.statement))
     }
-    index = Manifest(media_type=OCI_INDEX, body=compact_json(document))
-    store.write_manifest(index, fallback_tag(digest))
 
 
-# -- the legacy form
+def _repair(reader: Reader, subject: Manifest, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
+    """Write what is missing in each form; whether that was anything. The mark comes first: it ends trust."""
+    marked = _repair_mark(reader, seen, wanted)
+    legacy = _repair_legacy(reader, seen, wanted)
+    return _repair_bundles(reader, subject, seen, wanted) or legacy or marked
 
 
-def _write_legacy(
-    store: Store,
-    subject: Manifest,
-    envelopes: Sequence[Envelope],
-    public_key: EllipticCurvePublicKey,
-    *,
-    obsolete: AbstractSet[str],
-) -> None:
-    before = _legacy(store, subject.digest)
-    kept, present = _kept(store, subject.digest, before, envelopes, public_key, obsolete=obsolete)
-    added = [_legacy_layer(store, item) for item in envelopes if item.statement.digest not in present]
-    layers = {layer.digest: layer for layer in (*kept, *added)}
-    config = {
-        "architecture": "",
-        "os": "",
-        "created": "0001-01-01T00:00:00Z",
-        "config": {},
-        "rootfs": {"type": "layers", "diff_ids": list(layers)},
-        "history": [{"created": "0001-01-01T00:00:00Z"}] * len(layers),
-    }
-    document = {
-        "schemaVersion": 2,
-        "mediaType": OCI_MANIFEST,
-        "config": write_small_blob(store, IMAGE_CONFIG, compact_json(config)).as_json(),
-        "layers": [layer.as_json() for layer in layers.values()],
-    }
-    manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
-    store.write_manifest(manifest, legacy_tag(subject.digest))
+# -- the forms
 
 
-def _legacy_layer(store: Store, envelope: Envelope) -> Descriptor:
-    blob = write_small_blob(store, DSSE_LAYER, envelope.body)
-    annotations = {**REQUIRED_ANNOTATION, "predicateType": envelope.statement.predicate_type}
-    return Descriptor(media_type=DSSE_LAYER, digest=blob.digest, size=blob.size, annotations=annotations)
+def _repair_mark(reader: Reader, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
+    there = [layer for item in seen.mark for layer in item.descriptors("layers")]
+    marked = reader.envelopes(seen.mark)
+    missing = [item for name, item in wanted.items() if name not in marked and _is_failed(item.statement)]
+    if missing:
+        added = [legacy_layer(reader.store, item) for item in missing]
+        mark = legacy_manifest(reader.store, (*there, *added))
+        reader.store.write_manifest(mark, revoked_tag(reader.digest))
+    return bool(missing)
 
 
-def _legacy(store: Store, digest: str) -> tuple[Manifest, ...]:
-    try:
-        return (store.read_manifest(legacy_tag(digest)),)
-    except MissingError:
-        return ()
+def _repair_legacy(reader: Reader, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
+    there = [layer for item in seen.legacy for layer in item.descriptors("layers")]
+    kept, present = _kept(reader, there, wanted)
+    missing = [item for name, item in wanted.items() if name not in present]
+    if len(kept) == len(there) and not missing:
+        return False
+    added = [legacy_layer(reader.store, item) for item in missing]
+    manifest = legacy_manifest(reader.store, (*kept, *added))
+    reader.store.write_manifest(manifest, legacy_tag(reader.digest))
+    return True
 
 
-# -- the bundles
-
-
-def _write_bundles(
-    store: Store,
-    subject: Manifest,
-    envelopes: Sequence[Envelope],
-    public_key: EllipticCurvePublicKey,
-    created: dt.datetime,
-    *,
-    obsolete: AbstractSet[str],
-) -> None:
-    before = bundles_of(store, subject.digest)
-    kept, present = _kept(store, subject.digest, before, envelopes, public_key, obsolete=obsolete)
-    kept_digests = {layer.digest for layer in kept}
-    replaced = [
-        manifest
-        for manifest in before
-        if not any(layer.digest in kept_digests for layer in manifest.descriptors("layers"))
+def _repair_bundles(reader: Reader, subject: Manifest, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
+    store = reader.store
+    kept: list[Manifest] = []
+    replaced: list[Manifest] = []
+    present: set[str] = set()
+    for item in seen.bundles.values():
+        layers = item.descriptors("layers")
+        stays, statements = _kept(reader, layers, wanted)
+        (kept if stays else replaced).append(item)
+        present |= statements
+    created = _moment(wanted.values())
+    new = [
+        bundle(store, subject, envelope, reader.public_key, created)
+        for name, envelope in wanted.items()
+        if name not in present
     ]
-    added = [
-        _make_bundle(store, subject, envelope, public_key, created)
-        for envelope in envelopes
-        if envelope.statement.digest not in present
+    mine = [*new, *(item for item in kept if _refers(item, reader.digest) and _is_ours(reader, item))]
+    written = _tag_bundles(store, subject.digest, mine, seen)
+    return _list_bundles(store, subject.digest, mine, replaced, seen) or written
+
+
+def _tag_bundles(store: Store, digest: str, mine: Sequence[Manifest], seen: _Seen) -> bool:
+    """Store each bundle under its own tag; a registry with a list of referrers adds it there by that."""
+    missing = [
+        item
+        for item in mine
+        if item.digest not in seen.tagged or (seen.native and item.digest not in seen.listed)
     ]
-    listed = [store.write_manifest(item, bundle_tag(subject.digest, item.digest)) for item in added]
-    if not all(listed) or (replaced and store.referrers(subject.digest) is None):
-        write_fallback(store, subject.digest, added, {manifest.digest for manifest in replaced})
-    for manifest in replaced:
-        # A store that cannot delete keeps the FAILED bundle, and cosign 3 goes on refusing the image.
-        store.delete_manifest(manifest.digest)
+    for item in missing:
+        store.write_manifest(item, bundle_tag(digest, item.digest))
+    return bool(missing)
 
 
-def _make_bundle(
-    store: Store,
-    subject: Manifest,
-    envelope: Envelope,
-    public_key: EllipticCurvePublicKey,
-    created: dt.datetime,
-) -> Manifest:
-    """The manifest of one bundle. Its blobs are written to the store, the manifest is not yet."""
-    signed = json.loads(envelope.body)
-    signed["signatures"] = [{"sig": item["sig"]} for item in signed["signatures"]]
-    body = {
-        "mediaType": BUNDLE,
-        "verificationMaterial": {"publicKey": {"hint": keys.hint(public_key)}},
-        "dsseEnvelope": signed,
-    }
-    document = {
-        "schemaVersion": 2,
-        "mediaType": OCI_MANIFEST,
-        "artifactType": BUNDLE,
-        "config": write_small_blob(store, EMPTY_CONFIG, b"{}").as_json(),
-        "layers": [write_small_blob(store, BUNDLE, compact_json(body)).as_json()],
-        "subject": subject.as_descriptor().as_json(),
-        "annotations": {
-            "org.opencontainers.image.created": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "dev.sigstore.bundle.content": "dsse-envelope",
-            "dev.sigstore.bundle.predicateType": envelope.statement.predicate_type,
-        },
-    }
-    return Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
-
-
-def _is_bundle(manifest: Manifest) -> bool:
-    return any(layer.media_type == BUNDLE for layer in manifest.descriptors("layers"))
-
-
-def _fallback(store: Store, digest: str) -> tuple[Descriptor, ...]:
-    try:
-        return store.read_manifest(fallback_tag(digest)).descriptors("manifests")
-    except MissingError:
-        return ()
-
-
-# -- both forms
+def _list_bundles(
+    store: Store, digest: str, mine: Sequence[Manifest], replaced: Sequence[Manifest], seen: _Seen
+) -> bool:
+    """Bring the fallback index up to date where the store keeps no list, and delete what was replaced."""
+    entries = {entry.digest for entry in seen.fallback}
+    stale = entries & {item.digest for item in replaced} | entries - set(seen.listed)
+    unlisted = [] if seen.native else [item for item in mine if item.digest not in seen.listed]
+    if unlisted or stale:
+        write_fallback(store, digest, unlisted, stale)
+    # A store that cannot delete keeps the FAILED bundle, and cosign 3 goes on refusing the image.
+    deleted = [store.delete_manifest(item.digest) for item in replaced]
+    return bool(unlisted or stale or any(deleted))
 
 
 def _kept(
-    store: Store,
-    digest: str,
-    holders: Sequence[Manifest],
-    envelopes: Sequence[Envelope],
-    public_key: EllipticCurvePublicKey,
-    *,
-    obsolete: AbstractSet[str],
+    reader: Reader, layers: Iterable[Descriptor], wanted: Mapping[str, Envelope]
 ) -> tuple[list[Descriptor], set[str]]:
-    """Layers that stay beside `envelopes`, and the digests of this key's statements in them."""
+    """The layers that stay, also those of other signers, and the digests of this key's statements in them."""
     kept: list[Descriptor] = []
     present: set[str] = set()
-    for manifest in holders:
-        for layer in manifest.descriptors("layers"):
-            opened = _opened(store, layer, digest, public_key)
-            dropped = opened is not None and opened.statement.digest in obsolete
-            if not dropped and not _is_replaced(opened, envelopes):
-                kept.append(layer)
-                present |= {opened.statement.digest} if opened else set()
+    for layer in layers:
+        opened = reader.open(layer)
+        if opened is None or opened.statement.digest in wanted:
+            kept.append(layer)
+            present |= {opened.statement.digest} if opened else set()
     return kept, present
 
 
-def _is_replaced(envelope: Envelope | None, by: Sequence[Envelope]) -> bool:
-    """Whether a PASSED summary in `by` makes this summary obsolete.
-
-    A FAILED summary is obsolete if a PASSED one is newer; a PASSED one, if it is older than the revocation
-    that a PASSED one in `by` supersedes.
-    """
-    if envelope is None or envelope.statement.predicate_type != VSA:
-        return False
-    moment, failed = time_verified(envelope.statement), status(envelope.statement) == "FAILED"
-    summaries = [item.statement for item in by if item.statement.predicate_type == VSA]
-    passed = [item for item in summaries if status(item) == "PASSED"]
-    if failed:
-        return any(time_verified(item) > moment for item in passed)
-    return any(revoked_at > moment for revoked_at in map(not_before, passed) if revoked_at)
+def _is_ours(reader: Reader, manifest: Manifest) -> bool:
+    return any(reader.open(layer) for layer in manifest.descriptors("layers"))
 
 
-def _missing(
-    store: Store, digest: str, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
-) -> set[str]:
-    """Digests of the statements that at least one of the two forms does not have."""
-    wanted = {envelope.statement.digest for envelope in envelopes}
-    missing: set[str] = set()
-    for form in (_legacy(store, digest), bundles_of(store, digest)):
-        layers = (layer for manifest in form for layer in manifest.descriptors("layers"))
-        opened = (_opened(store, layer, digest, public_key) for layer in layers)
-        missing |= wanted - {envelope.statement.digest for envelope in opened if envelope}
-    return missing
+def _is_failed(statement: Statement) -> bool:
+    return statement.predicate_type == VSA and status(statement) == "FAILED"
 
 
-def _opened(
-    store: Store, layer: Descriptor, digest: str, public_key: EllipticCurvePublicKey
-) -> Envelope | None:
-    """The envelope in a layer; None if a different key signed it, or it is about a different image."""
-    if layer.media_type not in {DSSE_LAYER, BUNDLE}:
-        return None
-    body = read_small_blob(store, layer)
-    try:
-        signed = json.dumps(json.loads(body)["dsseEnvelope"]).encode() if layer.media_type == BUNDLE else body
-        envelope = open_envelope(signed, public_key)
-    except (CertificateError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return envelope if digest in subject_digests(envelope.statement) else None
+def _refers(manifest: Manifest, digest: str) -> bool:
+    return digest in {item.digest for item in manifest.descriptors("subject")}
+
+
+def _moment(envelopes: Iterable[Envelope]) -> dt.datetime:
+    """The date of new bundles: that of the newest summary, so a repeated command makes the same bytes."""
+    summaries = (item.statement for item in envelopes if item.statement.predicate_type == VSA)
+    return max(map(time_verified, summaries), default=dt.datetime.fromtimestamp(0, dt.UTC))
+
+
+def _fallback(store: Store, digest: str) -> tuple[Descriptor, ...]:
+    found = _optional(store, fallback_tag(digest))
+    return tuple(entry for item in found for entry in item.descriptors("manifests"))
+
+
+def _optional(store: Store, name: str) -> tuple[Manifest, ...]:
+    with contextlib.suppress(MissingError):
+        return (store.read_manifest(name),)
+    return ()
+
+
+def _too_many(store: Store, digest: str, expected: str) -> RegistryError:
+    return RegistryError(
+        "the image has too many attestations",
+        where=f"{store.target}@{digest}",
+        expected=expected,
+        next_step="certify the image again under a new digest, or remove old attestations",
+    )

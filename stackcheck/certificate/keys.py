@@ -17,8 +17,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from stackcheck.errors import CertificateError, ConfigurationError
+from stackcheck.files.regular import read_regular
 
 KEY_NAME = "stackcheck.key"
+LIMIT_BYTES = 2**16
 
 
 def default_path() -> Path:
@@ -51,6 +53,7 @@ def load(path: Path) -> ec.EllipticCurvePrivateKey:
         ConfigurationError: There is no such file, it is readable by others, or it is not a P-256 key.
     """
     body = _read(path)
+    _check_owner(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ConfigurationError(
             "the signing key can be read by others",
@@ -86,6 +89,7 @@ def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
             next_step="name the publisher's key: --key stackcheck.pub; or make your own: stackcheck key",
         )
     body = _read(path)
+    _check_owner(path)
     if b"PRIVATE KEY" in body:
         return load(path).public_key()
     try:
@@ -165,7 +169,7 @@ def _create(path: Path) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        body = read_regular(path, LIMIT_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(
             "the key cannot be read",
@@ -174,6 +178,34 @@ def _read(path: Path) -> bytes:
             expected="a file that you can read",
             next_step="name the key: --key PATH; or make one: stackcheck key",
         ) from error
+    if len(body) > LIMIT_BYTES or body.count(b"-----BEGIN") > 1:
+        blocks = body.count(b"-----BEGIN")
+        raise _unusable_key(path, f"{blocks} keys" if blocks > 1 else f"more than {LIMIT_BYTES} bytes")
+    return body
+
+
+def _check_owner(path: Path) -> None:
+    """Whoever can write the file, or replace it in its folder, decides which images are accepted.
+
+    Raises:
+        ConfigurationError: It belongs to another user, or all users can write it or its folder.
+    """
+    file, folder = path.stat(), path.absolute().parent.stat()
+    wrong = None
+    if file.st_uid not in {0, os.geteuid()}:
+        wrong = f"{path} belongs to user {file.st_uid}"
+    elif file.st_mode & stat.S_IWOTH:
+        wrong = f"mode {stat.S_IMODE(file.st_mode):04o} of {path}"
+    elif folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        wrong = f"mode {stat.S_IMODE(folder.st_mode):04o} of the folder {path.absolute().parent}"
+    if wrong:
+        raise ConfigurationError(
+            "others can exchange the key",
+            where=str(path),
+            got=wrong,
+            expected="a file of your own, or root's, in a folder that not everybody can write to",
+            next_step=f"compare it with the publisher's, then: install -m 600 {path} FOLDER-OF-YOURS/",
+        )
 
 
 def _kind(key: object) -> str:
@@ -187,6 +219,6 @@ def _unusable_key(path: Path, got: str) -> ConfigurationError:
         "the file holds no key that can be used",
         where=str(path),
         got=got,
-        expected="an ECDSA P-256 key in PEM, not encrypted",
+        expected="one ECDSA P-256 key in PEM, not encrypted",
         next_step="name a different key: --key PATH; or make one: stackcheck key --key NEW.key",
     )

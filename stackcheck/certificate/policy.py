@@ -18,6 +18,7 @@ from stackcheck.certificate.statement import (
     evidence,
     facts,
     last_revoked,
+    lifts,
     newest,
     not_before,
     sign,
@@ -42,19 +43,25 @@ def valid_verdicts(
 ) -> list[Statement]:
     """The PASSED summaries that count: not too old, and not older than the last revocation.
 
-    A newer PASSED summary that supersedes a revocation does not bring back the summaries from before it.
+    Only summaries that lift the last revocation (`notBefore`) count after it.
 
     Raises:
-        CertificateError: There is no summary, or the newest is FAILED, from the future or too old.
+        CertificateError: There is no summary, or the newest is FAILED, from the future, too old, or about a
+            run from before the last revocation.
     """
-    _check_newest(reference, newest(statements), now, max_age)
-    passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
+    latest = newest(statements)
+    _check_newest(reference, latest, now, max_age)
     revoked_at = last_revoked(statements)
-    return [
-        item
-        for item in passed
-        if now - time_verified(item) <= max_age and (revoked_at is None or time_verified(item) >= revoked_at)
-    ]
+    if latest is None or not lifts(latest, revoked_at):
+        raise CertificateError(
+            "the image was revoked (FAILED), and the newest verdict does not lift that",
+            where=reference,
+            got=f"revoked at {revoked_at}: {_failed_reasons(statements)}",
+            expected="a verdict on a run that began after the revocation",
+            next_step="use a different image of this stack: stackcheck list",
+        )
+    passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
+    return [item for item in passed if now - time_verified(item) <= max_age and lifts(item, revoked_at)]
 
 
 def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime | None = None) -> Statement:
@@ -81,6 +88,7 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime
             next_step="stackcheck certify STACK",
         )
     _check_passed(manifest, latest, now or dt.datetime.now(dt.UTC))
+    _check_lifted(manifest, latest, [envelope.statement for envelope in envelopes])
     _check_complete(manifest, latest, envelopes)
     _check_subject(manifest, latest)
     return latest
@@ -121,9 +129,9 @@ def supersede_revocation(
             expected=f"a run that began later than that, not at {started.isoformat()}",
             next_step="run the suites again: stackcheck certify STACK --force",
         )
-    superseded = not_before(certified)
-    if superseded is not None and superseded >= revoked_at:  # it supersedes the earlier ones too
+    if lifts(certified, revoked_at):  # it lifts the earlier ones too
         return tuple(envelopes)
+    superseded = not_before(certified)
     if key is None:
         raise PublishError(
             "the image was revoked there; this certificate does not supersede the revocation",
@@ -193,6 +201,18 @@ def _check_passed(manifest: Manifest, latest: Statement, now: dt.datetime) -> No
             got=time_verified(latest).isoformat(),
             expected=f"at most {CLOCK_SKEW} after this host's clock, {now.isoformat()}",
             next_step="set this host's clock, then: stackcheck certify STACK --force",
+        )
+
+
+def _check_lifted(manifest: Manifest, latest: Statement, statements: Sequence[Statement]) -> None:
+    revoked_at = last_revoked(statements)
+    if not lifts(latest, revoked_at):
+        raise PublishError(
+            "the image was revoked, and the newest verdict does not lift that",
+            where=manifest.digest,
+            got=f"revoked at {revoked_at}: {_failed_reasons(statements)}",
+            expected="a verdict on a run that began after the revocation",
+            next_step="run the suites again: stackcheck certify STACK --force",
         )
 
 

@@ -11,6 +11,7 @@ are named by a URI of this project, as the specifications ask.
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import re
 from collections import Counter
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stackcheck import __version__
 from stackcheck.certificate.statement import (
-    CERTIFICATE_FIELD,
-    CERTIFIED_LEVEL,
     PAYLOAD_TYPE,
     PROVENANCE,
     RUN_FIELD,
@@ -34,6 +33,7 @@ from stackcheck.certificate.statement import (
     sign,
     time_verified,
 )
+from stackcheck.certificate.summary import CERTIFICATE_FIELD, CERTIFIED_LEVEL
 from stackcheck.errors import MachineUnfitError
 from stackcheck.oci.documents import compact_json, sha256
 from stackcheck.suite.bounds import CLASSES
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.verdict import Verdict
 
 # The fields of the certificate that a revocation keeps: which image and host it is about.
-_SCOPE = ("stackId", "configDigest", "host", "experimental")
+_SCOPE = ("stackId", "name", "configDigest", "host", "experimental")
 
 
 class Certifiable(Protocol):
@@ -79,6 +79,7 @@ def certify(
     experimental: bool = False,
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
 
@@ -93,6 +94,7 @@ def certify(
         experimental: Whether the matrix marks the stack so.
         archs: The architectures that the stack declares; those that never ran are named.
         known_issues: The reported faults of the stack's versions.
+        name: Under which tag the image is published; None: its stack id.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
@@ -107,6 +109,7 @@ def certify(
         experimental=experimental,
         archs=archs,
         known_issues=known_issues,
+        name=name,
     )
     return tuple(sign(statement, key) for statement in made)
 
@@ -122,6 +125,7 @@ def statements(
     experimental: bool = False,
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
@@ -141,6 +145,7 @@ def statements(
         experimental=experimental,
         archs=archs,
         known_issues=known_issues,
+        name=name,
     )
 
 
@@ -154,6 +159,7 @@ def again(
     experimental: bool = False,
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
 ) -> tuple[Statement, ...]:
     """The statements of one more run of an image whose provenance and SBOM are stated already. Pure.
 
@@ -166,6 +172,7 @@ def again(
         experimental: Whether the matrix marks the stack so.
         archs: The architectures that the stack declares.
         known_issues: The reported faults of the stack's versions.
+        name: The floating tag that the image was certified under; None: its stack id.
 
     Returns:
         The test result, `kept`, and the VSA that names all of them by digest.
@@ -181,7 +188,12 @@ def again(
             next_step="run the suites again on an idle and healthy machine",
         )
     evidence = (_statement(image, TEST_RESULT, _test_result(result, verdict)), *kept)
-    scope = {"stackId": image.stack_id, "configDigest": image.config_digest, "experimental": experimental}
+    scope = {
+        "stackId": image.stack_id,
+        "name": name or image.stack_id,
+        "configDigest": image.config_digest,
+        "experimental": experimental,
+    }
     summary = _summary(
         scope | _certificate_field(result, verdict, archs) | {"knownIssues": [*map(dict, known_issues)]},
         status=verdict.status,
@@ -197,7 +209,7 @@ def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statem
 
     Its time is `now`, or a millisecond after the certificate's if this host's clock is behind.
     """
-    document = certified.document
+    document = copy.deepcopy(certified.document)
     predicate = document["predicate"]
     scope = {key: value for key, value in predicate[CERTIFICATE_FIELD].items() if key in _SCOPE}
     document["predicate"] = {
@@ -213,7 +225,7 @@ def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statem
 
 def superseding(certified: Statement, revoked_at: dt.datetime) -> Statement:
     """The same PASSED VSA with `notBefore`: it supersedes the revocation, older verdicts stay revoked."""
-    document = certified.document
+    document = copy.deepcopy(certified.document)
     document["predicate"][CERTIFICATE_FIELD]["notBefore"] = _timestamp(revoked_at)
     return Statement(predicate_type=VSA, payload=compact_json(document))
 

@@ -2,7 +2,8 @@
 
 In: an image and its signed statements. Out: `Published`: a tag that names a digest with a valid certificate.
 The order is: copy the image without a tag, read it back, attach the statements, read them back and verify
-them, tag last. If any step fails, the tag still names the digest that was certified before.
+them, tag last. If any step fails, the tag still names the digest that was certified before. Then a last look:
+if another host revoked the image meanwhile, the tag is moved back.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
+from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
-from stackcheck.certificate.statement import Envelope, facts, time_verified
+from stackcheck.certificate.statement import Envelope, facts, name_of, time_verified
 from stackcheck.errors import ConfigurationError, PublishError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, RegistryError
@@ -106,13 +108,13 @@ def copy_and_tag(
             next_step="name the image by the id of its stack: stackcheck list",
         )
     certified = admit(manifest, envelopes)
-    stack_id = facts(certified)["stackId"]
-    if not tags.names(tag, stack_id):
+    name, stack_id = name_of(certified), facts(certified)["stackId"]
+    if not tags.names(tag, name, stack_id):
         raise PublishError(
-            "the tag does not belong to the image's stack",
+            "the tag does not belong to the image",
             where=f"{store.target}:{tag}",
-            got=f"an image of {f'stack {stack_id}' if stack_id else 'no stack'}",
-            expected=f"the tag {stack_id or 'that `stackcheck certify` gave the image'}",
+            got=f"an image of {f'stack {stack_id}' if stack_id else 'no stack'}, certified as {name}",
+            expected="the stack id as tag, or for an image without a stack the tag that certify gave it",
             next_step=f"stackcheck publish {stack_id or 'IMAGE'} --to {store.target}",
         )
     with store.writing(report), store.tidied():
@@ -125,6 +127,7 @@ def copy_and_tag(
         unique = tags.unique(store, tag, manifest.digest)
         store.write_manifest(manifest, unique)
         store.write_manifest(manifest, tag)
+        _look_again(store, manifest, envelopes, public_key)
     report(f"published {store.target}:{tag}")
     return Published(
         reference=Reference(target=store.target, tag=tag),
@@ -154,7 +157,7 @@ def promote(
 
     Raises:
         PublishError: This key did not certify the image, or more than 30 days ago, or a store failed.
-        ConfigurationError: An image without a stack is named by digest, so that its tag is not known.
+        ConfigurationError: The image is named by digest alone, and its certificate, an old one, names no tag.
     """
     found = parse_reference(reference)
     source = open_store(found.target, plain_http=plain_http)
@@ -170,21 +173,47 @@ def promote(
             expected=f"at most {MAX_AGE}",
             next_step="certify and publish the image again: stackcheck certify STACK",
         )
-    tag = tags.floating(found.tag) if found.tag else facts(certified)["stackId"]
+    tag = tags.floating(found.tag) if found.tag else name_of(certified)
     if not tag:
         raise ConfigurationError(
-            "an image without a stack must be named by its tag",
+            "the certificate does not name the image",
             got=reference,
-            expected=f"{found.target}:TAG",
-            next_step=f"stackcheck promote {found.target}:TAG --to {target}",
+            expected="a certificate that names it",
+            next_step="certify the image again: stackcheck certify IMAGE --force",
         )
     store = open_store(parse_target(target), plain_http=plain_http)
     return copy_and_tag(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
 
 
+def _look_again(
+    store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
+) -> None:
+    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image.
+
+    Raises:
+        PublishError: The image was revoked meanwhile.
+    """
+    attachments.attach(store, manifest, envelopes, public_key)
+    try:
+        admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
+    except RegistryError:
+        raise
+    except PublishError as error:
+        moves = move_back(store, manifest.digest, public_key)
+        places = [f"{tag} -> {digest}" for tag, digest in moves.moved.items()]
+        raise PublishError(
+            "the image was revoked while it was being published",
+            where=f"{store.target}@{manifest.digest}",
+            got=f"{error.got}; tags: {', '.join((*places, *moves.removed, *moves.left)) or 'none named it'}",
+            expected="nobody revokes it meanwhile: let one host at a time write to a repository",
+            next_step=error.next_step,
+        ) from error
+
+
 def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callable[[str], None]) -> None:
     """Copy the blobs that are missing, and the manifest by its digest alone, without a tag."""
-    blobs = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    named = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    blobs = {(blob.digest, blob.size): blob for blob in named}.values()
     for blob in blobs:
         if not store.has_blob(blob.digest) and not store.mount_blob(blob.digest, source):
             report(f"copying {blob.digest[:19]} ({blob.size / 1e6:.1f} MB) to {store.target}")

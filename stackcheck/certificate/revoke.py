@@ -10,24 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
-from stackcheck.certificate.policy import admit
+from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.predicates import revocation
 from stackcheck.certificate.statement import facts, newest, sign, status
-from stackcheck.errors import CertificateError, PublishError
-from stackcheck.oci.documents import is_attachment
+from stackcheck.errors import CertificateError
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
-from stackcheck.oci.tags import all_unique, digest_of, is_unique
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from stackcheck.certificate.statement import Statement
-    from stackcheck.oci.documents import Manifest
-    from stackcheck.oci.store import Store
+    from stackcheck.certificate.statement import Envelope, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,41 +82,20 @@ def revoke(
                 expected="a certificate that this key signed",
                 next_step="name the key that signed it: --key PATH",
             )
-        if not _is_revoked(latest, reason):  # else a call that was interrupted signed it: move the tags
-            failed = sign(revocation(latest, reason=reason, now=now), key)
-            attachments.attach(store, manifest, (failed,), public_key)
+        # Nothing new to sign if a call that was interrupted did it: repair the forms, and move the tags.
+        failed: tuple[Envelope, ...] = ()
+        if not _is_revoked(latest, reason):
+            failed = (sign(revocation(latest, reason=reason, now=now), key),)
+        attachments.attach(store, manifest, failed, public_key)
         report(f"revoked {store.target}@{manifest.digest}")
-        return _move_tags_back(store, manifest.digest, public_key)
+        moves = move_back(store, manifest.digest, public_key)
+        # Last: a publisher elsewhere, who had read these tags before, may have written them meanwhile.
+        attachments.attach(store, manifest, failed, public_key)
+    return Revoked(
+        digest=manifest.digest, moved=moves.moved, removed=tuple(moves.removed), left=tuple(moves.left)
+    )
 
 
 def _is_revoked(latest: Statement, reason: str) -> bool:
     """Whether the newest verdict is already this revocation."""
     return status(latest) == "FAILED" and facts(latest).get("reasons") == [reason]
-
-
-def _move_tags_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> Revoked:
-    moved: dict[str, str] = {}
-    removed: list[str] = []
-    left: list[str] = []
-    for tag in store.tags():
-        if is_unique(tag) or is_attachment(tag) or digest_of(store, tag) != digest:
-            continue
-        previous = _last_certified(store, tag, public_key)
-        if previous is not None:
-            store.write_manifest(previous, tag)
-            moved[tag] = previous.digest
-        else:
-            (removed if store.delete_tag(tag) else left).append(tag)
-    return Revoked(digest=digest, moved=moved, removed=tuple(removed), left=tuple(left))
-
-
-def _last_certified(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Manifest | None:
-    """The newest earlier image of a floating tag whose certificate is still valid."""
-    for name in reversed(all_unique(store, tag)):
-        manifest = store.read_manifest(name)
-        try:
-            admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
-        except PublishError:
-            continue
-        return manifest
-    return None

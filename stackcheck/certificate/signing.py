@@ -52,6 +52,7 @@ def sign_to_files(
         experimental=subject.experimental,
         archs=subject.stack.archs if subject.stack else (),
         known_issues=subject.known_issues,
+        name=subject.name,
     )
     for old in (folder / "statements").glob("*.json"):
         old.unlink()
@@ -79,7 +80,7 @@ def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
             expected="the signed statements that `stackcheck certify` writes",
             next_step=f"stackcheck certify {folder.name}",
         )
-    public = keys.load_or_create(key).public_key()
+    public = keys.load(key).public_key()  # a key made now could not have signed them
     return tuple(_opened(path, public, folder.name) for path in paths)
 
 

@@ -12,18 +12,22 @@ import base64
 import datetime as dt
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from stackcheck.certificate import summary
 from stackcheck.certificate.keys import hint
+from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import CertificateError
+from stackcheck.files import strictjson
 from stackcheck.oci.documents import compact_json, is_digest, sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -32,9 +36,11 @@ SBOM = "https://cyclonedx.org/bom"
 VSA = "https://slsa.dev/verification_summary/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 VERIFIER_ID = "urn:stackcheck:verifier:v1"
-CERTIFICATE_FIELD = "urn:stackcheck:certificate:v1"  # extension fields are named by URIs
 RUN_FIELD = "urn:stackcheck:run:v1"
-CERTIFIED_LEVEL = "STACKCHECK_CERTIFIED"
+
+
+class MalformedSummaryError(CertificateError):
+    """A summary that the expected key signed cannot be read: it may be a revocation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +50,9 @@ class Statement:
     predicate_type: str
     payload: bytes
 
-    @property
+    @cached_property
     def document(self) -> dict[str, Any]:
-        """The statement as JSON."""
+        """The statement as JSON; whoever changes it changes a copy."""
         return dict(json.loads(self.payload))
 
     @property
@@ -54,7 +60,7 @@ class Statement:
         """What the statement says about its subject."""
         return dict(self.document["predicate"])
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the signed bytes."""
         return sha256(self.payload)
@@ -143,6 +149,27 @@ def last_revoked(statements: Iterable[Statement]) -> dt.datetime | None:
     return max((*failed, *superseded), default=None)
 
 
+def lifts(statement: Statement, revoked_at: dt.datetime | None) -> bool:
+    """Whether a PASSED summary counts although the image was revoked then: it has to say so itself.
+
+    Its time is not enough. A verdict that was signed later may be about a run from before the revocation, and
+    of two hosts each sees what the other wrote only later.
+    """
+    superseded = not_before(statement)
+    return revoked_at is None or (superseded is not None and superseded >= revoked_at)
+
+
+def lifted(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The summaries that no longer count because a run lifted a revocation: it, and PASSED ones before it."""
+    summaries = [item for item in statements if item.predicate_type == VSA]
+    passed = [item for item in summaries if status(item) == "PASSED"]
+    revoked_at = max((moment for moment in map(not_before, passed) if moment), default=None)
+    if revoked_at is None:
+        return ()
+    failed = [item for item in summaries if status(item) == "FAILED" and time_verified(item) <= revoked_at]
+    return (*failed, *(item for item in passed if not lifts(item, revoked_at)))
+
+
 def status(statement: Statement) -> Literal["PASSED", "FAILED"]:
     """The verdict of a VSA; anything but PASSED counts as FAILED."""
     return "PASSED" if statement.predicate["verificationResult"] == "PASSED" else "FAILED"
@@ -157,6 +184,12 @@ def newest(statements: Iterable[Statement]) -> Statement | None:
 def facts(statement: Statement) -> dict[str, Any]:
     """What a VSA of this project states beyond the SLSA fields: stack, host, inputs, checks, metrics."""
     return dict(statement.predicate[CERTIFICATE_FIELD])
+
+
+def name_of(statement: Statement) -> str | None:
+    """The name under which an image was certified, its tag; None in old ones of images of no stack."""
+    name = facts(statement).get("name") or facts(statement)["stackId"]
+    return None if name is None else str(name)
 
 
 def _pre_authentication(payload: bytes) -> bytes:
@@ -175,12 +208,15 @@ def _is_signed(payload: bytes, signature: bytes, public_key: ec.EllipticCurvePub
 def _parse(payload: bytes) -> Statement:
     """The statement in a correctly signed payload. Another tool may have signed it with the same key."""
     try:
+        strictjson.check(payload)
         document = json.loads(payload)
         found = Statement(predicate_type=document["predicateType"], payload=payload)
         if document["_type"] != STATEMENT or not all(map(is_digest, subject_digests(found))):
             raise ValueError(document["_type"])
         if found.predicate_type == VSA:
             _check_summary(found.predicate)
+        elif not isinstance(document["predicate"], dict):
+            raise TypeError("predicate")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CertificateError(
             "a signed attestation is malformed",
@@ -190,14 +226,20 @@ def _parse(payload: bytes) -> Statement:
     return found
 
 
-def _check_summary(predicate: Mapping[str, Any]) -> None:
-    if predicate["verifier"]["id"] != VERIFIER_ID:
-        raise ValueError(predicate["verifier"]["id"])
-    for moment in (predicate["timeVerified"], predicate[CERTIFICATE_FIELD].get("notBefore")):
-        if moment is not None and dt.datetime.fromisoformat(moment).tzinfo is None:
-            raise ValueError(moment)
-    for key in ("stackId", "configDigest", "host"):
-        predicate[CERTIFICATE_FIELD][key]
-    for named in predicate["inputAttestations"]:
-        named["digest"]["sha256"].lower()
-    predicate["verificationResult"].upper()
+def _check_summary(predicate: dict[str, Any]) -> None:
+    """A summary of this verifier must be well formed. Passing it over could pass over a revocation."""
+    verifier = predicate.get("verifier")
+    if isinstance(verifier, dict) and isinstance(verifier.get("id"), str) and verifier["id"] != VERIFIER_ID:
+        raise ValueError(verifier["id"])  # another verifier's, signed with the same key
+    try:
+        summary.check(predicate)
+        for moment in (predicate["timeVerified"], predicate[CERTIFICATE_FIELD].get("notBefore")):
+            if moment is not None:
+                dt.datetime.fromisoformat(moment)
+    except (ValueError, RecursionError) as error:
+        raise MalformedSummaryError(
+            "a signed verification summary is malformed",
+            got=str(error),
+            expected="a summary as this version of stackcheck, or an earlier one, signs it",
+            next_step="update stackcheck; if that does not help, certify the image again",
+        ) from error

@@ -7,6 +7,7 @@ that says why not. The numbered steps are those of docs/certificates.md, "Verify
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from stackcheck.certificate.statement import (
     Statement,
     evidence,
     facts,
+    name_of,
     newest,
     subject_digests,
     time_verified,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from stackcheck.oci.store import Store
 
 
+TOTAL_S = 300.0  # for all that a registry is asked for
+ATTEMPTS = 3  # to read from a registry, where another host may take statements away meanwhile
 # What a certificate needs unless its reader asks for a different tier.
 CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
 
@@ -208,8 +212,9 @@ def _verified(image: Reference, chosen: Statement, wanted: _Wanted) -> Verified:
 
 
 def image_blobs(manifest: Manifest) -> tuple[Descriptor, ...]:
-    """Config and layers of an image's manifest."""
-    return (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    """Config and layers of an image's manifest, each once: it may name one blob thousands of times."""
+    blobs = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
+    return tuple({(blob.digest, blob.size): blob for blob in blobs}.values())
 
 
 def as_certificate_error(error: RegistryError, reference: str) -> CertificateError:
@@ -227,7 +232,8 @@ def _signed(
     reference: str, parsed: Reference, public_key: EllipticCurvePublicKey, *, plain_http: bool
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
     try:
-        return _read(open_store(parsed.target, plain_http=plain_http), parsed.name, public_key)
+        store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)
+        return _read(store, parsed.name, public_key)
     except RegistryError as error:
         raise as_certificate_error(error, reference) from error
 
@@ -237,25 +243,41 @@ def _read(
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
     """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they come.
 
-    They are read again if another process changed the layout and removed a file meanwhile.
+    They are read again if another process changed the store and removed something meanwhile.
     """
-    while True:
-        state = store.state() if isinstance(store, OciLayout) else None
+    for attempt in itertools.count(1):
+        state = store.state() if isinstance(store, OciLayout) else attempt
         try:
             manifest = store.read_manifest(name)
             if isinstance(store, OciLayout):
                 _check_layout(store, manifest)
-            return manifest, attachments.read_envelopes(store, manifest.digest, public_key)
+            return manifest, _statements(store, manifest.digest, public_key)
         except MissingError:
-            if not isinstance(store, OciLayout) or store.state() == state:
+            if attempt >= ATTEMPTS or (isinstance(store, OciLayout) and store.state() == state):
                 raise
+    raise AssertionError  # `count` has no end
+
+
+def _statements(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> tuple[Envelope, ...]:
+    """As `attachments.read_envelopes`; a changed certificate does not look like one of another key."""
+    reader = attachments.Reader(store, digest, public_key)
+    found = tuple(reader.envelopes(attachments.manifests(store, digest)).values())
+    if reader.changed and newest(item.statement for item in found) is None:
+        raise CertificateError(
+            "the attestations were changed after they were signed",
+            where=f"{store.target}@{digest}",
+            got=f"{reader.changed} attestations that name the pinned key, with signatures that do not fit",
+            expected="the bytes that the key signed",
+            next_step="fetch the image again from where it was published",
+        )
+    return found
 
 
 def _check_layout(store: OciLayout, manifest: Manifest) -> None:
     """Hash every blob of the image and its attestations, in threads: hashing releases Python's lock."""
     store.check_version()
     holders = (manifest, *attachments.manifests(store, manifest.digest))
-    blobs = {blob.digest: blob for item in holders for blob in image_blobs(item)}
+    blobs = {(blob.digest, blob.size): blob for item in holders for blob in image_blobs(item)}
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         largest_first = sorted(blobs.values(), key=lambda blob: -blob.size)
         for checking in [pool.submit(store.check_blob, blob) for blob in largest_first]:
@@ -335,27 +357,38 @@ def _waiver_refusal(reference: str, chosen: Statement, wanted: _Wanted) -> Certi
 
 
 def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
-    """A tag names a stack, so nobody who can move tags can offer one certified image as another."""
-    stack_id = facts(chosen)["stackId"]
-    if parsed.digest or tags.names(parsed.tag or "", stack_id):
+    """A tag is a name, so nobody who can move tags can offer one certified image as another.
+
+    Also beside a digest: who writes both expects both.
+    """
+    name = name_of(chosen)
+    if parsed.tag is None or tags.names(parsed.tag, name, facts(chosen)["stackId"]):
         return
     digest = subject_digests(chosen)[0]
     raise CertificateError(
-        "the certificate is for a different stack than the tag names",
+        "the certificate is for a different image than the tag names",
         where=reference,
-        got=f"a certificate for {stack_id or 'an image without a stack'}",
-        expected=f"a certificate for {tags.floating(parsed.tag or '')}",
+        got=f"a certificate for {name or 'an image that it does not name'}",
+        expected=f"a certificate for {tags.floating(parsed.tag)}",
         next_step=f"if you want this image, name it by its digest: {parsed.target}@{digest}",
     )
 
 
 def _check_subject(reference: str, chosen: Statement, manifest: Manifest) -> None:
     configs = tuple(blob.digest for blob in manifest.descriptors("config"))
-    if manifest.media_type not in IMAGE_MANIFESTS or configs != (facts(chosen)["configDigest"],):
+    if manifest.media_type not in IMAGE_MANIFESTS:
+        raise CertificateError(
+            "the store gives the manifest a media type that no image has",
+            where=reference,
+            got=manifest.media_type or "none",
+            expected=" or ".join(sorted(IMAGE_MANIFESTS)),
+            next_step="ask who runs the registry; or fetch the image from where it was published",
+        )
+    if configs != (facts(chosen)["configDigest"],):
         raise CertificateError(
             "the certificate is about a different image",
             where=reference,
-            got=f"{manifest.media_type} {manifest.digest} with config {' '.join(configs) or 'none'}",
+            got=f"{manifest.digest} with config {' '.join(configs) or 'none'}",
             expected=f"{' '.join(subject_digests(chosen))} with config {facts(chosen)['configDigest']}",
             next_step="fetch the image again from where it was published",
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer.core import TyperGroup
 
+from stackcheck.cli.output import print_error
 from stackcheck.errors import StackcheckError
 from stackcheck.files.atomic import UNUSABLE, file_error
 
@@ -124,7 +125,7 @@ def main() -> None:
     try:
         app(prog_name="stackcheck")
     except StackcheckError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(0)
@@ -132,7 +133,7 @@ def main() -> None:
         if error.errno not in UNUSABLE:
             raise  # a defect of stackcheck: the traceback is needed
         unusable = file_error(error)
-        print(f"error: {unusable}", file=sys.stderr)
+        print_error(unusable)
         sys.exit(unusable.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from stackcheck.certificate import keys
 from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
-from stackcheck.cli.output import Progress, print_facts, print_json, print_table
+from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix.policy import Tier as TierName
@@ -89,7 +88,7 @@ def verify_image(
         return
     print_facts({name: str(value) for name, value in facts.items() if value is not None})
     for note in _notes(verified):
-        print(f"note: {note}", file=sys.stderr)
+        print_note(note)
 
 
 @app.command("pull")
@@ -175,7 +174,9 @@ def print_sbom(
     """List the packages of a published image, from the signed document that is attached to it."""
     from stackcheck.certificate import attached_sbom
 
-    document = attached_sbom.attached(reference, public_key=keys.load_public(key), plain_http=plain_http)
+    document = attached_sbom.attached(
+        reference, public_key=keys.load_public(key), plain_http=plain_http, warn=print_note
+    )
     if as_json:
         print_json(document)
         return

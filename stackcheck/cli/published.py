@@ -16,7 +16,9 @@ from stackcheck.cli.options import HERE, AsJson, DryRun, PlainHttp, PublicKey, R
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.layout import OciLayout
-from stackcheck.oci.store import parse_target
+from stackcheck.oci.store import parse_reference, parse_target
+from stackcheck.oci.stores import open_store
+from stackcheck.oci.tags import is_unique
 
 app = new_app()
 
@@ -72,6 +74,7 @@ def revoke_image(
     from stackcheck.certificate.revoke import revoke
 
     signing_key = keys.load(key or keys.default_path())
+    _require_one_image(reference, plain_http=plain_http)
     if dry_run:
         print(f"{reference}: attach a FAILED verdict ({reason}), then move its floating tags back")
         return
@@ -86,6 +89,25 @@ def revoke_image(
     print_facts({name: _listed(value) for name, value in facts.items() if value})
     if done.left:
         print("note: no earlier image is certified, so these tags still name it; `verify` refuses them")
+
+
+def _require_one_image(reference: str, *, plain_http: bool) -> None:
+    """A floating tag moves when its image is revoked: the same command again would revoke the one before.
+
+    Raises:
+        ConfigurationError: The reference has neither a digest nor a tag that stays.
+    """
+    found = parse_reference(reference)
+    if found.digest or (found.tag and is_unique(found.tag)):
+        return
+    digest = open_store(found.target, plain_http=plain_http).read_manifest(found.name).digest
+    raise ConfigurationError(
+        "name the image to revoke by its digest: the tag moves to another image when it is revoked",
+        where=reference,
+        got=f"the tag {found.tag}",
+        expected=f"{found.target}@{digest}, which it names now",
+        next_step=f"stackcheck revoke {found.target}@{digest} --reason TEXT",
+    )
 
 
 def _listed(value: object) -> str:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 LABEL = "org.stackcheck.run"
 API_TIMEOUT_S = 120
+MEMORY_SHARE = 0.95  # of the host's memory
+TMPFS_SHARE = 0.5  # for each tmpfs; what is in it counts as the container's memory too
+QUOTA_POLL_S = 1.0
 # For any uid in any image: a home that can be written (the container's own tmpfs), and a name: torch asks for
 # one, and an image that was not built here has no name for the uid that it runs with.
 USER_ENV = {"HOME": "/tmp", "USER": "stackcheck", "LOGNAME": "stackcheck"}  # noqa: S108
@@ -56,6 +59,8 @@ class RunSpec:
         tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
         devices: Device nodes of the host, by path, with the same path inside; or CDI names.
         group_add: Numeric groups.
+        pids: Most processes and threads.
+        quota_bytes: The container is killed when its writable mounts together hold more; None: no limit.
         ulimits: Name -> soft and hard limit; -1 is unlimited.
         timeout_s: The container is killed after this many seconds.
         on_line: Gets each line of output as it appears.
@@ -73,6 +78,8 @@ class RunSpec:
         default_factory=lambda: {"/tmp": "rw,exec,nosuid,nodev,mode=1777"}  # noqa: S108  # the container's
     )
     shm_size_bytes: int = 64 << 20
+    pids: int = 16_384
+    quota_bytes: int | None = None
     network: Literal["none", "bridge", "host"] = "none"
     read_only: bool = True
     cap_drop: tuple[str, ...] = ("ALL",)
@@ -98,6 +105,8 @@ def run(client: DockerClient, spec: RunSpec) -> int:
             _start(container, spec)
         timer = threading.Timer(spec.timeout_s, _kill, [container])
         timer.start()
+        quota = _Quota(container, spec)
+        quota.start()
         start = time.monotonic()
         try:
             with talking("reading a container's output"):
@@ -105,6 +114,8 @@ def run(client: DockerClient, spec: RunSpec) -> int:
                 code = int(container.wait(timeout=API_TIMEOUT_S)["StatusCode"])
         finally:
             timer.cancel()
+            quota.stop()
+        quota.check()
         if code and time.monotonic() - start >= spec.timeout_s:
             raise ChecksFailedError(
                 "the container did not end in time and was killed",
@@ -116,7 +127,10 @@ def run(client: DockerClient, spec: RunSpec) -> int:
 
 @contextlib.contextmanager
 def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
-    arguments = _create_arguments(spec)
+    with talking("making a container"):
+        arguments = _create_arguments(spec) | _limits(client.info(), spec)
+        volumes = _volumes(client.images.get(spec.image).attrs, spec, arguments["name"])
+        arguments["mounts"] += volumes
     try:
         with talking("making a container"):
             container = client.containers.create(spec.image, list(spec.command), **arguments)
@@ -128,6 +142,9 @@ def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
         # the error above reports that.
         with contextlib.suppress(docker.errors.DockerException, OSError):
             client.api.remove_container(arguments["name"], force=True)
+        for volume in volumes:
+            with contextlib.suppress(docker.errors.DockerException, OSError):
+                client.api.remove_volume(volume["Source"], force=True)
 
 
 def _create_arguments(spec: RunSpec) -> dict[str, Any]:
@@ -161,6 +178,84 @@ def _create_arguments(spec: RunSpec) -> dict[str, Any]:
         "working_dir": spec.workdir,
         "init": True,  # reaps what a killed rank leaves behind
     }
+
+
+def _limits(info: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
+    """Limits by the memory of the engine's host: without them one container can stop all others there."""
+    memory = int(info["MemTotal"] * MEMORY_SHARE)
+    tmpfs_bytes = int(info["MemTotal"] * TMPFS_SHARE)
+    limits: dict[str, Any] = {
+        "tmpfs": {path: f"{options},size={tmpfs_bytes}" for path, options in spec.tmpfs.items()}
+    }
+    if info.get("PidsLimit"):
+        limits["pids_limit"] = spec.pids
+    if info.get("MemoryLimit"):
+        limits["mem_limit"] = memory
+    if info.get("SwapLimit"):
+        limits["memswap_limit"] = memory  # no swap on top
+    return limits
+
+
+def _volumes(image: Mapping[str, Any], spec: RunSpec, name: str) -> list[Any]:
+    """The volumes that an image declares, read-only like its root.
+
+    The engine would make anonymous ones, which are writable, may not be read-only, and stay. Ours have names.
+    """
+    from docker import types
+
+    declared = (image.get("Config") or {}).get("Volumes") or {}
+    ours = {*spec.tmpfs, *(mount.target for mount in spec.mounts)}
+    paths = [path for path in declared if path not in ours]
+    return [
+        types.Mount(path, f"{name}-{number}", type="volume", read_only=True)
+        for number, path in enumerate(paths)
+    ]
+
+
+class _Quota:
+    """Kills a container whose writable mounts hold too much: a bind mount has no limit of its own."""
+
+    def __init__(self, container: Container, spec: RunSpec) -> None:
+        self._container, self._limit = container, spec.quota_bytes
+        self._folders = [mount.source for mount in spec.mounts if not mount.read_only]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        if self._limit is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._limit is not None:
+            self._thread.join()
+
+    def check(self) -> None:
+        """Also after the end: the last second counts."""
+        held = self._held()
+        if self._limit is not None and held > self._limit:
+            raise ChecksFailedError(
+                "the container wrote too much into its output folder and was killed",
+                where=", ".join(map(str, self._folders)),
+                got=f"{held} bytes",
+                expected=f"at most {self._limit} bytes",
+                next_step="look at what the image writes there, then remove it",
+            )
+
+    def _watch(self) -> None:
+        while not self._ended.wait(QUOTA_POLL_S):
+            if self._limit is not None and self._held() > self._limit:
+                _kill(self._container)
+                return
+
+    def _held(self) -> int:
+        """Bytes on disk: a hole takes none. What is removed meanwhile does not count."""
+        total = 0
+        for place, _, names in (found for folder in self._folders for found in os.walk(folder)):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(place, name)).st_blocks * 512  # noqa: PTH118  # a hot path
+        return total
 
 
 def _start(container: Container, spec: RunSpec) -> None:

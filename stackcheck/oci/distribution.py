@@ -34,6 +34,7 @@ from stackcheck.oci.transport import RETRY_DELAYS_S, TIMEOUT_S, Transport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from stackcheck.oci.patience import Patience
     from stackcheck.oci.store import Store
 
 ACCEPT = f"{OCI_MANIFEST}, {OCI_INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
@@ -69,6 +70,7 @@ class Repository:
         plain_http: bool = False,
         timeout_s: tuple[float, float] = TIMEOUT_S,
         retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
+        patience: Patience | None = None,
     ) -> None:
         self.target = f"{host}/{repository}"
         if host == "docker.io" and "/" not in repository:
@@ -76,7 +78,11 @@ class Repository:
         self.host = host
         self.repository = repository
         self._http = Transport(
-            host, plain_http=plain_http, timeout_s=timeout_s, retry_delays_s=retry_delays_s
+            host,
+            plain_http=plain_http,
+            timeout_s=timeout_s,
+            retry_delays_s=retry_delays_s,
+            patience=patience,
         )
         self._root = f"{self._http.base}/v2/{repository}"
 

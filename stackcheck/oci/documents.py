@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.errors import PublishError
@@ -72,12 +73,12 @@ class Manifest:
     media_type: str
     body: bytes
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The digest of the bytes."""
         return sha256(self.body)
 
-    @property
+    @cached_property
     def document(self) -> dict[str, Any]:
         """The bytes as JSON.
 
@@ -88,9 +89,16 @@ class Manifest:
 
     def descriptors(self, key: str) -> tuple[Descriptor, ...]:
         """The descriptors of one member: `layers`, `manifests`, or the single `config` or `subject`."""
-        found = self.document.get(key) or []
-        items = found if isinstance(found, list) else [found]
-        return tuple(descriptor(item, self.digest) for item in items)
+        if key not in self._descriptors:
+            found = self.document.get(key) or []
+            items = found if isinstance(found, list) else [found]
+            self._descriptors[key] = tuple(descriptor(item, self.digest) for item in items)
+        return self._descriptors[key]
+
+    @cached_property
+    def _descriptors(self) -> dict[str, tuple[Descriptor, ...]]:
+        """What `descriptors` read so far: a manifest may have tens of thousands, and is asked often."""
+        return {}
 
     def as_descriptor(self, **changes: Any) -> Descriptor:
         """The descriptor of this manifest."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.files.atomic import TEMPORARY, file_error, write_atomically
@@ -31,6 +31,7 @@ from stackcheck.oci.documents import (
     json_object,
     no_such_tag,
 )
+from stackcheck.oci.layout_index import INDEX_LIMIT_BYTES, REF_NAME, Index, agree, parse_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from stackcheck.oci.store import Store
 
-REF_NAME = "org.opencontainers.image.ref.name"
-INDEX_LIMIT_BYTES = 32 * 2**20  # a tag takes some 300 bytes
 LAYOUT_FILE = {"imageLayoutVersion": "1.0.0"}
 # The members of a manifest or index that name plain blobs, and those that name other manifests.
 LEAVES = ("config", "layers", "blobs")
@@ -53,6 +52,7 @@ class OciLayout:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.target = f"oci:{root}"
+        self._known: tuple[tuple[int, int, int], Index] | None = None
 
     def blob_path(self, digest: str) -> Path:
         """The file of a blob; `RegistryError` if it is not a digest: no name may lead out of the folder."""
@@ -85,7 +85,7 @@ class OciLayout:
     def read_manifest(self, name: str) -> Manifest:
         """The manifest of a tag or digest."""
         if is_digest(name):
-            entry = next((item for item in self._entries() if item.digest == name), None)
+            entry = self._index().by_digest.get(name)
             body = self._manifest_body(name)
             known = entry.media_type if entry else OCI_MANIFEST
             stated = json_object(body, name).get("mediaType") or known
@@ -94,18 +94,18 @@ class OciLayout:
                     "mediaType of a manifest must be a string", where=name, got=repr(stated)[:200]
                 )
             return Manifest(media_type=stated, body=body)
-        entry = next((item for item in self._entries() if item.annotations.get(REF_NAME) == name), None)
+        entry = self._index().by_name.get(name)
         if entry is None:
             raise no_such_tag(name, self.target, self._names())
         manifest = Manifest(media_type=entry.media_type, body=self._manifest_body(entry.digest))
-        _agree(entry, manifest, str(self.root / "index.json"))
+        agree(entry, manifest, str(self.root / "index.json"))
         return manifest
 
     def write_manifest(self, manifest: Manifest, name: str) -> bool:
         """Store a manifest under a tag (which moves) or its digest; a layout lists no referrers itself."""
         self.write_blob(manifest.as_descriptor(), lambda: (manifest.body,))
         if is_digest(name):
-            if not any(entry.digest == manifest.digest for entry in self._entries()):
+            if manifest.digest not in self._index().by_digest:
                 self._write_entries([*self._entries(), manifest.as_descriptor()])
             return False
         kept = [entry for entry in self._entries() if entry.annotations.get(REF_NAME) != name]
@@ -331,17 +331,21 @@ class OciLayout:
     def _names(self) -> list[str]:
         return [entry.annotations[REF_NAME] for entry in self._entries() if REF_NAME in entry.annotations]
 
-    def _entries(self) -> list[Descriptor]:
+    def _entries(self) -> tuple[Descriptor, ...]:
+        return self._index().entries
+
+    def _index(self) -> Index:
+        """What index.json lists; it is read again only when the file is another one."""
         path = self.root / "index.json"
         try:
-            body = read_regular(path, INDEX_LIMIT_BYTES + 1)
+            with open_regular(path) as file:
+                status = os.fstat(file.fileno())
+                state = (status.st_ino, status.st_mtime_ns, status.st_size)
+                if self._known is None or self._known[0] != state:
+                    self._known = (state, parse_index(file.read(INDEX_LIMIT_BYTES + 1), str(path)))
         except OSError as error:
             raise self._no_layout("index.json", error) from error
-        if len(body) > INDEX_LIMIT_BYTES:
-            raise RegistryError(
-                "index.json is too long", where=str(path), expected=f"at most {INDEX_LIMIT_BYTES} bytes"
-            )
-        return list(_descriptors(body, str(path)))
+        return self._known[1]
 
     def _write_entries(self, entries: list[Descriptor]) -> None:
         document: dict[str, Any] = {
@@ -352,15 +356,6 @@ class OciLayout:
         write_atomically(self.root / "index.json", (json.dumps(document, indent=1).encode() + b"\n",))
 
 
-@functools.lru_cache(maxsize=8)
-def _descriptors(body: bytes, where: str) -> tuple[Descriptor, ...]:
-    """The entries of an index. A layout is asked hundreds of times between two writes."""
-    found = json_object(body, where).get("manifests")
-    if not isinstance(found, list):
-        raise RegistryError("index.json lists no manifests", where=where)
-    return tuple(descriptor(item, where) for item in found)
-
-
 def _is_manifest(path: Path) -> bool:
     if path.stat().st_size > MANIFEST_LIMIT_BYTES:
         return False
@@ -368,14 +363,3 @@ def _is_manifest(path: Path) -> bool:
         document = json_object(read_regular(path, MANIFEST_LIMIT_BYTES), str(path))
         return any(key in document for key in ("layers", *BRANCHES))
     return False
-
-
-def _agree(entry: Descriptor, manifest: Manifest, where: str) -> None:
-    stated = manifest.document.get("mediaType", entry.media_type)
-    if entry.size != len(manifest.body) or entry.media_type != stated:
-        raise IntegrityError(
-            "the index does not describe the manifest that it names",
-            where=where,
-            got=f"{entry.media_type}, {entry.size} bytes",
-            expected=f"{stated}, {len(manifest.body)} bytes",
-        )

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.patience import Patience
 
 if TYPE_CHECKING:
     from stackcheck.oci.store import Store
 
 
-def open_store(target: str, *, plain_http: bool = False) -> Store:
+def open_store(target: str, *, plain_http: bool = False, total_s: float | None = None) -> Store:
     """The store of a target.
 
     Args:
         target: `oci:DIR` or `HOST/REPO`.
         plain_http: Talk http to a registry that is not on a loopback address.
+        total_s: All that is asked of a registry must be answered within this many seconds; None: any time.
     """
     if target.startswith("oci:"):
         return OciLayout(Path(target.removeprefix("oci:")))
     host, _, repository = target.partition("/")
-    return Repository(host, repository, plain_http=plain_http)
+    return Repository(host, repository, plain_http=plain_http, patience=Patience(total_s))

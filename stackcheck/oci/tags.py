@@ -36,13 +36,14 @@ def floating(tag: str) -> str:
     return found["tag"] if found else tag
 
 
-def names(tag: str, stack_id: str | None) -> bool:
-    """Whether an image of a stack (None: without a stack) may have a tag.
+def names(tag: str, name: str | None, stack_id: str | None) -> bool:
+    """Whether an image that was certified under a name, of a stack (None: without a stack), may have a tag.
 
     Images without a stack have tags with an ending of their own, so that they never replace a stack's image.
     """
-    name = floating(tag)
-    return name == stack_id if stack_id else _FOREIGN.fullmatch(name) is not None
+    if name is None or floating(tag) != name:
+        return False
+    return stack_id is not None or _FOREIGN.fullmatch(name) is not None
 
 
 def unique(store: Store, tag: str, digest: str) -> str:

@@ -18,12 +18,14 @@ from stackcheck import __version__
 from stackcheck.oci import credentials
 from stackcheck.oci.addresses import is_loopback, origin
 from stackcheck.oci.documents import CHUNK_BYTES, MissingError, RegistryError
+from stackcheck.oci.patience import Adapter, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping  # a named tuple's annotations are read at run time
 
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two bytes of an answer
 RETRY_DELAYS_S = (0.5, 2.0)
+LONGEST_WAIT_S = 30.0  # where a busy registry asks for more, it is given up sooner
 RETRIED = frozenset({429, 500, 502, 503, 504})
 IGNORED_LIMIT_BYTES = 2**16
 TOKEN_LIMIT_BYTES = 2**20
@@ -53,6 +55,7 @@ class Transport:
         plain_http: bool = False,
         timeout_s: tuple[float, float] = TIMEOUT_S,
         retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
+        patience: Patience | None = None,
     ) -> None:
         self.host = host
         api_host = "registry-1.docker.io" if host == "docker.io" else host
@@ -60,7 +63,10 @@ class Transport:
         self._timeout_s = timeout_s
         self._retry_delays_s = retry_delays_s
         self._authorization: str | None = None
+        self._patience = patience or Patience()
         self._session = requests.Session()
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, Adapter(self._patience))
         self._session.headers["User-Agent"] = f"stackcheck/{__version__}"
         self._session.trust_env = not is_loopback(host)  # a proxy cannot reach this host's loopback
 
@@ -109,7 +115,7 @@ class Transport:
             if delay is None:
                 raise self._refused(method, url, response)
             response.close()
-            time.sleep(delay)
+            time.sleep(max(delay, _asked_for(response)))
 
     def _send(
         self,
@@ -122,6 +128,7 @@ class Transport:
         own = aim == home
         if not own and home[0] == "https" and aim[0] != "https":
             raise RegistryError("the registry redirects to insecure HTTP", where=self.base, got=url)
+        self._patience.begin()
         try:
             return self._session.request(
                 method,
@@ -179,7 +186,9 @@ class Transport:
         return RegistryError(
             "the registry does not answer" if hangs else "the registry cannot be reached",
             where=self.base,
-            got=f"no answer within {self._timeout_s[1]:g} s" if hangs else _innermost(error),
+            got=self._patience.said or f"no answer within {self._timeout_s[1]:g} s"
+            if hangs
+            else _innermost(error),
             next_step=f"check that {self.base}/v2/ answers, then run the same command again",
         )
 
@@ -239,6 +248,12 @@ class Transport:
         return RegistryError(
             "the registry failed", where=where, got=got, next_step="run the same command again"
         )
+
+
+def _asked_for(response: requests.Response) -> float:
+    """The seconds that a busy registry asks to wait, as far as we wait at all."""
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), LONGEST_WAIT_S) if text.isascii() and text.isdigit() else 0.0
 
 
 def _header_safe(token: str) -> str:

@@ -15,13 +15,14 @@ import re
 import shutil
 import uuid
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ChecksFailedError
-from stackcheck.files.atomic import write_atomically
+from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import (
     consistency,
@@ -35,7 +36,6 @@ from stackcheck.suite import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.policy import Tier
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 24 * 3600}
 # NCCL, RCCL and DataLoader workers share buffers through /dev/shm; Docker's default of 64 MiB is too small.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
+QUOTA_BYTES = 4 << 30  # for run/: a healthy run leaves some megabytes, a hang some traces more
 RUNNER = "/stackcheck/runner"  # as tests/conftest.py spells it
 # -I: no PYTHON* variable, no user site, no working directory. -S: the launcher adds site-packages.
 ISOLATED = ("-I", "-S", "-B", "-u")
@@ -144,11 +145,30 @@ def _make_folder(out: Path, user: int) -> None:
     """An empty `run/` that the container's user may write to; on the host nobody else can come to it."""
     (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid
     folder = out / "run"
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     folder.mkdir(parents=True)
     out.chmod(0o700)  # the container sees `run/` by its mount
     if os.geteuid() == 0:
         os.chown(folder, user, user)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the files of an earlier run, also folders that it left without permissions.
+
+    Raises:
+        FileError: Something cannot be removed.
+    """
+    if not os.path.lexists(folder):
+        return
+    try:
+        for place, names, _ in os.walk(folder):
+            for name in names:
+                path = Path(place, name)
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise file_error(error, folder) from error
 
 
 def _container(
@@ -183,6 +203,7 @@ def _container(
         group_add=needs.groups,
         ulimits=dict(needs.ulimits),
         shm_size_bytes=SHM_SIZE_BYTES[plan.host.vendor],
+        quota_bytes=QUOTA_BYTES,
         workdir="/tmp",  # noqa: S108  # the container's own tmpfs
         timeout_s=TIMEOUT_S[plan.tier],
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
+import shell_image
 from stackcheck.engine import image_files
 from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
@@ -66,6 +68,68 @@ def test_mounts_environment_and_user_are_what_was_asked_for(
     assert code == 0
     assert (tmp_path / "out" / "heard").read_text() == "words"
     assert [line.strip() for line in lines] == ["Mars", "1234", "1234 44", str(1 << 27)]
+
+
+def test_a_container_cannot_take_all_processes_memory_or_disk_of_the_host(
+    engine: Engine, small_image: build.Image
+) -> None:
+    info = engine._info
+    script = (
+        "cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null;"
+        "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null;"
+        "df -B1 --output=size /tmp | tail -1"
+    )
+    code, lines = run(engine, small_image, script, pids=512)
+    assert code == 0, lines
+    assert info["PidsLimit"], "this daemon limits no processes: the test says nothing"
+    assert info["MemoryLimit"], "this daemon limits no memory: the test says nothing"
+    pids, memory, tmpfs = map(int, lines)
+    assert pids == 512
+    assert memory < info["MemTotal"]
+    assert tmpfs <= info["MemTotal"] // 2 + 4096
+
+
+def test_more_processes_than_allowed_do_not_start(engine: Engine, small_image: build.Image) -> None:
+    code, lines = run(engine, small_image, "for i in {1..64}; do sleep 20 & done; echo never", pids=32)
+    assert code != 0 or "never" not in lines, lines
+    assert any("fork" in line for line in lines), lines
+
+
+def test_what_a_container_writes_into_its_output_folder_has_a_quota(
+    engine: Engine, small_image: build.Image, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir(mode=0o777)
+    (tmp_path / "out").chmod(0o777)
+    mounts = (Mount(source=tmp_path / "out", target="/out", read_only=False),)
+    filling = "printf '%3000000s' x > /out/a; sleep 600"
+    start = time.monotonic()
+    with pytest.raises(ChecksFailedError, match="wrote too much") as caught:
+        run(engine, small_image, filling, mounts=mounts, quota_bytes=1_000_000)
+    assert time.monotonic() - start < 120
+    assert str(tmp_path / "out") in str(caught.value)
+    assert containers_of(small_image) == []
+
+
+def test_the_volumes_of_an_image_are_read_only_and_gone_afterwards(engine: Engine, tmp_path: Path) -> None:
+    reference = f"stackcheck-test/volumes:{uuid.uuid4().hex[:12]}"
+    settings = {"Volumes": {"/data": {}}}
+    files = {"/data/kept": b"of the image"}
+    shell_image.make_layout(tmp_path / "oci", programs=("bash", "cat"), files=files, settings=settings)
+    engine.load(tmp_path / "oci", reference)
+    before = volumes()
+    lines: list[str] = []
+    command = ("bash", "-c", "cat /data/kept; echo; echo x > /data/written || echo refused")
+    try:
+        code = engine.run(RunSpec(image=reference, command=command, on_line=lines.append))
+    finally:
+        engine.remove(reference)
+    assert (code, lines[0], lines[-1]) == (0, "of the image", "refused")
+    assert volumes() - before == set()
+
+
+def volumes() -> set[str]:
+    command = ["docker", "volume", "ls", "--quiet"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 def test_output_streams_while_the_container_runs(

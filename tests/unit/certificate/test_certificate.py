@@ -210,8 +210,10 @@ def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_
     path = tmp_path / "some-stack" / "statements" / "0.dsse.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(certify(image, key)[0].body)
+    other = tmp_path / "other.key"
+    keys.load_or_create(other)
     with pytest.raises(CertificateError, match="not signed with the expected key") as refused:
-        signing.load_signed(tmp_path / "some-stack", tmp_path / "other.key")
+        signing.load_signed(tmp_path / "some-stack", other)
     assert refused.value.where == str(path)
     assert "stackcheck certify some-stack" in str(refused.value.next_step)
 

@@ -137,27 +137,38 @@ def publish_to(store: Any, publisher: Publisher, image: SmallImage) -> None:
     )
 
 
-def calls_of_a_publication(folder: Path) -> int:
+def calls_of_a_publication(folder: Path) -> tuple[int, int]:
+    """How many calls a publication makes, and how many of them after it moved the floating tag."""
     publisher = Publisher(folder)
     publisher.publish(publisher.image(b"first"))
     counting = Failing(OciLayout(folder / "dist"), 0)
-    publish_to(counting, publisher, publisher.image(b"second"))
-    return -counting.left
+    at_the_last_look: list[int] = []
+
+    def look(*arguments: Any) -> None:
+        at_the_last_look.append(-counting.left)
+        original(*arguments)
+
+    original = publish._look_again
+    with mock.patch.object(publish, "_look_again", look):
+        publish_to(counting, publisher, publisher.image(b"second"))
+    return -counting.left, -counting.left - at_the_last_look[0]
 
 
 def test_a_failure_at_any_call_leaves_the_old_tag_on_the_old_digest_and_the_next_try_succeeds(
     tmp_path: Path,
 ) -> None:
-    calls = calls_of_a_publication(tmp_path / "count")
-    assert calls > 30
+    calls, calls_of_a_last_look = calls_of_a_publication(tmp_path / "count")
+    assert calls - calls_of_a_last_look > 30
     for n in range(1, calls + 1):
         publisher = Publisher(tmp_path / str(n))
         first, second = publisher.image(b"first"), publisher.image(b"second")
         publisher.publish(first)
         with pytest.raises(RegistryError, match="planted"):
             publish_to(Failing(OciLayout(publisher.folder / "dist"), n), publisher, second)
-        assert publisher.tags()[STACK_ID] == first.manifest_digest, f"call {n}"
-        assert publisher.verify().digest == first.manifest_digest
+        named = publisher.tags()[STACK_ID]
+        if named != first.manifest_digest:  # the last look failed, after the tag had moved
+            assert n > calls - calls_of_a_last_look, f"call {n}"
+        assert publisher.verify().digest == named
         publish_to(OciLayout(publisher.folder / "dist"), publisher, second)
         assert publisher.verify().digest == second.manifest_digest
 
@@ -226,7 +237,7 @@ def test_no_image_is_published_under_the_tag_of_another(
     publisher: Publisher, stack_id: str | None, tag: str
 ) -> None:
     image = make_image(publisher.folder / "image", stack_id=stack_id)
-    with pytest.raises(PublishError, match="the tag does not belong to the image's stack"):
+    with pytest.raises(PublishError, match="the tag does not belong to the image"):
         publish.publish(
             image.layout,
             tag=tag,
@@ -258,7 +269,7 @@ def test_a_tag_that_was_moved_to_another_stack_s_certified_image_is_refused(publ
     publisher.publish(publisher.image(b"first"))
     store, other = OciLayout(publisher.folder / "dist"), "cpu-torch2.4.1-py3.10-debian12"
     store.write_manifest(store.read_manifest(STACK_ID), other)
-    with pytest.raises(CertificateError, match="different stack than the tag names") as caught:
+    with pytest.raises(CertificateError, match="different image than the tag names") as caught:
         publisher.verify(f"{publisher.target}:{other}")
     digest = str(caught.value.next_step).rpartition(": ")[2]
     assert publisher.verify(digest).stack_id == STACK_ID

@@ -65,11 +65,15 @@ def test_a_later_run_supersedes_a_revocation_in_both_forms(publisher: Publisher)
     publisher.revoke(publisher.reference, now=NOW + HOUR)
     publisher.publish(image, now=NOW + 2 * HOUR)
     assert publisher.verify().verified_at == NOW + 2 * HOUR
-    known = attachments.read_envelopes(
-        OciLayout(publisher.folder / "dist"), image.manifest_digest, publisher.key.public_key()
-    )
-    summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
-    assert [(status(item), not_before(item)) for item in summaries] == [("PASSED", NOW + HOUR)]
+    store, digest = OciLayout(publisher.folder / "dist"), image.manifest_digest
+    reader = attachments.Reader(store, digest, publisher.key.public_key())
+    legacy = store.read_manifest(attachments.legacy_tag(digest))
+    for form in ((legacy,), attachments.bundles_of(store, digest)):
+        known = [item.statement for item in reader.envelopes(form).values()]
+        summaries = [(status(item), not_before(item)) for item in known if item.predicate_type == VSA]
+        assert summaries == [("PASSED", NOW + HOUR)]
+    mark = reader.envelopes([store.read_manifest(attachments.revoked_tag(digest))])
+    assert [status(item.statement) for item in mark.values()] == ["FAILED"]  # what was revoked stays known
 
 
 def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(publisher: Publisher) -> None:

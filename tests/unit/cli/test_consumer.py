@@ -15,6 +15,7 @@ from small_images import STACK_ID
 from stackcheck.certificate import keys
 from stackcheck.cli import consumer, published
 from stackcheck.errors import ConfigurationError
+from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +99,8 @@ def test_a_dry_run_of_gc_removes_nothing_and_gc_says_how_many_bytes(
 
 def test_a_dry_run_revokes_nothing(dist: Path, tmp_path: Path) -> None:
     keys.load_or_create(tmp_path / "k.key")
-    command = ["revoke", f"oci:{dist}:{STACK_ID}", "--reason", "NaN", "--dry-run"]
+    digest = OciLayout(dist).read_manifest(STACK_ID).digest
+    command = ["revoke", f"oci:{dist}@{digest}", "--reason", "NaN", "--dry-run"]
     done = CliRunner().invoke(published.app, [*command, "--key", str(tmp_path / "k.key")])
     assert done.exit_code == 0, done.output
     assert verified(dist)

@@ -28,6 +28,7 @@ from stackcheck.certificate import keys
 from stackcheck.cli import build
 from stackcheck.engine import doctor
 from stackcheck.engine.doctor import HostFinding
+from stackcheck.oci.layout import OciLayout
 from stackcheck.proof import prove
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 GOLDEN = Path(__file__).parent / "golden"
 WRITE = "STACKCHECK_WRITE_GOLDEN"
 REFERENCE = f"oci:dist:{CPU_STACK}"
+BY_DIGEST = "oci:dist@<digest>"  # of that image
 CPU = ("--device-model", "CPU", "--driver", "none")
 RESULT = f"build/{CPU_STACK}/run/result.json"
 GEMM = "test_kernels.py::test_gemm"
@@ -59,7 +61,12 @@ class World:
     capsys: Capsys
 
     def run(self, *arguments: str | Path) -> Done:
-        return call(self.capsys, *arguments)
+        return call(self.capsys, *map(self._with_digest, arguments))
+
+    def _with_digest(self, argument: str | Path) -> str | Path:
+        if argument != BY_DIGEST:
+            return argument
+        return f"oci:dist@{OciLayout(self.root / 'dist').read_manifest(CPU_STACK).digest}"
 
     def edit(self, old: str, new: str, name: str = "matrix.yaml") -> None:
         path = self.root / name
@@ -424,12 +431,13 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "revoke": (
         Case((REFERENCE, "--reason", "all-reduce returns NaN"), published),
+        Case((BY_DIGEST, "--reason", "all-reduce returns NaN")),
         Case((REFERENCE,)),
         Case(("oci:nowhere:x", "--reason", "NaN")),
         Case(("oci:dist:nope", "--reason", "NaN")),
         Case(("oci:dist:nope", "--reason", "NaN", "--key", "nowhere.key")),
         Case(
-            (REFERENCE, "--reason", "NaN"),
+            (BY_DIGEST, "--reason", "NaN"),
             lambda world: (shutil.rmtree(world.root / "dist"), other_publisher(world)),
         ),
     ),

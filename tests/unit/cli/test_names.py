@@ -67,13 +67,13 @@ def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_refer
     assert labels[0] == CPU_STACK
     assert len(set(labels)) == len(names)
     assert all(is_tag(item) for item in (*labels, label(f"registry.example.org/{'a' * 200}:1")))
-    assert [tags.names(item, None) for item in labels] == [False, True, True]
+    assert [tags.names(item, item, None) for item in labels] == [False, True, True]
 
 
 def test_the_tag_of_a_reference_is_never_read_as_one_that_stays() -> None:
     # Among so many hashes some are digits alone, as the number of a unique tag is.
     for number in range(1000):
         found = label(f"registry.example.org/pytorch{number}:nightly-20250101")
-        assert tags.names(found, None)
+        assert tags.names(found, found, None)
         assert not tags.is_unique(found)
         assert tags.floating(f"{found}-20250102-1.0123abcd") == found

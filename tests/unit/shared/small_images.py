@@ -111,6 +111,7 @@ def certify(
     archs: tuple[str, ...] = (),
     bound_class: BoundClass | None = None,
     known_issues: tuple[dict[str, Any], ...] = (),
+    name: str | None = None,
 ) -> tuple[Envelope, ...]:
     """The signed statements of a run that ended just before `now`."""
     checks = [result_files.check("test_a.py::test_one[1]")]
@@ -141,4 +142,5 @@ def certify(
         now=now,
         archs=archs,
         known_issues=known_issues,
+        name=image.stack_id if name is None else name,
     )

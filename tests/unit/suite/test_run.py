@@ -440,3 +440,12 @@ def test_a_link_in_the_place_of_the_lease_folder_is_refused(
     monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
     with pytest.raises(ConfigurationError, match="not a directory"):
         run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root removes folders without permissions anyway")
+def test_a_folder_without_permissions_in_the_run_folder_is_removed(tmp_path: Path) -> None:
+    closed = tmp_path / "run" / "a" / "closed"
+    (closed / "below").mkdir(parents=True)
+    closed.chmod(0)
+    suite._remove(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,84 @@
+"""Move floating tags away from an image that is not certified, back to the newest one that is.
+
+In: a store, the digest of the image. Out: which tags moved, were deleted, or still name it. A registry has no
+transaction: another host may publish between the look and the move, so each move is looked at again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stackcheck.certificate import attachments
+from stackcheck.certificate.policy import admit
+from stackcheck.errors import PublishError
+from stackcheck.oci.documents import Manifest, MissingError, is_attachment
+from stackcheck.oci.tags import all_unique, digest_of, is_unique
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from stackcheck.oci.store import Store
+
+LOOKS = 10  # another host may publish at each of them
+
+
+@dataclass(kw_only=True)
+class Moves:
+    """What happened to the floating tags that named an image.
+
+    Args:
+        moved: Tags that were moved, each with the digest that it names now.
+        removed: Tags that were deleted, because no other image of the stack is certified.
+        left: Tags that still name the image, because the store cannot delete tags.
+    """
+
+    moved: dict[str, str] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def move_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> Moves:
+    """Move every floating tag that names the image to the newest certified image of its stack.
+
+    A tag that was moved is moved again if a newer release appeared meanwhile: the move may have undone it.
+    """
+    done = Moves()
+    for _ in range(LOOKS):
+        names = [tag for tag in store.tags() if _is_floating(tag) and tag not in done.left]
+        moved = [_move(store, tag, digest, public_key, done) for tag in names]
+        if not any(moved):
+            break
+    return done
+
+
+def _move(store: Store, tag: str, digest: str, public_key: EllipticCurvePublicKey, done: Moves) -> bool:
+    """Move one tag where it names the image, or names what we moved it to and a newer image is certified."""
+    named = digest_of(store, tag)
+    if named is None or named not in {digest, done.moved.get(tag)}:
+        return False
+    best = _newest_certified(store, tag, public_key)
+    if best is not None and best.digest != named:
+        store.write_manifest(best, tag)
+        done.moved[tag] = best.digest
+        return True
+    if best is None and named == digest:
+        (done.removed if store.delete_tag(tag) else done.left).append(tag)
+        return True
+    return False
+
+
+def _is_floating(tag: str) -> bool:
+    return not is_unique(tag) and not is_attachment(tag)
+
+
+def _newest_certified(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Manifest | None:
+    """The newest image of a floating tag whose certificate is still valid."""
+    for name in reversed(all_unique(store, tag)):
+        try:
+            manifest = store.read_manifest(name)
+            admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
+        except (PublishError, MissingError):
+            continue
+        return manifest
+    return None

@@ -1,0 +1,147 @@
+"""The strict form of a verification summary (VSA) of this project.
+
+In: the predicate of a signed statement. Out: nothing, or a ValueError that names the first wrong field. The
+signature says who wrote it, not that it is well formed: null or a text where a list belongs must not reach
+code that reads it. Unknown fields are allowed, so that later versions can say more.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from stackcheck.matrix.policy import Tier
+from stackcheck.vendors import Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CERTIFICATE_FIELD = "urn:stackcheck:certificate:v1"  # extension fields are named by URIs
+CERTIFIED_LEVEL = "STACKCHECK_CERTIFIED"
+
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+# RFC 3339 with a zone: times are compared.
+Moment = Annotated[
+    str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$")
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class _Verifier(_Part):
+    id: str
+
+
+class _Digests(_Part):
+    sha256: Hex
+
+
+class _Evidence(_Part):
+    digest: _Digests
+
+
+class _Policy(_Part):
+    uri: str
+
+
+class _Device(_Part):
+    model: str
+    arch: str = ""
+
+
+class _Host(_Part):
+    vendor: Vendor
+    devices: tuple[_Device, ...]
+    driver: str | None = None
+
+
+class _Run(_Part):
+    id: str
+    tier: Tier
+    started: Moment
+
+
+class _Waiver(_Part):
+    check: str
+    reason: str
+    issue: str
+    by: str
+    until: str
+
+
+class _KnownIssue(_Part):
+    id: str
+    symptom: str
+    issue: str
+
+
+class _Archs(_Part):
+    staticOnly: tuple[str, ...] = ()  # noqa: N815  # as it is signed
+
+
+class _Certificate(_Part):
+    """What every summary states about image and host; a revocation states no more, and its reasons."""
+
+    stackId: str | None  # noqa: N815
+    name: str | None = None
+    configDigest: Digest  # noqa: N815
+    host: _Host
+    experimental: bool
+    notBefore: Moment | None = None  # noqa: N815
+    reasons: tuple[str, ...] = ()
+
+
+class _Passed(_Certificate):
+    """What a summary must state before anybody relies on it."""
+
+    run: _Run
+    required: tuple[str, ...]
+    passed: tuple[str, ...]
+    warned: tuple[str, ...]
+    waivers: tuple[_Waiver, ...]
+    archs: _Archs = _Archs()
+    bounds: dict[str, int] = Field(default_factory=dict)
+    knownIssues: tuple[_KnownIssue, ...] = ()  # noqa: N815
+
+
+class _Summary(_Part):
+    verifier: _Verifier
+    timeVerified: Moment  # noqa: N815
+    resourceUri: str  # noqa: N815
+    policy: _Policy
+    inputAttestations: tuple[_Evidence, ...]  # noqa: N815
+    verificationResult: Literal["PASSED", "FAILED"]  # noqa: N815
+    verifiedLevels: tuple[str, ...]  # noqa: N815
+    certificate: _Certificate = Field(alias=CERTIFICATE_FIELD)
+
+
+class _PassedSummary(_Summary):
+    certificate: _Passed = Field(alias=CERTIFICATE_FIELD)
+
+    @model_validator(mode="after")
+    def _levels(self) -> Self:
+        needed = {CERTIFIED_LEVEL}
+        tiers = {level for level in self.verifiedLevels if level.startswith("STACKCHECK_TIER_")}
+        if tiers:  # older certificates state none
+            needed |= tiers | {f"STACKCHECK_TIER_{self.certificate.run.tier.upper()}"}
+        if len(tiers) > 1 or not needed <= set(self.verifiedLevels):
+            raise ValueError(
+                f"verifiedLevels: {', '.join(self.verifiedLevels) or 'none'}, not {', '.join(sorted(needed))}"
+            )
+        return self
+
+
+def check(predicate: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless a predicate is a well-formed summary."""
+    kind = _PassedSummary if predicate.get("verificationResult") == "PASSED" else _Summary
+    try:
+        # As JSON, where an array is a tuple, so that the types can be strict.
+        kind.model_validate_json(json.dumps(predicate))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

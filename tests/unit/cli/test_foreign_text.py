@@ -1,0 +1,74 @@
+"""Foreign text reaches the terminal as text: no control character of a tag, a package or a container does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from small_checkout import CPU_STACK, FakeEngine, call
+from stackcheck.certificate import keys
+from stackcheck.cli import output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+Capsys = pytest.CaptureFixture[str]
+EVIL = "\x1b]0;owned\x07\x1b[2J\rname\nfake: line\u202e\x9b31m"
+
+
+def test_no_control_character_leaves_by_any_way(capsys: Capsys) -> None:
+    output.print_table(("a", "b"), [(EVIL, "x")])
+    output.print_facts({"a": EVIL})
+    output.print_json({"a": EVIL})
+    output.Progress()(EVIL)
+    output.print_note(EVIL)
+    output.print_error(ValueError(EVIL))
+    captured = capsys.readouterr()
+    written = captured.out + captured.err
+    assert set(written) & set(EVIL) <= {char for char in EVIL if char.isprintable()} | {"\n"}
+    assert r"\x1b]0;owned\x07" in written
+    lines = captured.out.splitlines()
+    assert not any(line.startswith("fake:") for line in lines)
+
+
+def test_a_package_cannot_rewrite_the_list_of_packages(
+    fake_engine: FakeEngine,
+    small_checkout: Path,  # noqa: ARG001
+    capsys: Capsys,
+) -> None:
+    head = "Name: evil\x1b[2Jname\nVersion: 1\x07"
+    fake_engine.inventory.insert(0, {"kind": "python", "place": "/x/evil.dist-info", "head": head})
+    assert call(capsys, "images").code == 0
+    done = call(capsys, "sbom", f"oci:dist:{CPU_STACK}")
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    assert "\x07" not in done.out
+
+
+def test_publishing_with_a_mistyped_key_makes_no_key(
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
+    capsys: Capsys,
+) -> None:
+    assert call(capsys, "certify", CPU_STACK).code == 0
+    typo = small_checkout / "typo.key"
+    done = call(capsys, "publish", CPU_STACK, "--key", typo)
+    assert done.code == 2
+    assert not typo.exists()
+
+
+def test_a_repeated_revocation_revokes_no_second_image(
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,  # noqa: ARG001
+    capsys: Capsys,
+) -> None:
+    assert call(capsys, "images").code == 0
+    done = call(capsys, "revoke", f"oci:dist:{CPU_STACK}", "--reason", "NaN")
+    assert done.code == 2
+    assert "oci:dist@sha256:" in done.err
+    command = done.err.rpartition("next: stackcheck ")[2].strip().replace("TEXT", "NaN").split()
+    for _ in range(2):
+        assert call(capsys, *command).code == 0
+    assert keys.default_path().exists()
