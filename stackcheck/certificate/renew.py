@@ -167,6 +167,7 @@ def _statements(
         experimental=subject.experimental,
         archs=subject.stack.archs if subject.stack else (),
         known_issues=subject.known_issues,
+        name=subject.name,
     )
 
 

@@ -16,6 +16,7 @@ from stackcheck.certificate.statement import (
     Statement,
     facts,
     last_revoked,
+    name_of,
     newest,
     status,
     time_verified,
@@ -134,8 +135,9 @@ def assess(image: Published, tonight: Tonight) -> Due | Skipped:
     latest = newest(image.statements)
     if latest is None:
         return Skipped(tag=image.tag, why="the pinned key signed no certificate for it")
-    if not tags.names(image.tag, facts(latest)["stackId"]):
-        owner = facts(latest)["stackId"] or "an image without a stack"
+    name = name_of(latest)
+    if not tags.names(image.tag, name, facts(latest)["stackId"]):
+        owner = name or "an image without a stack"
         return Skipped(tag=image.tag, why=f"the tag names an image of {owner}, and `verify` refuses it")
     if status(latest) != "PASSED":
         return Skipped(tag=image.tag, why=f"revoked: {'; '.join(facts(latest).get('reasons', ()))}")
