@@ -253,7 +253,8 @@ def _read(
                 _check_layout(store, manifest)
             return manifest, _statements(store, manifest.digest, public_key)
         except MissingError:
-            if attempt >= ATTEMPTS or (isinstance(store, OciLayout) and store.state() == state):
+            unchanged = store.state() == state if isinstance(store, OciLayout) else attempt >= ATTEMPTS
+            if unchanged:
                 raise
     raise AssertionError  # `count` has no end
 

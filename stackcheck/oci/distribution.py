@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -42,6 +43,7 @@ OK, CREATED, ACCEPTED = 200, 201, 202
 # A repository that is not there yet has no tags; where a registry cannot list tags, that is an error.
 NO_TAGS = (404,)
 NO_REFERRERS = DELETE_UNSUPPORTED = (404, 405)
+BLOB_UNKNOWN = "MANIFEST_BLOB_UNKNOWN"  # the specification's code
 PAGES = 1000  # of tags or referrers
 
 
@@ -77,6 +79,7 @@ class Repository:
             repository = f"library/{repository}"
         self.host = host
         self.repository = repository
+        self._retry_delays_s = retry_delays_s
         self._http = Transport(
             host,
             plain_http=plain_http,
@@ -142,7 +145,21 @@ class Repository:
         return manifest
 
     def write_manifest(self, manifest: Manifest, name: str) -> bool:
-        """Store a manifest under a tag (which moves) or its digest."""
+        """Store a manifest under a tag (which moves) or its digest.
+
+        A blob that another client uploads at the same moment may be there when it is asked for, and unknown
+        when a manifest names it: docker-registry 2.8 did that to publishers at once. So this is asked again.
+        """
+        for delay in (*self._retry_delays_s, None):
+            try:
+                return self._put_manifest(manifest, name)
+            except RegistryError as error:
+                if delay is None or BLOB_UNKNOWN not in (error.got or ""):
+                    raise
+                time.sleep(delay)
+        raise AssertionError  # the last delay is None
+
+    def _put_manifest(self, manifest: Manifest, name: str) -> bool:
         response = self._http.request(
             "PUT",
             self._manifest(name),

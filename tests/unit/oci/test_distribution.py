@@ -12,7 +12,14 @@ from small_images import STACK_ID, certify, make_image, new_key, quiet
 from small_registry import Answer, repository, serving
 from stackcheck.certificate import publish
 from stackcheck.oci.distribution import Repository
-from stackcheck.oci.documents import MANIFEST_LIMIT_BYTES, IntegrityError, MissingError, RegistryError, sha256
+from stackcheck.oci.documents import (
+    MANIFEST_LIMIT_BYTES,
+    IntegrityError,
+    Manifest,
+    MissingError,
+    RegistryError,
+    sha256,
+)
 from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -59,6 +66,21 @@ def test_a_registry_that_hangs_in_the_middle_of_a_blob_is_given_up() -> None:
         pytest.raises(RegistryError),
     ):
         list(repository(host).read_blob(sha256(b"whole")))
+
+
+@pytest.mark.parametrize(("failures", "stored"), [(2, True), (3, False)])
+def test_a_blob_that_is_unknown_for_a_moment_is_asked_for_again(failures: int, stored: bool) -> None:
+    """As docker-registry answers when two publishers upload the same layer at once."""
+    body = b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN","message":"blob unknown to registry"}]}'
+    answers = iter([(400, {}, body)] * failures + [(201, {}, b"")])
+    manifest = Manifest(media_type="x", body=b"{}")
+    with serving(lambda _: next(answers)) as (host, seen):
+        if stored:
+            repository(host).write_manifest(manifest, "x")
+        else:
+            with pytest.raises(RegistryError, match="the registry failed"):
+                repository(host).write_manifest(manifest, "x")
+        assert len(seen) == 3
 
 
 def test_a_registry_that_is_not_there_is_named() -> None:
