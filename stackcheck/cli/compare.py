@@ -54,11 +54,9 @@ def compare_runs(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="With --paired, runs of each side.")] = 5,
-    tier: Annotated[
-        TierName, typer.Option("--tier", help="With --paired, how thorough the suites are.")
-    ] = "standard",
-    vendor: Vendor = None,
     every: Annotated[bool, typer.Option("--all", help="Also list the metrics that are equal.")] = False,
+    tier: Annotated[TierName, typer.Option("--tier", help="How thorough the suites are.")] = "standard",
+    vendor: Vendor = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,

@@ -37,24 +37,24 @@ def find_images(
     gpu: Annotated[
         str | None, typer.Option("--gpu", metavar="MODEL", help="Device model.", show_default="this host's")
     ] = None,
-    driver: Annotated[
-        str | None,
-        typer.Option(
-            "--driver",
-            metavar="VERSION",
-            help="Driver: 580.95.05, 580 or '>=6.4'.",
-            show_default="this host's, or any with --gpu",
-        ),
-    ] = None,
     torch: Annotated[
         str | None,
         typer.Option("--torch", metavar="VERSION", help="torch: 2.13 or '>=2.12'.", show_default="any"),
     ] = None,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
+    every: Annotated[bool, typer.Option("--all", help="Also list the others, and say why not.")] = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
-    every: Annotated[bool, typer.Option("--all", help="Also list the others, and say why not.")] = False,
+    driver: Annotated[
+        str | None,
+        typer.Option(
+            "--driver",
+            metavar="PATTERN",
+            help="Driver version, or a pattern of versions.",
+            show_default="this host's, or any with --gpu",
+        ),
+    ] = None,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,

@@ -32,32 +32,55 @@ SERIES_COLUMNS = ("METRIC", "CHECK", "STACK", "DEVICE", "RUNS", "MEDIAN", "NEWES
 SHOWN_DIGITS = 8  # of a run id
 SHOWN_DIGEST = len("sha256:") + 12
 
+ANY = "any"
 Stack = Annotated[
     str | None,
     typer.Option(
-        "--stack", metavar="PATTERN", help="Stack id or image; here and below * and ? are wildcards."
+        "--stack",
+        metavar="PATTERN",
+        help="Stack id or image; here and below * and ? are wildcards.",
+        show_default=ANY,
     ),
 ]
-Device = Annotated[str | None, typer.Option("--device", metavar="PATTERN", help="Device model.")]
-Driver = Annotated[str | None, typer.Option("--driver", metavar="PATTERN", help="Driver version.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="PATTERN", help="Device model.", show_default=ANY)
+]
+Driver = Annotated[
+    str | None,
+    typer.Option(
+        "--driver", metavar="PATTERN", help="Driver version, or a pattern of versions.", show_default=ANY
+    ),
+]
 Check = Annotated[
     str | None,
     typer.Option(
         "--check",
         metavar="PATTERN",
         help="Runs in which this check failed or was waived; with --metric, metrics of this check.",
+        show_default=ANY,
     ),
 ]
 Metric = Annotated[
     str | None,
-    typer.Option("--metric", metavar="PATTERN", help="Show this metric over the runs, with a sparkline."),
+    typer.Option(
+        "--metric",
+        metavar="PATTERN",
+        help="Show this metric over the runs, with a sparkline.",
+        show_default="list the runs",
+    ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Runs since then: 30d, 12h, or a date such as 2026-11-01.",
+        show_default=ANY,
+    ),
 ]
 StatusOption = Annotated[
-    Literal["PASSED", "FAILED", "UNFIT"] | None, typer.Option("--status", help="Runs with this verdict.")
+    Literal["PASSED", "FAILED", "UNFIT"] | None,
+    typer.Option("--status", help="Runs with this verdict.", show_default=ANY),
 ]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many runs, or values of metrics.")]
 
@@ -68,12 +91,12 @@ def show_history(
     *,
     stack: Stack = None,
     device: Device = None,
-    driver: Driver = None,
     check: Check = None,
     metric: Metric = None,
     since: Since = None,
     status: StatusOption = None,
     limit: Limit = 1000,
+    driver: Driver = None,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:

@@ -23,7 +23,9 @@ ORDER = (
 )
 # A verb that signs has the signing key, and one that verifies the public one; promote always needs a target.
 # `test` runs a tier, and a verb that verifies accepts no lower one.
-TWO_MEANINGS = {"--key": 2, "--to": 2, "--tier": 2}
+# `verify` takes one driver, `history` and `find` a pattern; `judge` takes one stack, `history` a pattern.
+# `render --check` looks, `history --check` names a check; `--all` lists equal metrics, or what does not fit.
+TWO_MEANINGS = {"--all": 2, "--check": 2, "--key": 2, "--to": 2, "--tier": 2, "--driver": 2, "--stack": 2}
 
 
 def options(verb: str) -> Iterator[TyperOption]:
