@@ -7,7 +7,7 @@ from __future__ import annotations
 import getpass
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -23,7 +23,7 @@ from stackcheck.matrix import matrix
 from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:
-    from stackcheck.nightly.install import Installation
+    from stackcheck.nightly.install import Installation, Kind
     from stackcheck.nightly.planning import NightSettings
     from stackcheck.nightly.state import Plan
     from stackcheck.vendors import Vendor as VendorName
@@ -31,6 +31,38 @@ if TYPE_CHECKING:
 app = new_app()
 nightly = new_app()
 app.add_typer(nightly, name="nightly")
+
+
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TARGET",
+        help="Where the images are published: oci:DIR or HOST/REPO.",
+        show_default="`publish` in matrix.yaml",
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="NAME", help="Label of a self-hosted runner; may be repeated."),
+]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option("--node", metavar="NAME", help="Name of a Kubernetes node; may be repeated."),
+]
+RunBy = Annotated[
+    str | None,
+    typer.Option(
+        "--user",
+        metavar="NAME",
+        help="Who runs it: needs Docker and the signing key.",
+        show_default="this user",
+    ),
+]
+Into = Annotated[
+    Path | None,
+    typer.Option("--into", metavar="DIR", help="Write the files there.", show_default="their usual places"),
+]
 
 
 @nightly.callback(invoke_without_command=True)
@@ -45,15 +77,7 @@ def validate(
         bool, typer.Option("--force", help="Run every image for this host, also if nothing is due.")
     ] = False,
     vendor: Vendor = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="TARGET",
-            help="Where the images are published: oci:DIR or HOST/REPO.",
-            show_default="`publish` in matrix.yaml",
-        ),
-    ] = None,
+    target: From = None,
     key: SigningKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -151,41 +175,14 @@ def install_timer(
     cron: Annotated[bool, typer.Option("--cron", help="Lines for cron.")] = False,
     github: Annotated[bool, typer.Option("--github", help="A workflow for self-hosted runners.")] = False,
     kubernetes: Annotated[bool, typer.Option("--kubernetes", help="A CronJob for each node.")] = False,
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="NAME", help="Label of a self-hosted runner; may be repeated."),
-    ] = None,
-    node: Annotated[
-        list[str] | None,
-        typer.Option("--node", metavar="NAME", help="Name of a Kubernetes node; may be repeated."),
-    ] = None,
+    label: Labels = None,
+    node: Nodes = None,
     hour: Annotated[int, typer.Option("--hour", min=0, max=23, help="When a night begins.")] = 2,
-    user: Annotated[
-        str | None,
-        typer.Option(
-            "--user",
-            metavar="NAME",
-            help="Who runs it: needs Docker and the signing key.",
-            show_default="this user",
-        ),
-    ] = None,
+    user: RunBy = None,
     vendor: Vendor = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="TARGET",
-            help="Where the images are published.",
-            show_default="`publish` in matrix.yaml",
-        ),
-    ] = None,
+    target: From = None,
     key: SigningKey = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--into", metavar="DIR", help="Write the files there.", show_default="their usual places"
-        ),
-    ] = None,
+    folder: Into = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
@@ -194,32 +191,38 @@ def install_timer(
     from stackcheck.nightly import install
 
     chosen = {"systemd": systemd, "cron": cron, "github": github, "kubernetes": kubernetes}
-    kinds: list[Any] = [kind for kind, wanted in chosen.items() if wanted]
-    if len(kinds) != 1:
+    wanted = install.Wanted(
+        root=root.resolve(),
+        program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
+        user=user or getpass.getuser(),
+        # On GitHub the key is a secret, which the workflow itself hands over.
+        options=_passed_on(target, None if github else key, vendor),
+        hour=hour,
+        labels=tuple(label or ()),
+        nodes=tuple(node or ()),
+    )
+    made = install.installation(_kind([name for name, named in chosen.items() if named]), wanted, folder)
+    _write(made, as_json=as_json, dry_run=dry_run)
+
+
+def _kind(named: list[str]) -> Kind:
+    if len(named) != 1:
         raise ConfigurationError(
             "name one kind of timer",
-            got=", ".join(kinds) or "none",
+            got=", ".join(named) or "none",
             expected="one of --systemd, --cron, --github, --kubernetes",
             next_step="stackcheck nightly install --systemd --dry-run",
         )
-    options = [
+    return cast("Kind", named[0])
+
+
+def _passed_on(target: str | None, key: Path | None, vendor: VendorName | None) -> tuple[str, ...]:
+    """The options of the nights that the timer starts."""
+    return (
         *(("--from", parse_target(target)) if target else ()),
         *(("--key", str(key.absolute())) if key else ()),
-    ]
-    made = install.installation(
-        kinds[0],
-        install.Wanted(
-            root=root.resolve(),
-            program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
-            user=user or getpass.getuser(),
-            options=(*options, *(("--gpu-vendor", vendor) if vendor else ())),
-            hour=hour,
-            labels=tuple(label or ()),
-            nodes=tuple(node or ()),
-        ),
-        folder,
+        *(("--gpu-vendor", vendor) if vendor else ()),
     )
-    _write(made, as_json=as_json, dry_run=dry_run)
 
 
 def _write(made: Installation, *, as_json: bool, dry_run: bool) -> None:

@@ -14,7 +14,17 @@ import pytest
 
 import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attached_sbom, attachments, keys, predicates, publish, pull, revoke, verify
+from stackcheck.certificate import (
+    attached_sbom,
+    attachments,
+    keys,
+    predicates,
+    publish,
+    pull,
+    renew,
+    revoke,
+    verify,
+)
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
 from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError, PublishError
@@ -129,6 +139,25 @@ def test_a_new_run_supersedes_a_revocation(target: str, image: SmallImage) -> No
     later = NOW + dt.timedelta(minutes=5)
     release(image, target, now=later)
     assert verified(f"{target}:{STACK_ID}", now=later).digest == image.manifest_digest
+
+
+def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target: str, image: SmallImage) -> None:
+    release(image, target)
+    store = open_store(target)
+    manifest = store.read_manifest(STACK_ID)
+    public = KEY.public_key()
+    for number in (1, 2, 3):
+        made = certify(image, KEY, now=NOW + number * SECOND)
+        known = [item.statement for item in attachments.read_envelopes(store, manifest.digest, public)]
+        summary = next(item.statement for item in made if item.statement.predicate_type == VSA)
+        dropped = renew.obsolete(known, summary)
+        attachments.attach(store, manifest, made, public, obsolete=dropped)
+        left = attachments.read_envelopes(store, manifest.digest, public)
+        kinds = [item.statement.predicate_type for item in left]
+        assert (kinds.count(VSA), kinds.count(TEST_RESULT)) == (1, 1)
+    assert verified(f"{target}:{STACK_ID}").verified_at > NOW + 2 * SECOND
+    bundles = attachments.bundles_of(store, manifest.digest)
+    assert len(bundles) == len(kinds)  # the manifests of the removed ones are gone, not only their layers
 
 
 def test_promotion_from_a_layout_and_between_repositories_keeps_the_digest(
