@@ -109,10 +109,10 @@ def with_own_secret(dockerfile: str, secret: str) -> str:
     A step that several targets need runs for whichever asks first, and BuildKit looks for its secrets in the
     sessions of all of them: under one name, a stage could get the settings that are made for another one.
     """
-    stage, blocks = "", []
+    stage, blocks, count = "", list[str](), 0
     for block in _blocks(dockerfile):
         if found := _FROM.match(block.strip()):
-            stage = (found["name"] or "").lower()
+            stage, count = (found["name"] or str(count)).lower(), count + 1
         blocks.append(re.sub(rf"\bid={secret}\b", f"id={secret_name(secret, stage)}", block))
     return "".join(blocks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,12 @@ def test_a_run_without_network_is_the_same_stage_but_for_apt() -> None:
     for path in (ROOT / "images").glob("*/Dockerfile"):
         found = stages.without_network(path.read_text(encoding="utf-8"))
         assert found.count("\nRUN --network=none ") + found.count("id=apt_sources") == found.count("\nRUN ")
+
+
+def test_a_stage_without_a_name_has_its_number_in_the_name_of_its_secret() -> None:
+    text = "FROM a AS one\nRUN --mount=type=secret,id=pip_conf,target=/p true\nFROM b\n"
+    text += "RUN --mount=type=secret,id=pip_conf,target=/p \\\n    --mount=type=secret,id=ca,target=/c true\n"
+    own = stages.with_own_secret(text, "pip_conf")
+    assert re.findall(r"id=([a-z_0-9-]+)", own) == ["pip_conf-one", "pip_conf-1", "ca"]
+    names = [stage.name for stage in stages.read_stages(text, {}, platform="linux/amd64")]
+    assert names == ["1"]

@@ -31,8 +31,8 @@ from pathlib import Path
 zipfile.ZipFile(wheel).extractall(sysconfig.get_path("purelib"))
 for name in ("pip", "pip3"):
     script = Path(sysconfig.get_path("scripts")) / name
-    lines = (f"#!{sys.executable}", "import sys", "from pip._internal.cli.main import main", "sys.exit(main())")
-    script.write_text("".join(f"{line}\\n" for line in lines))
+    lines = ["import sys", "from pip._internal.cli.main import main", "sys.exit(main())"]
+    script.write_text("".join(f"{line}\\n" for line in [f"#!{sys.executable}", *lines]))
     script.chmod(0o755)
 """
 SUITES = {"ubuntu22.04": "jammy", "ubuntu24.04": "noble"}
