@@ -49,17 +49,16 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
     node = found.properties if found else {}
     partition = _partition(smi, handle)
     metrics = metrics_of(smi, handle)
-    vram = member(smi, "AmdSmiMemoryType.VRAM")
     return Device(
         index=index,
-        uuid=_uuid(smi, handle, asic, node),
+        uuid=_uuid(smi, handle, asic, node) + (f"-part{part}" if part else ""),
         bdf=bdf,
         name=str(field(asic, "market_name")),
         arch=_first(field(asic, "target_graphics_version"), amd_kernel.architecture(node)),
         compute_units=_units(asic, node, partition),
         memory_bytes=_memory_bytes(smi, handle, found, partition),
         part=part,
-        memory_used_bytes=reading(ask(smi, "amdsmi_get_gpu_memory_usage", handle, vram)),
+        memory_used_bytes=_used_bytes(smi, handle, bdf, part),
         pci_id=_pci_id(asic),
         firmware=_firmware(smi, handle),
         partition=partition,
@@ -94,6 +93,7 @@ def metrics_of(smi: Any, handle: Any) -> Metrics:
     return answer
 
 
+# All partitions of a GPU have its unique id, and leases and results need one for each: hence `-part3`.
 def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
     """As HIP and ROCr write it, "GPU-" and the unique id; before ROCm 7.13 the library has another form."""
     serial = field(asic, "asic_serial")
@@ -113,6 +113,16 @@ def _part(smi: Any, handle: Any, bdf: str) -> int:
     """
     told = field(ask(smi, "amdsmi_get_gpu_kfd_info", handle), "current_partition_id")
     return int(told) if is_known(told) else int(bdf[-1])
+
+
+def _used_bytes(smi: Any, handle: Any, bdf: str, part: int) -> Reading:
+    """By the library. Only a GPU's first partition has the kernel's file, so a further one is judged by what
+    all of them use together.
+    """
+    whole = amd_kernel.used_bytes(bdf[:-1] + "0") if part else None
+    if whole is not None:
+        return whole
+    return reading(ask(smi, "amdsmi_get_gpu_memory_usage", handle, member(smi, "AmdSmiMemoryType.VRAM")))
 
 
 def _is_part(partition: Mapping[str, Reading]) -> bool:
