@@ -63,7 +63,11 @@ def read_devices() -> Host:
     handles = demand(smi, "amdsmi_get_processor_handles")
     earlier = [amd_device.metrics_of(smi, handle) for handle in handles]
     time.sleep(METRICS_PERIOD_S)
-    every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
+    addresses = [str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)) for handle in handles]
+    every = [
+        amd_device.device(smi, handle, index, earlier[index], addresses[:index].count(addresses[index]))
+        for index, handle in enumerate(handles)
+    ]
     return Host(
         vendor=NAME,
         library=f"amdsmi {version(smi)}",

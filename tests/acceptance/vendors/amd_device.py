@@ -40,11 +40,14 @@ GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s 
 Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
 
 
-def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
-    """Everything about one GPU. Throttling is what grew since its metrics of a moment ago, `earlier`."""
+def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -> Device:
+    """Everything about one GPU. Throttling is what grew since its metrics of a moment ago, `earlier`.
+
+    `same` is how many devices before it have its address.
+    """
     bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     asic = ask(smi, "amdsmi_get_gpu_asic_info", handle)
-    part = _part(smi, handle, bdf)
+    part = _part(smi, handle, bdf, same)
     found = amd_kernel.node_of(bdf, part)
     node = found.properties if found else {}
     partition = _partition(smi, handle)
@@ -107,12 +110,12 @@ def _first(reported: Reading, kernel: str) -> str:
     return reported if isinstance(reported, str) and reported.startswith("gfx") else kernel
 
 
-def _part(smi: Any, handle: Any, bdf: str) -> int:
-    """Which partition of its GPU a device is. Releases before 6.4 list no partitions; those that do not tell
-    the number put it in the last digit of the address.
+def _part(smi: Any, handle: Any, bdf: str, same: int) -> int:
+    """Which partition of its GPU a device is. Before 6.4 the library does not tell, and lists a GPU's
+    partitions in their order under one address, or with the number as the address's last digit.
     """
     told = field(ask(smi, "amdsmi_get_gpu_kfd_info", handle), "current_partition_id")
-    return int(told) if is_known(told) else int(bdf[-1])
+    return int(told) if is_known(told) else max(int(bdf[-1]), same)
 
 
 def _used_bytes(smi: Any, handle: Any, bdf: str, part: int) -> Reading:
