@@ -97,7 +97,7 @@ def _device(properties: dict[str, int], parts: int) -> HostDevice:
             {name: mode for name, mode in modes.items() if mode},
         ),
         arch=f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}",
-        id=anonymous_id(_uuid(_text(card / "unique_id"), properties.get("unique_id", 0))),
+        id=anonymous_id(_uuid(_text(card / "unique_id"), properties)),
         memory_bytes=memory,
         power_cap_w=int(cap) / 1e6 if cap else None,
         firmware=_text(card / "vbios_version"),
@@ -113,10 +113,11 @@ def _card(properties: dict[str, int]) -> Path:
     return by_address if location and by_address.exists() else by_node
 
 
-def _uuid(of_card: str | None, of_node: int) -> str:
-    """As HIP and ROCr write it, which is what the suites see in the container."""
-    number = of_node or int(of_card or "0", 16)
-    return f"GPU-{number:016x}"
+def _uuid(of_card: str | None, properties: dict[str, int]) -> str:
+    """As HIP and ROCr write it, and for a further partition of a GPU its number, as the suites write it."""
+    number = properties.get("unique_id", 0) or int(of_card or "0", 16)
+    part = properties.get("location_id", 0) >> 28  # kfd_topology.c
+    return f"GPU-{number:016x}" + (f"-part{part}" if part else "")
 
 
 def _properties(node: Path) -> dict[str, int]:

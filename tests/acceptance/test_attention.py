@@ -67,7 +67,7 @@ def test_varlen_attention(way: str, on_device: OnDevice, record_metric: RecordMe
 @pytest.mark.parametrize("way", ["mask", "flex", "package"])
 def test_sliding_window_attention(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Sliding-window attention sees the whole window and nothing else, forward and backward."""
-    skips.if_lacking(on_device(attention_masks.lacks, way=way))
+    skips.if_lacking(on_device(attention_masks.lacks_window, way=way))
     cases.require(on_device(attention_masks.windowed, way=way, timeout_s=300), record_metric)
 
 

@@ -15,7 +15,7 @@ ACCEPTANCE = Path(__file__).resolve().parents[1] / "acceptance"
 sys.path.insert(0, str(ACCEPTANCE))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from workloads import arch, convolution, gemm, repeatability  # noqa: E402
+from workloads import arch, attention_masks, convolution, flash_package, gemm, repeatability  # noqa: E402
 
 MM, LINEAR = torch.mm, torch.nn.functional.linear
 
@@ -131,3 +131,20 @@ def test_a_product_whose_bits_differ_in_deterministic_mode_fails(monkeypatch: py
     monkeypatch.setattr(torch, "mm", lambda a, b: MM(a, b) + next(numbers))
     report = repeatability.deterministic("bf16", 3)
     assert [case["name"] for case in report["cases"] if case["failures"]] == ["product 3 times"]
+
+
+def test_the_triton_backend_of_flash_attn_is_not_held_to_what_it_ignores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention_masks.flash_package, "available", lambda: True)
+    monkeypatch.setattr(attention_masks, "lacks", lambda _way: None)
+    names = [[name for name, _ in flash_package._cases("bf16", ())]]
+    found = [attention_masks.lacks_window("package")]
+    monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
+    names.append([name for name, _ in flash_package._cases("bf16", ())])
+    found.append(attention_masks.lacks_window("package"))
+    assert [len(one) for one in names] == [1, 0]
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1]["package"] == "flash-attn extension"
+    assert attention_masks.lacks_window("mask") is None

@@ -167,6 +167,8 @@ def test_healthy_host_has_no_failure(state: str, used: Library, tmp_path: Path) 
     whole = host_state.product.name
     model = whole if host_state.parts == 1 else f"{whole}-{host_state.compute}-{host_state.memory}"
     assert [device["model"] for device in result["host"]["devices"]] == [model] * len(kfd.minors(host_state))
+    ids = [device["id"] for device in result["host"]["devices"]]
+    assert len(set(ids)) == len(ids)
     assert outcomes["test_device_identity"] == "passed"
 
 

@@ -149,6 +149,7 @@ def test_the_host_side_sees_the_fabricated_devices(
     model = state.product.name if state.parts == 1 else f"{state.product.name}-{mode.replace('/', '-')}"
     assert {device.model for device in found} == {model}
     assert {device.memory_bytes for device in found} == {state.product.memory_bytes // state.parts}
+    assert len({device.id for device in found}) == len(found)  # leases go by it, also for partitions
     # A container's own view needs the kernel's refusals, which only the shim gives.
     assert state.given or len(found) == state.gpus * state.parts
     assert host_side.driver() == (state.driver or "85F6A8C2CC7AEEAF1C3BD41")

@@ -38,7 +38,7 @@ FAULTS = (
     Fault("torch names another GPU", device_check("test_torch_and_the_library_mean_the_same_devices"), vendor="nvidia", nvml={},
           says="fits 0 of the library's", patches=by_uuid(1)),
     nvidia("torch sees another arch", "test_torch_and_the_library_mean_the_same_devices", capability=[8, 0]),
-    nvidia("driver too old", "test_driver_serves_the_runtime", "older than 580", driver="570.26"),
+    nvidia("driver too old", "test_driver_serves_the_runtime", "older than 580", driver="570.26", cuda=12080),
     nvidia("mixed firmware", "test_firmware_is_equal", "vbios", "invalid", one={"vbios": "95.00"}),
     nvidia("link x8", "test_pcie_link_is_full", "'width': 8", one={"pcie_width": 8}),
     nvidia("PCIe generation 3", "test_pcie_link_is_full", "'generation': 3", pcie_generation=3),

@@ -155,7 +155,10 @@ def on_device(acceptance: AcceptanceSession, lease: leases.Lease) -> OnDevice:
         environment = {**acceptance.child_environment(lease.devices), **(env or {})}
         with _failing(acceptance, lease):
             return acceptance.worker.call(
-                _name_of(function), kwargs, environment=environment, timeout_s=timeout_s
+                _name_of(function),
+                kwargs,
+                environment=environment,
+                timeout_s=acceptance.limit_s(timeout_s),
             )
 
     return call
@@ -179,7 +182,12 @@ def in_new_processes(acceptance: AcceptanceSession, lease: leases.Lease) -> InNe
         def one(_: int) -> Any:
             worker = Worker(acceptance.result_dir / "children")
             try:
-                return worker.call(_name_of(function), kwargs, environment=environment, timeout_s=timeout_s)
+                return worker.call(
+                    _name_of(function),
+                    kwargs,
+                    environment=environment,
+                    timeout_s=acceptance.limit_s(timeout_s),
+                )
             finally:
                 worker.stop()
 
@@ -238,7 +246,7 @@ def launch(acceptance: AcceptanceSession, lease: leases.Lease) -> Launch:
                 [str(argument) for argument in args],
                 nproc=nproc,
                 environment={**acceptance.child_environment(lease.devices), **(env or {})},
-                timeout_s=timeout_s,
+                timeout_s=acceptance.limit_s(timeout_s, nproc),
                 folder=acceptance.result_dir / "children",
                 server=None if fresh else acceptance.rank_server,
             )

@@ -33,6 +33,7 @@ PLUGIN = "stackcheck-acceptance"  # the session's name among pytest's plugins
 CHECK = pytest.StashKey[Check]()
 # As `policy` in matrix.yaml, which no container has; a unit test compares them.
 CERTIFYING_TIER: Mapping[VendorName, str] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
+MEASURED_RANKS = 4
 TITLES = {"amd": "AMD", "nvidia": "NVIDIA", "cpu": "CPU"}
 
 
@@ -115,6 +116,13 @@ class AcceptanceSession:
         """The device model; for unknown or mixed devices a description, which has no thresholds."""
         found = sorted({resultfile.model_of(self.vendor, device) for device in self.devices})
         return found[0] if len(found) == 1 else " + ".join(found) or "none"
+
+    def limit_s(self, timeout_s: float, ranks: int = 1) -> float:
+        """A limit for a child on this vendor's devices and with so many ranks.
+
+        The limits in the checks were set on up to four H200s, and each further rank imports and compiles too.
+        """
+        return timeout_s * vendors.module(self.vendor).PATIENCE * max(1.0, ranks / MEASURED_RANKS)
 
     def child_environment(self, devices: Sequence[Device]) -> dict[str, str]:
         """Variables that show a child these devices, and tell a job their model: it never asks their name."""

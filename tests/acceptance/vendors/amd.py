@@ -38,6 +38,8 @@ VISIBILITY = "ROCR_VISIBLE_DEVICES"  # applies before HIP_VISIBLE_DEVICES and CU
 PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
+# MIOpen searches for kernels in the first call of each shape, and keeps them for no later container.
+PATIENCE = 3.0
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
 WHOLE = ("SPX", Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED, None)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
@@ -61,7 +63,11 @@ def read_devices() -> Host:
     handles = demand(smi, "amdsmi_get_processor_handles")
     earlier = [amd_device.metrics_of(smi, handle) for handle in handles]
     time.sleep(METRICS_PERIOD_S)
-    every = [amd_device.device(smi, handle, index, earlier[index]) for index, handle in enumerate(handles)]
+    addresses = [str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)) for handle in handles]
+    every = [
+        amd_device.device(smi, handle, index, earlier[index], addresses[:index].count(addresses[index]))
+        for index, handle in enumerate(handles)
+    ]
     return Host(
         vendor=NAME,
         library=f"amdsmi {version(smi)}",

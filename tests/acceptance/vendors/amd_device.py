@@ -40,26 +40,28 @@ GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s 
 Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
 
 
-def device(smi: Any, handle: Any, index: int, earlier: Metrics) -> Device:
-    """Everything about one GPU. Throttling is what grew since its metrics of a moment ago, `earlier`."""
+def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -> Device:
+    """Everything about one GPU. Throttling is what grew since its metrics of a moment ago, `earlier`.
+
+    `same` is how many devices before it have its address.
+    """
     bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     asic = ask(smi, "amdsmi_get_gpu_asic_info", handle)
-    part = _part(smi, handle, bdf)
+    part = _part(smi, handle, bdf, same)
     found = amd_kernel.node_of(bdf, part)
     node = found.properties if found else {}
     partition = _partition(smi, handle)
     metrics = metrics_of(smi, handle)
-    vram = member(smi, "AmdSmiMemoryType.VRAM")
     return Device(
         index=index,
-        uuid=_uuid(smi, handle, asic, node),
+        uuid=_uuid(smi, handle, asic, node) + (f"-part{part}" if part else ""),
         bdf=bdf,
         name=str(field(asic, "market_name")),
         arch=_first(field(asic, "target_graphics_version"), amd_kernel.architecture(node)),
         compute_units=_units(asic, node, partition),
         memory_bytes=_memory_bytes(smi, handle, found, partition),
         part=part,
-        memory_used_bytes=reading(ask(smi, "amdsmi_get_gpu_memory_usage", handle, vram)),
+        memory_used_bytes=_used_bytes(smi, handle, bdf, part),
         pci_id=_pci_id(asic),
         firmware=_firmware(smi, handle),
         partition=partition,
@@ -94,6 +96,7 @@ def metrics_of(smi: Any, handle: Any) -> Metrics:
     return answer
 
 
+# All partitions of a GPU have its unique id, and leases and results need one for each: hence `-part3`.
 def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
     """As HIP and ROCr write it, "GPU-" and the unique id; before ROCm 7.13 the library has another form."""
     serial = field(asic, "asic_serial")
@@ -107,12 +110,22 @@ def _first(reported: Reading, kernel: str) -> str:
     return reported if isinstance(reported, str) and reported.startswith("gfx") else kernel
 
 
-def _part(smi: Any, handle: Any, bdf: str) -> int:
-    """Which partition of its GPU a device is. Releases before 6.4 list no partitions; those that do not tell
-    the number put it in the last digit of the address.
+def _part(smi: Any, handle: Any, bdf: str, same: int) -> int:
+    """Which partition of its GPU a device is. Before 6.4 the library does not tell, and lists a GPU's
+    partitions in their order under one address, or with the number as the address's last digit.
     """
     told = field(ask(smi, "amdsmi_get_gpu_kfd_info", handle), "current_partition_id")
-    return int(told) if is_known(told) else int(bdf[-1])
+    return int(told) if is_known(told) else max(int(bdf[-1]), same)
+
+
+def _used_bytes(smi: Any, handle: Any, bdf: str, part: int) -> Reading:
+    """By the library. Only a GPU's first partition has the kernel's file, so a further one is judged by what
+    all of them use together.
+    """
+    whole = amd_kernel.used_bytes(bdf[:-1] + "0") if part else None
+    if whole is not None:
+        return whole
+    return reading(ask(smi, "amdsmi_get_gpu_memory_usage", handle, member(smi, "AmdSmiMemoryType.VRAM")))
 
 
 def _is_part(partition: Mapping[str, Reading]) -> bool:

@@ -142,6 +142,12 @@ def render_nodes() -> tuple[Path, ...]:
     return tuple(sorted((DEV / "dri").glob("renderD*")))
 
 
+def used_bytes(bdf: str) -> int | None:
+    """What is in use of a GPU's memory, all partitions together; None if there is no such file."""
+    used = kernel_files.text(SYS / "bus/pci/devices" / bdf / "mem_info_vram_used")
+    return int(used) if used else None
+
+
 def mode(bdf: str, name: str) -> str:
     """The compute or memory mode in the kernel's file; "" if there is no such file."""
     return kernel_files.text(SYS / "bus/pci/devices" / bdf / f"current_{name}_partition")

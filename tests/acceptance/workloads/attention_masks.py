@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from workloads import arch, attention, cases, device
+from workloads import arch, attention, cases, device, flash_package
 from workloads.gates import Reading, exact
 
 LENGTHS = (1, 7, 128, 113, 61)
@@ -38,6 +38,16 @@ def lacks(way: str) -> dict[str, str] | None:
         reason = f"torch {torch.__version__} has no varlen_attn: it came with 2.10"
         return {"package": "torch>=2.10", "reason": reason}
     return None
+
+
+def lacks_window(way: str) -> dict[str, str] | None:
+    """As `lacks`, for a sliding window."""
+    if way == "package" and flash_package.available() and flash_package.uses_triton():
+        reason = (
+            "flash_attn's Triton kernels ignore window_size: a limit of this stack, so do not use it there"
+        )
+        return {"package": "flash-attn extension", "reason": reason}
+    return lacks(way)
 
 
 def packed(way: str) -> dict[str, Any]:

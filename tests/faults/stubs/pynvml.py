@@ -1,6 +1,6 @@
 """A stand-in for nvidia-ml-py: four healthy H200s, changed by the JSON in STACKCHECK_FAKE_NVML.
 
-Keys: devices (count); init ("hang", "driver_not_loaded"); any field below for every device; and "one": the
+Keys: devices (count); cuda (of libcuda, 13000); init ("hang", "driver_not_loaded"); any field below for every device; and "one": the
 same for device 0 only. A value "N/A" is returned unchanged; "not_supported" and "no_permission" are raised as
 NVML's errors. "xid" is reported on device 2 to a listener.
 """
@@ -92,7 +92,7 @@ def nvmlSystemGetDriverVersion():
 
 
 def nvmlSystemGetCudaDriverVersion_v2():
-    return 13000
+    return STATE.get("cuda", 13000)
 
 
 def nvmlDeviceGetMemoryInfo(handle):
