@@ -208,7 +208,7 @@ def test_torch_imports_in_every_image_and_finds_no_management_library(built: lis
 
 
 READS = """
-import sys
+import os, sys
 sys.path[:0] = ["/suites"]
 from vendors import VendorAbsentError, amd_library
 try:
@@ -216,7 +216,7 @@ try:
 except VendorAbsentError as absent:
     print(absent)
 import amdsmi
-print(amdsmi.__file__)
+print(os.path.realpath(amdsmi.__file__))
 """
 
 
