@@ -57,7 +57,27 @@ def resolve(
         UnresolvedError: A package is in none of the places, or a place does not answer.
     """
     options = ["--generate-hashes", "--no-header", "--no-annotate", *places]
-    return _compile(requirements, python, options, {"constraints.txt": constraints})
+    text = _compile(requirements, python, options, {"constraints.txt": constraints})
+    return _with_hashes(text, python=python, places=places)
+
+
+def _with_hashes(text: str, *, python: str, places: Sequence[str]) -> str:
+    """The lock with the hashes of files from a page of links (`--find-links`), which uv leaves out of it.
+
+    AMD's wheels are on such a page. uv states their hashes in a pylock.toml, and reads the whole file where
+    the page has none (seen with the uv that requirements pin).
+    """
+    bare = re.findall(r"^[\w.-]+==\S+$", text, re.MULTILINE)
+    if not bare:
+        return text
+    of = files(bare, python=python, places=places)
+    entries = {}
+    for pin in bare:
+        hashes = sorted(set(of.get(pin.partition("==")[0], {}).values()))
+        if not hashes:
+            raise UnresolvedError(pin, silent=False)
+        entries[pin] = " \\\n".join([pin, *(f"    --hash=sha256:{digest}" for digest in hashes)])
+    return "".join(f"{entries.get(line, line)}\n" for line in text.splitlines())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

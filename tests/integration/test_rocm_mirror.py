@@ -124,6 +124,13 @@ def test_all_ten_stacks_lock_against_the_mirror(locked: Site) -> None:
     assert all(len(deb["sha256"]) == 64 and deb["size_bytes"] > 0 for deb in debs.values())
 
 
+def test_every_locked_package_has_a_hash(locked: Site) -> None:
+    locks = sorted((locked.root / "images").glob("rocm*-torch*/*.lock"))
+    lines = [line for path in locks for line in path.read_text().splitlines() if "==" in line]
+    assert lines
+    assert [line for line in lines if not line.endswith(" \\")] == []
+
+
 def test_no_lock_names_the_mirror_or_its_login(locked: Site) -> None:
     hosts = (locked.mirror.address.partition("://")[2], rocm_mirror.PASSWORD)
     files = [path for path in (locked.root / "images").rglob("*") if path.is_file()]
@@ -201,7 +208,7 @@ def test_torch_imports_in_every_image_and_finds_no_management_library(built: lis
 
 
 READS = """
-import sys
+import os, sys
 sys.path[:0] = ["/suites"]
 from vendors import VendorAbsentError, amd_library
 try:
@@ -209,7 +216,7 @@ try:
 except VendorAbsentError as absent:
     print(absent)
 import amdsmi
-print(amdsmi.__file__)
+print(os.path.realpath(amdsmi.__file__))
 """
 
 
