@@ -1,5 +1,6 @@
 """Which half of tests/ runs: with --gpu-vendor the acceptance suites, without it the tool's own tests."""
 
+import importlib
 import os
 import shlex
 import sys
@@ -101,11 +102,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand out the acceptance checks by `order.scope`. pytest-xdist, which may be absent, has the types."""
     if not config.getoption("gpu_vendor") or config.option.dist != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no py.typed
-
     from harness import order
 
-    scheduling = LoadFileScheduling(config, log)
+    scheduling = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
     scheduling._split_scope = order.scope
     return scheduling
 

@@ -48,12 +48,15 @@ from stackcheck.oci.documents import Descriptor, Manifest, MissingError, Registr
 from stackcheck.oci.store import read_small_blob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
+    from stackcheck.certificate.statement import Statement
     from stackcheck.oci.store import Store
+
+    Obsolete = Callable[[Sequence[Statement]], AbstractSet[str]]
 
 ATTEMPTS = 10  # another host may write at the same moment, and undo what was written
 PAUSE_S = 0.2  # at most, after the first attempt; two hosts that repair at once have to get out of step
@@ -158,13 +161,13 @@ def attach(
     envelopes: Sequence[Envelope],
     public_key: EllipticCurvePublicKey,
     *,
-    obsolete: AbstractSet[str] = frozenset(),
+    obsolete: Obsolete = lambda _known: frozenset(),
 ) -> None:
     """Add envelopes in every form, and repair what any form lacks; done when a last look finds nothing to do.
 
     FAILED summaries of this key that a PASSED one lifts (`notBefore`) are removed, because cosign refuses an
     image while any of its summaries is FAILED; so are the PASSED summaries that such a revocation had ended,
-    and the statements with the digests in `obsolete`, unless they say FAILED.
+    and of all statements that are there those whose digests `obsolete` returns, unless they say FAILED.
 
     Raises:
         RegistryError: The store refused, or other writers undid it ten times.
@@ -252,14 +255,15 @@ def _look(reader: Reader) -> _Seen:
     )
 
 
-def _wanted(known: Iterable[Envelope], obsolete: AbstractSet[str]) -> dict[str, Envelope]:
+def _wanted(known: Iterable[Envelope], obsolete: Obsolete) -> dict[str, Envelope]:
     """The envelopes that an image should have: all but obsolete ones and what a lifted revocation ended."""
     found = {envelope.statement.digest: envelope for envelope in known}
-    ended = set(lifted([envelope.statement for envelope in found.values()]))
+    statements = [envelope.statement for envelope in found.values()]
+    ended, dropped = set(lifted(statements)), obsolete(statements)
     return {
         digest: item
         for digest, item in found.items()
-        if item.statement not in ended and (digest not in obsolete or _is_failed(item.statement))
+        if item.statement not in ended and (digest not in dropped or _is_failed(item.statement))
     }
 
 

@@ -7,6 +7,7 @@ asks, so the drivers of an image are those of its valid summaries. No image is c
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments, predicates
@@ -91,10 +92,9 @@ def renew(
         envelopes: Sequence[Envelope] = tuple(sign(statement, key) for statement in made)
         (summary,) = (item for item in made if item.predicate_type == VSA)
         envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
-        dropped = obsolete(
-            [item.statement for item in known], next(item.statement for item in envelopes if _is_vsa(item))
-        )
-        attachments.attach(store, manifest, envelopes, public_key, obsolete=dropped)
+        signed = next(item.statement for item in envelopes if _is_vsa(item))
+        covered = functools.partial(obsolete, summary=signed)
+        attachments.attach(store, manifest, envelopes, public_key, obsolete=covered)
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key), now=now)
     report(f"renewed {reference} for {_driver(summary)}")
     return summary

@@ -71,13 +71,18 @@ def validate(
     *,
     stack: Annotated[
         list[str] | None,
-        typer.Option("--stack", metavar="PATTERN", help="Only tags that match; may be repeated."),
+        typer.Option(
+            "--stack",
+            metavar="PATTERN",
+            help="Only tags that match; may be repeated.",
+            show_default="every tag",
+        ),
     ] = None,
+    target: From = None,
+    vendor: Vendor = None,
     force: Annotated[
         bool, typer.Option("--force", help="Run every image for this host, also if nothing is due.")
     ] = False,
-    vendor: Vendor = None,
-    target: From = None,
     key: SigningKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,

@@ -8,12 +8,11 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pytest
 
-from harness import thresholds
+from harness import resultfile, thresholds
 from harness.unfit import Unfit, invalid
 from vendors import Sample, VendorName, is_known
 
@@ -58,7 +57,7 @@ class Check:
     skip: dict[str, Any] | None = None  # kind and facts, if the check was skipped
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
     cause: Literal["no_threshold"] | None = None  # set when missing bounds alone fail the check
-    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    started: str = field(default_factory=resultfile.now)
     waited_s: float = 0.0  # for devices, or for other checks to end
 
     @contextlib.contextmanager

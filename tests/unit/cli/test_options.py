@@ -18,14 +18,26 @@ if TYPE_CHECKING:
 ORDER = (
     *("--tier", "--gpu-vendor", "--force", "--max-age", "--device-model", "--driver", "--reason", "--output"),
     *("--to", "--key", "--plain-http"),
-    *("--wheelhouse", "--wheel-cache", "--platform", "--no-cache"),
+    *("--wheelhouse", "--wheel-cache", "--mirrors", "--platform", "--no-cache"),
     *("--json", "--dry-run", "--root", "--help"),
 )
 # A verb that signs has the signing key, and one that verifies the public one; promote always needs a target.
 # `test` runs a tier, and a verb that verifies accepts no lower one.
-# `verify` takes one driver, `history` and `find` a pattern; `judge` takes one stack, `history` a pattern.
+# `verify` takes one driver, `history` and `find` a pattern; `judge` takes one stack, `history` a pattern,
+# `nightly` several. `nightly --force` runs what is not due, and its images have to be published; `report`
+# also shows others.
 # `render --check` looks, `history --check` names a check; `--all` lists equal metrics, or what does not fit.
-TWO_MEANINGS = {"--all": 2, "--check": 2, "--key": 2, "--to": 2, "--tier": 2, "--driver": 2, "--stack": 2}
+TWO_MEANINGS = {
+    "--all": 2,
+    "--check": 2,
+    "--key": 2,
+    "--to": 2,
+    "--tier": 2,
+    "--driver": 2,
+    "--stack": 3,
+    "--force": 2,
+    "--from": 2,
+}
 
 
 def options(verb: str) -> Iterator[TyperOption]:
