@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,14 +85,10 @@ def test_weeks_of_renewals_leave_one_certificate_for_each_driver(tmp_path: Path,
     for week in range(1, 13):
         host = result_files.host(driver="6.16" if week % 2 else None)
         made = certify(image, KEY, now=NOW + 7 * week * DAY, host=host)
-        known = [
-            item.statement for item in attachments.read_envelopes(store, manifest.digest, KEY.public_key())
-        ]
         newest = next(item.statement for item in made if item.statement.predicate_type == VSA)
         with store.writing(quiet), store.tidied():
-            attachments.attach(
-                store, manifest, made, KEY.public_key(), obsolete=renew.obsolete(known, newest)
-            )
+            covered = functools.partial(renew.obsolete, summary=newest)
+            attachments.attach(store, manifest, made, KEY.public_key(), obsolete=covered)
     left = [item.statement for item in attachments.read_envelopes(store, manifest.digest, KEY.public_key())]
     assert len([item for item in left if item.predicate_type == VSA]) == 2
     assert len([item for item in left if item.predicate_type == TEST_RESULT]) == 2
