@@ -13,9 +13,10 @@ import typer
 
 from stackcheck.certificate import keys
 from stackcheck.cli import build as building
+from stackcheck.cli import report as page
 from stackcheck.cli.options import HERE, AsJson, DryRun, PlainHttp, Root, SigningKey, Vendor, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.flow import FlowSettings
@@ -107,8 +108,11 @@ def validate(
         force=force,
         plain_http=plain_http,
     )
-    plan = _planned(settings) if dry_run else _played(settings, Progress())
+    progress = Progress()
+    plan = _planned(settings) if dry_run else _played(settings, progress)
     _show(plan, as_json=as_json)
+    if not dry_run:
+        _write_page(settings, progress)
     from stackcheck.nightly import summary
 
     raise typer.Exit(0 if dry_run else summary.exit_code(plan))
@@ -157,6 +161,17 @@ def _played(settings: NightSettings, report: Progress) -> Plan:
         deliver.deliver(plan, night.folder_of(root))
         night.finish(plan, settings)
     return plan
+
+
+def _write_page(settings: NightSettings, report: Progress) -> None:
+    """Bring the page up to date. The night is over, so a page that cannot be written changes no exit code."""
+    flow = settings.flow
+    try:
+        written = page.write_page(flow.root, flow.target, flow.key, plain_http=flow.plain_http)
+    except StackcheckError as error:
+        report(f"the page is not up to date: {error.what}; next: stackcheck report --from {flow.target}")
+    else:
+        report(f"page: {written}")
 
 
 def _show(plan: Plan, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 app = new_app()
 
 PAGE = Path("build") / "report.html"
+SINCE = "90d"
 Format = Literal["html", "markdown", "prometheus"]
 
 
@@ -89,7 +90,7 @@ def write_report(
     form: Form = "html",
     source: Source = None,
     history: Folder = None,
-    since: Since = "90d",
+    since: Since = SINCE,
     faults: Faults = None,
     machine: ShownFirst = None,
     key: PublicKey = None,
@@ -98,24 +99,11 @@ def write_report(
     root: Root = HERE,
 ) -> None:
     """Write the page: what is certified, what failed last night, how fast each stack is."""
-    from stackcheck.report import content
-
     root = root.resolve()
-    now = dt.datetime.now(dt.UTC)
-    report = Progress()
-    offered, problem = _offered(source, root, key, now, plain_http=plain_http)
-    found = content.gather(
-        _history(history, root),
-        offered,
-        root=root,
-        now=now,
-        since=times.since(since, "--since"),
-        here=None if machine else _here(),
-        asked=_machine(machine) if machine else None,
-        campaign=_campaign(faults, root),
-        nightly=_nightly(root),
-        report=report,
-    )
+    offered, problem = _offered(source, root, key, plain_http=plain_http)
+    asked = _machine(machine) if machine else None
+    begin = times.since(since, "--since")
+    found = _gathered(_history(history, root), offered, root, begin, asked=asked, faults=faults)
     file = out or (root / PAGE if form == "html" else None)
     _write(_rendered(found, form), file, to_stdout=not as_json)
     if as_json:
@@ -124,6 +112,46 @@ def write_report(
         print(file)
     if problem:  # the report says so too; what asked for it must not take it for an answer
         raise problem
+
+
+def write_page(root: Path, source: str, key: Path, *, plain_http: bool) -> Path:
+    """Write build/report.html of a checkout, as a night does at its end.
+
+    Raises:
+        StackcheckError: The history or what is published cannot be read. In the second case the page is
+            written, and says so.
+    """
+    offered, problem = _offered(source, root, key, plain_http=plain_http)
+    found = _gathered(_history(None, root), offered, root, times.since(SINCE, "--since"))
+    _write(_rendered(found, "html"), root / PAGE, to_stdout=False)
+    if problem:
+        raise problem
+    return root / PAGE
+
+
+def _gathered(
+    history: History,
+    offered: Offered,
+    root: Path,
+    since: dt.datetime,
+    *,
+    asked: Machine | None = None,
+    faults: Path | None = None,
+) -> Content:
+    from stackcheck.report import content
+
+    return content.gather(
+        history,
+        offered,
+        root=root,
+        now=dt.datetime.now(dt.UTC),
+        since=since,
+        here=None if asked else _here(),
+        asked=asked,
+        campaign=_campaign(faults, root),
+        nightly=_nightly(root),
+        report=Progress(),
+    )
 
 
 def _history(folder: Path | None, root: Path) -> History:
@@ -143,7 +171,7 @@ def _history(folder: Path | None, root: Path) -> History:
 
 
 def _offered(
-    source: str | None, root: Path, key: Path | None, now: dt.datetime, *, plain_http: bool
+    source: str | None, root: Path, key: Path | None, *, plain_http: bool
 ) -> tuple[Offered, StackcheckError | None]:
     """What is published; if that cannot be read, the report says why, and so does the exit code."""
     from stackcheck.certificate import keys
@@ -156,7 +184,7 @@ def _offered(
     if not is_there(target):
         return Offered(target=target), None
     try:
-        public_key = keys.load_public(key)
+        public_key, now = keys.load_public(key), dt.datetime.now(dt.UTC)
         return Offered(
             target=target, images=published(target, public_key, now, MAX_AGE, plain_http=plain_http)
         ), None
