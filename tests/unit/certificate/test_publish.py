@@ -154,6 +154,7 @@ def calls_of_a_publication(folder: Path) -> tuple[int, int]:
     return -counting.left, -counting.left - at_the_last_look[0]
 
 
+@pytest.mark.slow
 def test_a_failure_at_any_call_leaves_the_old_tag_on_the_old_digest_and_the_next_try_succeeds(
     tmp_path: Path,
 ) -> None:

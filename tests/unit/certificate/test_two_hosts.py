@@ -183,6 +183,7 @@ def test_any_one_request_that_is_held_back_changes_nothing(
                 assert registry.names[STACK_ID] == world.digest("newer"), "a newer release was moved back"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["second renewal", "newer"])
 def test_any_two_writes_that_are_held_back_change_nothing(world: World, second: str) -> None:
     """A write of one host waits for a second host, of which a write waits for the third."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from nights import Node
 
-pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_disk_flushes")]
 
 REAL_AMD = {name: getattr(amd, name) for name in ("devices", "driver", "present")}
 GEMM = "test_kernels.py::test_gemm"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nights import Node
     from stackcheck.matrix.stack import Stack
 
-pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_disk_flushes")]
 
 REAL_AMD = {name: getattr(amd, name) for name in ("devices", "driver", "present")}
 OLD, BAD, GOOD = "6.14.5", "6.16.6", "6.16.13"  # drivers

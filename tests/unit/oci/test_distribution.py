@@ -223,6 +223,7 @@ def publish_into(memory: Memory, folder: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_registry_that_fails_at_any_request_up_to_the_tag_gets_no_tag(tmp_path: Path) -> None:
     whole = Memory(10_000)
     publish_into(whole, tmp_path / "whole")
