@@ -116,7 +116,7 @@ def test_the_volumes_of_an_image_are_read_only_and_gone_afterwards(engine: Engin
     files = {"/data/kept": b"of the image"}
     shell_image.make_layout(tmp_path / "oci", programs=("bash", "cat"), files=files, settings=settings)
     engine.load(tmp_path / "oci", reference)
-    before = volumes()
+    before = unused_volumes()
     lines: list[str] = []
     command = ("bash", "-c", "cat /data/kept; echo; echo x > /data/written || echo refused")
     try:
@@ -124,11 +124,12 @@ def test_the_volumes_of_an_image_are_read_only_and_gone_afterwards(engine: Engin
     finally:
         engine.remove(reference)
     assert (code, lines[0], lines[-1]) == (0, "of the image", "refused")
-    assert volumes() - before == set()
+    assert unused_volumes() - before == set()
 
 
-def volumes() -> set[str]:
-    command = ["docker", "volume", "ls", "--quiet"]
+def unused_volumes() -> set[str]:
+    """The volumes that no container has; other containers may run beside this test."""
+    command = ["docker", "volume", "ls", "--quiet", "--filter", "dangling=true"]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
