@@ -38,6 +38,7 @@ def campaign(registry: str) -> Campaign:
     return run
 
 
+@pytest.mark.slow
 def test_a_short_campaign_finds_nothing_wrong(campaign: Campaign) -> None:
     count = ("--boundaries", "4", "--kills", "2", "--schedules", "6", "--races", "2", "--fuzz-s", "5")
     found = campaign("--seed", "2", *count)

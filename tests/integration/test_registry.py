@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import functools
 import json
 import subprocess
 import threading
@@ -148,10 +149,9 @@ def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target: str, 
     public = KEY.public_key()
     for number in (1, 2, 3):
         made = certify(image, KEY, now=NOW + number * SECOND)
-        known = [item.statement for item in attachments.read_envelopes(store, manifest.digest, public)]
         summary = next(item.statement for item in made if item.statement.predicate_type == VSA)
-        dropped = renew.obsolete(known, summary)
-        attachments.attach(store, manifest, made, public, obsolete=dropped)
+        covered = functools.partial(renew.obsolete, summary=summary)
+        attachments.attach(store, manifest, made, public, obsolete=covered)
         left = attachments.read_envelopes(store, manifest.digest, public)
         kinds = [item.statement.predicate_type for item in left]
         assert (kinds.count(VSA), kinds.count(TEST_RESULT)) == (1, 1)
