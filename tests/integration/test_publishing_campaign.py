@@ -1,4 +1,4 @@
-"""Publishing under fire, on a real registry: benchmarks/publishing.py, in a short mode and as a whole."""
+"""Publishing under fire, on a real registry: benchmarks/publishing.py, in a short mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Campaign = Callable[..., dict[str, Any]]
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(14_400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
@@ -45,11 +45,3 @@ def test_a_short_campaign_finds_nothing_wrong(campaign: Campaign) -> None:
     assert found["kill"]["boundaries"] == 4
     assert sum(found["faults"]["planted"].values()) > 0
     assert found["fuzz"]["inputs"] > 10
-
-
-@pytest.mark.slow
-def test_the_whole_campaign_finds_nothing_wrong(campaign: Campaign) -> None:
-    found = campaign("--seed", "1")
-    assert found["kill"]["boundaries"] == found["kill"]["of"]
-    assert found["faults"]["schedules"] == 1000
-    assert set(found["faults"]["planted"]) > {"500", "429", "late", "wrong bytes", "slow"}
