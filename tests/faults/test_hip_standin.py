@@ -34,7 +34,8 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return fakehip.build(tmp_path_factory.mktemp("fakehip"))
+    made = fakehip.found(tmp_path_factory.mktemp("fakehip"))
+    return made or pytest.skip("no gcc, and build/fakehip is not there: python tests/faults/fakehip makes it")
 
 
 def collectives(python: str, folder: Path, ranks: int, fault: str = "") -> dict[str, Any]:
