@@ -127,6 +127,13 @@ def test_long_checks_begin_early_and_those_that_need_a_device_whole_follow() -> 
     assert [one.path.name for one in order.ordered(collected)] == ["long", "short", "whole"]
 
 
+@pytest.mark.healthy
+def test_jobs_that_share_every_device_begin_first() -> None:
+    collected = [item("kernels", 1, long=True), item("training", 2), item("training", 2, whole=False)]
+    placed = [(one.path.name, order.wish(one).use) for one in order.ordered(collected)]
+    assert placed == [("training", "shared"), ("kernels", "shared"), ("training", "whole")]
+
+
 @pytest.mark.parametrize(
     ("marks", "use"),
     [
@@ -144,6 +151,9 @@ def test_what_may_run_beside_a_check_follows_from_its_mark(marks, use) -> None:
 
 def test_only_files_whose_checks_share_no_launch_are_spread_over_workers() -> None:
     assert order.scope("acceptance/test_training.py::test_a[2]") == "acceptance/test_training.py"
+    assert (
+        order.scope("acceptance/test_training.py::test_throughput[2]") == "acceptance/test_training.py::whole"
+    )
     for name in order.INDEPENDENT:
         text = (planting.TESTS / "acceptance" / name).read_text(encoding="utf-8")
         assert 'scope="module"' not in text, f"{name}: its checks share what one worker keeps"

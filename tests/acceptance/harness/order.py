@@ -24,6 +24,8 @@ STALL_S = 900.0
 INDEPENDENT = frozenset(
     {"test_attention.py", "test_compiled.py", "test_kernel_speed.py", "test_kernels.py", "test_packages.py"}
 )
+# Checks that need their devices whole, of a file whose other checks share them.
+WHOLE = frozenset({"test_attention_that_ran_is_fused", "test_bf16_job_learns", "test_throughput"})
 # The performance checks of the other files that have checks of correctness too.
 SPEED = frozenset(
     {
@@ -55,9 +57,11 @@ def is_last(item: pytest.Item) -> bool:
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The checks by phase; files stay together within each.
 
-    Files that begin with few devices come first: side by side they fill the machine, and files that need no
-    device run beside them. Checks that have a device whole follow, then files that need most of the machine,
-    because each of them waits for all others. Checks that take long come first among their like.
+    Jobs that share most of the machine's devices come first: each takes a place on all of them, which is
+    free at once only at the start. Then come files that begin with few devices: side by side they fill the
+    machine, and files that need no device run beside them. Checks that have a device whole follow, then files
+    that need most of the machine, because each of them waits for all others. Checks that take long come first
+    among their like.
     """
     items = list(items)
     least: dict[Path, int] = {}
@@ -68,8 +72,10 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
     def place(item: pytest.Item) -> tuple[bool | int, ...]:
         count = least.get(item.path, devices(item))
-        whole = wish(item).use == "whole"
-        return phase(item), count > few, count == 0, count, whole, not is_long(item)
+        use = wish(item).use
+        shares_most = use == "shared" and devices(item) > few
+        most = count > few and not shares_most
+        return phase(item), not shares_most, most, count == 0, count, use == "whole", not is_long(item)
 
     return sorted(items, key=place)
 
@@ -89,12 +95,15 @@ def scope(nodeid: str) -> str:
     """What one worker of pytest-xdist runs as a whole: a file, whose checks share launches, or one check.
 
     Each scope is of one phase: a check waits for all earlier phases, so none of them may come after it in the
-    same worker.
+    same worker. A check that needs devices whole waits long, too.
     """
     file, _, check = nodeid.partition("::")
     if Path(file).name in INDEPENDENT:
         return nodeid
-    return f"{file}::speed" if check.partition("[")[0] in SPEED else file
+    name = check.partition("[")[0]
+    if name in WHOLE:
+        return f"{file}::whole"
+    return f"{file}::speed" if name in SPEED else file
 
 
 def is_long(item: pytest.Item) -> bool:
