@@ -109,7 +109,8 @@ class AcceptanceSession:
 
     def earlier_ended(self, item: pytest.Item) -> bool:
         """Wait for all checks of earlier phases. False if one of them does not end."""
-        return self.ended.wait_for(bisect.bisect_left(self.phases, order.phase(item)))
+        stall_s = self.limit_s(order.STALL_S, max(1, self.device_count))
+        return self.ended.wait_for(bisect.bisect_left(self.phases, order.phase(item)), stall_s=stall_s)
 
     @functools.cached_property
     def model(self) -> str:

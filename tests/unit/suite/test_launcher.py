@@ -7,6 +7,7 @@ pytest, and each of them leaves a file behind when it runs.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -76,11 +77,13 @@ def start(python: Path, *command: str | Path, **env: str) -> subprocess.Complete
 
 
 def test_no_code_of_the_image_runs_before_the_suites(image: Path, runner: Path) -> None:
-    command = (*run.ISOLATED, runner / "launcher.py", "-m", "pytest", "-q", "-s", "test_it.py")
+    command = (*run.ISOLATED, runner / "launcher.py", "-m", "pytest", "-s", "test_it.py")
     done = start(image, *command, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
+    # The image has no metadata of pluggy, whose version pytest's header shows.
+    assert f"pluggy-{importlib.metadata.version('pluggy')}" in done.stdout
     assert ran(image) == set()
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    found = json.loads(done.stdout[done.stdout.index("{") :].splitlines()[0])
     assert found["pytest"] == str(runner / "pytest" / "pytest" / "__init__.py")
     assert found["timeout"]
     assert found["executable"] == str(image)
