@@ -12,7 +12,7 @@ VARIABLE = "STACKCHECK_PATIENCE"  # harness.processes sets it
 def patient(limit_s: float) -> float:
     """A limit that is as much longer as that of the whole workload.
 
-    On AMD the first collective of a process loads RCCL's kernels, and MIOpen's first call of a shape searches;
-    more ranks import and compile beside each other.
+    On AMD the first collective of a process loads RCCL's kernels, and MIOpen's first call of a shape
+    searches; more ranks import and compile beside each other.
     """
     return limit_s * float(os.environ.get(VARIABLE, "1"))
