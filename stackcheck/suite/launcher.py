@@ -48,7 +48,7 @@ def _ignore_entry_points() -> None:
     """
     pluggy = importlib.import_module("pluggy")
     pluggy.PluginManager.load_setuptools_entrypoints = _nothing
-    pluggy.__version__ = Path(__file__).with_name("pluggy.version").read_text(encoding="utf-8")
+    vars(pluggy)["__version__"] = Path(__file__).with_name("pluggy.version").read_text(encoding="utf-8")
 
 
 def _nothing(*_arguments: object, **_options: object) -> int:

@@ -139,8 +139,8 @@ def _visible(devices: Sequence[Device]) -> list[Device]:
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     if part := next((name for name in names if name.startswith("MIG-")), None):
         raise VendorAbsentError(
-            f"{VISIBILITY} names {part}, an instance of a GPU in MIG mode: devices.json has whole GPUs only, and"
-            " no part is certified; choose whole GPUs, and switch MIG off with nvidia-smi -mig 0"
+            f"{VISIBILITY} names {part}, an instance of a GPU in MIG mode: devices.json has whole GPUs only,"
+            " and no part is certified; choose whole GPUs, and switch MIG off with nvidia-smi -mig 0"
         )
     return [device for device in devices if _is_named(device, names)]
 
