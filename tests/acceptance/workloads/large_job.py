@@ -17,7 +17,7 @@ FSDP2_BYTES, FSDP2_WORK_GIB = 16, 16.1  # per parameter: weights, gradients, mom
 
 
 # The bf16 job of the smoke tier, two layers at full width: 24.2 GiB allocated on one H200, 15.0 on two. The
-# pair of jobs that compares 8 with 16 bits: 39.5 (docs/results/suites-h200-x1-standard.json, -x2-standard.json).
+# pair of jobs that compares 8 with 16 bits: 39.5 (suites-h200-x1-standard.json, -x2-standard.json).
 PROXY_STATE_GIB, PROXY_WORK_GIB = 18.4, 5.9
 WIDE_GIB = 39.5 + OUTSIDE_TORCH_GIB
 
