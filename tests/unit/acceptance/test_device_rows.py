@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from stackcheck import vendors as host_side
 from stackcheck.suite import skips
 from vendors import Absence, Device
 from workloads import large_job
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def device(pci_id: str, *, arch: str, units: int, memory_bytes: int) -> Device:
@@ -105,3 +108,13 @@ def test_a_consumer_gpu_is_said_to_be_not_certifiable(vendor: str, arch: str) ->
     one = device("10de:2684", arch=arch, units=128, memory_bytes=24 << 30)
     with pytest.raises(models.UnknownDeviceError, match=f"not certifiable: .* is {arch}, and devices.json"):
         models.identify(vendor, one)  # type: ignore[arg-type]
+
+
+def test_trainers_look_for_amds_library_where_the_suites_do() -> None:
+    """They share no code, so that a trainer can be read and run alone."""
+    text = (ROOT / "trainers" / "energy.py").read_text(encoding="utf-8")
+    begin = text.index("AMD_FOLDERS = (")
+    folders = text[begin : text.index("\n)\n", begin)].splitlines()[1:]
+    suites = (ROOT / "tests/acceptance/vendors/amd_library.py").read_text(encoding="utf-8")
+    assert len(folders) == 3
+    assert all(line in suites for line in folders)
