@@ -122,12 +122,42 @@ def test_a_python_of_the_oldest_images_can_parse_the_launcher() -> None:
     ast.parse(toolkit.LAUNCHER.read_text(), feature_version=(3, 10))
 
 
-def test_the_workers_of_xdist_are_started_by_the_launcher_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def conftest() -> Any:
+    """The module of the suites' conftest.py."""
     spec = importlib.util.spec_from_file_location("suites_conftest", SUITES_CONFTEST)
     assert spec
     assert spec.loader
-    conftest: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 16),
+        ({"cpu.max": "max 100000"}, 16),
+        ({"cpu.max": "400000 100000"}, 4),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 16),
+        ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+    ],
+    ids=str,
+)
+def test_a_containers_quota_of_processors_limits_the_workers(
+    conftest: Any, files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert conftest._cores(tmp_path) == cores
+
+
+def test_the_workers_of_xdist_are_started_by_the_launcher_too(
+    conftest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = ["/opt/my venv/bin/python3", *run.ISOLATED, f"{run.RUNNER}/launcher.py"]
     option = SimpleNamespace(tx=["popen", "popen"])
     for started, expected in (
