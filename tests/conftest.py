@@ -136,8 +136,23 @@ def _is_whole_run(config: pytest.Config) -> bool:
 
 
 def _workers() -> int:
-    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)) // CORES_PER_WORKER)
+    workers = min(MOST_WORKERS, _cores() // CORES_PER_WORKER)
     return workers if workers > 1 else 0
+
+
+def _cores(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """The processors that this process may use: by affinity, and by the quota of its container (cgroup v2's
+    cpu.max, v1's cpu.cfs_quota_us).
+    """
+    cores = len(os.sched_getaffinity(0))
+    new, old = group / "cpu.max", group / "cpu/cpu.cfs_quota_us"
+    if new.is_file():
+        quota, period = new.read_text(encoding="utf-8").split()
+    elif old.is_file():
+        quota, period = (path.read_text().strip() for path in (old, old.with_name("cpu.cfs_period_us")))
+    else:
+        return cores
+    return cores if quota in {"max", "-1"} else max(1, min(cores, int(quota) // int(period)))
 
 
 def _path(config: pytest.Config, argument: str) -> Path:

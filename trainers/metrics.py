@@ -1,4 +1,4 @@
-"""What a run measures: step times, energy, memory, versions. Out: JSON-ready facts with the unit in each
+"""What a run measures: step times, memory, versions. Out: JSON-ready facts with the unit in each
 name.
 """
 
@@ -91,40 +91,6 @@ def memory(world: World) -> dict[str, float | int] | None:
         "reserved_gib": torch.cuda.max_memory_reserved(world.device) / 2**30,
         "alloc_retries": stats["num_alloc_retries"],
     }
-
-
-def joules(world: World) -> float | None:
-    """Energy in joules that this rank's device used since its driver was loaded, by the vendor's library.
-
-    None on a CPU, and where the library is not installed.
-    """
-    if not world.gpu:
-        return None
-    return _amd_joules(world) if torch.version.hip else _nvidia_joules(world)
-
-
-def _nvidia_joules(world: World) -> float | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(world.device).uuid)
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-
-
-def _amd_joules(world: World) -> float | None:
-    try:
-        import amdsmi
-    except ImportError:
-        return None
-    amdsmi.amdsmi_init()
-    properties = torch.cuda.get_device_properties(world.device)
-    bus = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
-    handle = amdsmi.amdsmi_get_processor_handle_from_bdf("{:04x}:{:02x}:{:02x}.0".format(*bus))
-    count = amdsmi.amdsmi_get_energy_count(handle)
-    return float(count["energy_accumulator"] * count["counter_resolution"]) / 1e6
 
 
 def software() -> dict[str, str | None]:

@@ -104,7 +104,9 @@ def performance(run: Run) -> dict[str, Any] | None:
         result[f"mfu_{name}_of_gemm_percent"] = 100 * rate_tflops / measured if measured else None
     result["data_wait_percent"] = 100 * sum(run.data_wait_s) / max(sum(step_s), 1e-9)
     result["unit"] = plan.unit
-    if run.joules is not None:
+    if isinstance(run.joules, str):
+        result["energy_unread"] = run.joules
+    elif run.joules is not None:
         mean = run.joules / sum(step_s)
         result |= {"power_w": mean, f"joules_per_{plan.unit.removesuffix('s')}": mean / rate}
     if options.price_per_hour:

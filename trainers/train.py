@@ -25,6 +25,7 @@ import torch
 import attention_backend
 import checkpoint
 import data
+import energy
 import kernel_times
 import metrics
 import peaks
@@ -125,7 +126,7 @@ class Run:
     data_wait_s: list[float] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
-    joules: float | None = None
+    joules: float | str | None = None  # or why they are not readable
     phases: Phases
     begin_s: float
     first_step_s: float | None = None
@@ -207,8 +208,7 @@ def train(run: Run) -> None:
             break
     gc.enable()
     run.world.synchronize()
-    joules = metrics.joules(run.world)
-    run.joules = joules - run.joules if joules is not None and run.joules is not None else None
+    run.joules = energy.used(run.joules, energy.joules(run.world))
 
 
 def accumulate(run: Run, step: int) -> Tensor:
@@ -276,7 +276,7 @@ def mark_time(run: Run, *, warm: bool, first: bool) -> None:
     elif warm:
         run.phases.enter("timed")
         run.world.synchronize()
-        run.joules = metrics.joules(run.world)
+        run.joules = energy.joules(run.world)
         run.data_wait_s.clear()
         run.clock.mark()
     elif first:

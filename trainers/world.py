@@ -104,6 +104,10 @@ def seed_process(options: Options) -> None:
     """Seed this process, and refuse kernels that differ between runs if --deterministic says so.
 
     --prefer-deterministic only keeps ROCm's libraries from adding up with atomics, which they do by default.
+    In PyTorch's aten/src/ATen, cuda/CublasHandlePool.cpp asks deterministicAlgorithms() for every product and
+    miopen/Descriptors.h for every convolution, and warn_only leaves that true (Context.cpp).
+    hipBLASLt has no such switch. AMD's own deterministic mode also sets NCCL_ALGO=Ring (AMD-AGI/Primus,
+    runner/helpers/hooks/05_deterministic.sh).
     """
     torch.manual_seed(options.seed)
     asked = options.deterministic or options.prefer_deterministic

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.engine.apt import Source
 from stackcheck.errors import ConfigurationError
+from stackcheck.recipe import openpgp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,9 @@ SUITES = {"ubuntu22.04": "jammy", "ubuntu24.04": "noble"}
 # Where the same page puts the key that signs them.
 KEY = Path("/etc/apt/keyrings/rocm.gpg")
 KEY_ADDRESS = "https://repo.radeon.com/rocm/rocm.gpg.key"
+# Of the one key in that file: ROCm/ROCm#854 shows it (of "ROCm Release Manager", renewed then), and public
+# installers of ROCm 7.2 and 7.2.4 pin the same. The address alone would make AMD of whoever answers there.
+FINGERPRINT = "CA8BB4727A47B4D09B4EE8969386B48A1A693C5C"
 # libamd_smi.so and the Python module that belongs to it (ROCm/rocm-systems projects/amdsmi, CMakeLists.txt:
 # CPACK_PACKAGE_NAME). Its files are taken, and no set-up script runs: at least up to 6.2 that calls pip for
 # the system's Python (ROCm/amdsmi DEBIAN/postinst.in).
@@ -71,7 +75,8 @@ def source(stack: Stack, address: str, key: Path) -> Source:
     """The archive, at the address that this site has for it, as apt takes it.
 
     Raises:
-        ConfigurationError: The key that signs the archive is not on this host.
+        ConfigurationError: The key that signs the archive is not on this host, or is not AMD's. A key that
+            the mirrors name is the site's own choice, and may be any.
     """
     if not key.is_file():
         raise ConfigurationError(
@@ -81,7 +86,26 @@ def source(stack: Stack, address: str, key: Path) -> Source:
             next_step=f"curl -fsSL {KEY_ADDRESS} | gpg --dearmor -o {KEY}, "
             "or name another file under `keys` of the mirrors",
         )
+    if key == KEY:
+        _require_key_of_amd(key)
     return Source(uris=(address,), suites=(suite(stack),), components=("main",), signed_by=str(key))
+
+
+def _require_key_of_amd(key: Path) -> None:
+    try:
+        found = openpgp.fingerprints(key.read_bytes())
+        got = ", ".join(sorted(found)) or "no key"
+    except ValueError as error:
+        found, got = frozenset(), str(error)
+    if found != {FINGERPRINT}:
+        raise ConfigurationError(
+            "the key of AMD's package archive is another one",
+            where=str(key),
+            got=got,
+            expected=FINGERPRINT,
+            next_step=f"remove it and get it from {KEY_ADDRESS}; if AMD has a new key, or your mirror signs"
+            " with its own, name the file under `keys` of the mirrors",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -42,9 +42,13 @@ def _add_site_packages() -> None:
 
 
 def _ignore_entry_points() -> None:
-    """Even for a plug-in that is named, pytest first asks the entry points of the image's packages."""
+    """Even for a plug-in that is named, pytest first asks the entry points of the image's packages.
+
+    pluggy would also ask the image's metadata for its own version, which an image without pytest has not.
+    """
     pluggy = importlib.import_module("pluggy")
     pluggy.PluginManager.load_setuptools_entrypoints = _nothing
+    vars(pluggy)["__version__"] = Path(__file__).with_name("pluggy.version").read_text(encoding="utf-8")
 
 
 def _nothing(*_arguments: object, **_options: object) -> int:

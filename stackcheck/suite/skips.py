@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 GIB = 2**30
+USABLE = 0.97  # of a device's nominal memory: the driver and a context keep some for themselves
 NO_DECLARATION = "declaration"
 
 
@@ -72,7 +73,8 @@ def _of_device(needs: Mapping[str, Any], facts: Facts) -> str | None:
         )
     if memory := needs.get("memory_gib"):
         least = min((row["memory_bytes"] for row in facts.rows), default=0) / GIB
-        return None if least < memory else f"each device has {least:.0f} GiB, it needs {memory} GiB"
+        usable = USABLE * least
+        return None if usable < memory else f"each device has {least:.0f} GiB, it needs {memory} GiB"
     feature = needs.get("feature")
     if feature and facts.rows and all(feature in row["lacks"] for row in facts.rows):
         return None

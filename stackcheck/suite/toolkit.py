@@ -22,6 +22,7 @@ PACKAGES = (
     *("pytest-timeout", "pytest-xdist", "execnet"),
 )
 LAUNCHER = Path(__file__).with_name("launcher.py")
+VERSION_FILE = "pluggy.version"  # launcher.py reads it
 _LEFT_OUT = (".dist-info", ".egg-info", ".data", "__pycache__")
 # pytest colours Python and differences; pygments knows 500 languages, which are most of its 5 MB.
 _COLOURED = ("__init__.py", "_mapping.py", "python.py", "diff.py")
@@ -38,6 +39,8 @@ def freeze(target: Path) -> None:
     shutil.copy2(LAUNCHER, target / "launcher.py")
     for name in PACKAGES:
         _copy(name, target / "pytest")
+    # pluggy asks its metadata for its version when pytest prints its header, and an image need not have any.
+    (target / VERSION_FILE).write_text(importlib.metadata.version("pluggy"), encoding="utf-8")
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 

@@ -35,7 +35,10 @@ def seen(
     worker = Worker(acceptance.result_dir / "children")
     try:
         found: Sequence[Mapping[str, Any]] = worker.call(
-            "workloads.devices:seen", {}, environment=vendor.child_environment(devices), timeout_s=120
+            "workloads.devices:seen",
+            {},
+            environment=vendor.child_environment(devices),
+            timeout_s=acceptance.limit_s(120, len(devices)),
         )
     finally:
         worker.stop()

@@ -114,9 +114,18 @@ def jobs(
 
 @pytest.fixture
 def bf16_job(
-    bf16_ranks: int, launch: Launch, kept: Kept, acceptance: AcceptanceSession, check: Check
+    bf16_ranks: int,
+    *,
+    launch: Launch,
+    kept: Kept,
+    acceptance: AcceptanceSession,
+    check: Check,
+    device_row: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """One launch: preflight and the bf16 job, whose speed is recorded."""
+    if acceptance.vendor != "cpu":
+        present = device_row["memory_bytes"] / large_job.GIB
+        unless_it_fits(large_job.proxy_gib(bf16_ranks), present, acceptance)
     if "bf16" not in kept:
         flags = {"proxy": CPU_PROXY if acceptance.vendor == "cpu" else PROXY}
         kept["bf16"] = training_jobs.launched(launch, flags, bf16_ranks, SMOKE_S)

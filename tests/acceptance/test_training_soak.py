@@ -77,7 +77,7 @@ def test_training_at_full_power(
     training_jobs.record_speed(record, record_metric, metric="train_soak_tokens_per_s_per_gpu", gate=False)
     check.more_evidence["minutes"] = {"tokens_per_s_per_gpu": speed["tokens_per_s_per_gpu_by_minute"]}
     if not acceptance.shares_devices:  # a busy processor has no steady speed, and no power reading
-        require_power(speed.get("power_w"), devices, record_metric)
+        require_power(speed, devices, record_metric)
         require_steady(speed["tokens_per_s_per_gpu_by_minute"], record_metric)
     verdict = ran["curves"]["tiny"]
     assert verdict is not None, "trainers/curves has no reference curve for the tiny job"
@@ -95,9 +95,11 @@ def require_learnt(losses: Sequence[float | None]) -> None:
     assert last < first, f"the last losses are {last:.4f} on average, the first {first:.4f}"
 
 
-def require_power(watts: float | None, devices: Sequence[Device], record_metric: RecordMetric) -> None:
+def require_power(speed: Mapping[str, Any], devices: Sequence[Device], record_metric: RecordMetric) -> None:
     """The job used the chip: a machine that idles shows nothing."""
-    assert watts is not None, "the device's energy was not read, so nothing shows that it worked"
+    watts = speed.get("power_w")
+    why = speed.get("energy_unread", "the record does not say why")
+    assert watts is not None, f"the device's energy was not read, so nothing shows that it worked: {why}"
     record_metric("train_soak_power_w", watts, unit="W")
     cap = devices[0].power.cap_w
     if is_known(cap):

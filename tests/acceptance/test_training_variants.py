@@ -14,7 +14,7 @@ import pytest
 from harness import skips
 from harness.calls import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
-from workloads import margins
+from workloads import large_job, margins
 
 MOST_RANKS = 2
 STEPS, TIMEOUT_S = 60, 400
@@ -157,6 +157,9 @@ def test_fp8_is_worth_it(
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "a CPU has no matrix units for 8 bits")
     skips.if_lacking(_lack(recipe, device_row))
+    present = device_row["memory_bytes"] / large_job.GIB
+    if present < large_job.WIDE_GIB:
+        skips.without_memory(large_job.WIDE_GIB, present)
     wide = (*WIDE, *BESIDE[recipe])
     flags = {"fp8": (*wide, *RECIPES[recipe]), "bf16": (*wide, "--precision", "bf16")}
     records = launch("training_variants.py", _text(flags), nproc=1, timeout_s=TIMEOUT_S)["records"]

@@ -18,6 +18,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import fakehip  # noqa: E402
 import planting  # noqa: E402
 from fakeamd import host, kfd  # noqa: E402
 from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
@@ -29,6 +30,12 @@ TESTS = HERE.parent
 OLD, NEW = LIBRARIES
 QUICK = os.environ.get("STACKCHECK_AMD_HOSTS") == "quick"
 HIP = "7.2.4"  # what the image's torch would have been built with
+# What the stand-in for torch shows of HIP: without it these checks are skipped on a fabricated host.
+OVER_HIP = (
+    "test_device_count",
+    "test_torch_and_the_library_mean_the_same_devices",
+    "test_peer_copies_arrive",
+)
 ABSENT = "no AMD device is visible"
 
 
@@ -49,7 +56,7 @@ class Named:
     @property
     def name(self) -> str:
         """As `stackcheck prove` lists it."""
-        return f"AMD host: {self.state}"
+        return f"AMD host: {self}"
 
     @property
     def check(self) -> str:
@@ -119,8 +126,63 @@ UNSEEN = (
 )
 
 
+@dataclass(frozen=True)
+class OfHip(Named):
+    """A fault of HIP on a healthy host: a device that it does not show, or a copy that goes wrong."""
+
+    fault: str = ""
+
+    def __str__(self) -> str:
+        return self.fault
+
+
+SAME = "test_torch_and_the_library_mean_the_same_devices"
+COPIES = "test_peer_copies_arrive"
+HIP_FAULTS = (
+    OfHip("mi300x", "test_device_count", "torch sees 7 devices, expected 8", fault="device-lost"),
+    OfHip("mi300x", COPIES, "'from': 2, 'to': 0, 'access': True, 'wrong_elements': 1", fault="peer-copy"),
+    OfHip("mi300x", COPIES, "'from': 0, 'to': 2, 'access': False", fault="no-access"),
+    OfHip("mi300x", SAME, "which fits 0", fault="other-place"),
+)
+
+
+def listed(state: str, fault: str = "") -> str:
+    """The devices of a host as its driver hands them to HIP: ids, and what HIP tells of each."""
+    host_state = STATES[state]
+    product, parts = host_state.product, host_state.parts
+    version = product.gfx_target_version
+    arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+    shown = [kfd.devices(host_state)[minor] for minor in kfd.minors(host_state)]
+    return ",".join(
+        "|".join(
+            (
+                f"GPU-{kfd.UNIQUE_ID + gpu:016x}",
+                "0000:f1:00.0" if fault == "other-place" and gpu == 2 else kfd.bdf(gpu),
+                arch,
+                str(product.compute_units // parts),
+                str(kfd.memory_bytes(host_state, gpu) // parts),
+            )
+        )
+        for gpu, _ in shown
+    )
+
+
+@pytest.fixture(scope="module")
+def hip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-in for HIP; without one, as in an image without a compiler, an empty folder."""
+    folder = tmp_path_factory.mktemp("fakehip")
+    found = fakehip.found(folder)
+    return found[0].parent if found else folder
+
+
 def run(
-    state: str, used: Library, out: Path, environment: Mapping[str, str] | None = None
+    state: str,
+    used: Library,
+    out: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    hip: Path | None = None,
+    fault: str = "",
 ) -> Mapping[str, Any]:
     """The device suite inside a fabricated host: its result.json, with the output beside it."""
     out.chmod(0o777)  # a state may run the suite as another user
@@ -131,11 +193,25 @@ def run(
         STATES[state],
         used,
         [*command.split(), "--result-dir", "/stackcheck/out", "--lease-dir", "/tmp/leases"],
-        binds={"tests": TESTS, "out": out, "inside": HERE / "fakeamd/inside"},
+        binds={
+            "tests": TESTS,
+            "out": out,
+            "inside": HERE / "fakeamd/inside",
+            **({"hip": hip} if hip else {}),
+        },
         writable=("out",),
         environment={
             "PYTHONPATH": f"/stackcheck/inside:/stackcheck/tests/acceptance:{used.python_path}",
             "FAKEAMD_HIP": HIP,
+            **(
+                {
+                    "FAKEHIP": f"/stackcheck/hip/{fakehip.NAMES[0]}",
+                    "FAKEHIP_DEVICES": listed(state, fault),
+                    "FAKEHIP_FAULT": fault,
+                }
+                if hip
+                else {}
+            ),
             **({"FAKEAMD_SMI_TIMEOUT_S": "3"} if state == "init-hangs" else {}),
             **(environment or {}),
         },
@@ -158,8 +234,9 @@ def _cases(named: tuple[Named, ...]) -> list[object]:
 @pytest.mark.healthy(check="test_devices.py", vendor="amd")
 @pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)
 @pytest.mark.parametrize("state", [state.name for state in HEALTHY if not QUICK or state is HEALTHY[0]])
-def test_healthy_host_has_no_failure(state: str, used: Library, tmp_path: Path) -> None:
-    result = run(state, used, tmp_path)
+def test_healthy_host_has_no_failure(state: str, used: Library, hip: Path, tmp_path: Path) -> None:
+    on_hip = used is NEW  # what HIP shows does not depend on the management library
+    result = run(state, used, tmp_path, hip=hip if on_hip else None)
     outcomes = {name: check["outcome"] for name, check in result["checks"].items()}
     assert set(outcomes.values()) == {"passed", "skipped"}, result["output"]
     assert result["exit"] == 0
@@ -170,6 +247,8 @@ def test_healthy_host_has_no_failure(state: str, used: Library, tmp_path: Path) 
     ids = [device["id"] for device in result["host"]["devices"]]
     assert len(set(ids)) == len(ids)
     assert outcomes["test_device_identity"] == "passed"
+    ran = {outcomes[name] for name in OVER_HIP}
+    assert ran == {"passed" if on_hip else "skipped"}, result["output"]
 
 
 HALVES = (
@@ -182,9 +261,9 @@ HALVES = (
 @pytest.mark.healthy(check="test_devices.py", vendor="amd")
 @pytest.mark.parametrize(("environment", "gpus"), HALVES, ids=lambda value: "-".join(map(str, value)))
 def test_a_part_of_a_node_that_a_user_chose_stays_that_part(
-    environment: Mapping[str, str], gpus: list[int], tmp_path: Path
+    environment: Mapping[str, str], gpus: list[int], hip: Path, tmp_path: Path
 ) -> None:
-    result = run("mi300x", NEW, tmp_path, environment)
+    result = run("mi300x", NEW, tmp_path, environment, hip=hip)
     ours = [anonymous(f"GPU-{kfd.UNIQUE_ID + gpu:016x}") for gpu in gpus]
     assert [device["id"] for device in result["host"]["devices"]] == ours
     assert result["exit"] == 0, result["output"]
@@ -203,6 +282,18 @@ def test_planted_fault_of_a_host_is_named(fault: Named, used: Library, tmp_path:
     assert failed <= {fault.function} or ABSENT in check["reason"], result["output"]
 
 
+@pytest.mark.parametrize("fault", HIP_FAULTS, ids=str)
+def test_planted_fault_of_hip_is_named(fault: OfHip, hip: Path, tmp_path: Path) -> None:
+    result = run(fault.state, NEW, tmp_path, hip=hip, fault=fault.fault)
+    check = result["checks"][fault.function]
+    assert (check["outcome"], result["exit"]) == ("failed", 1), result["output"]
+    assert fault.says in check["reason"]
+    assert {name for name, one in result["checks"].items() if one["outcome"] == "failed"} <= {
+        fault.function,
+        *OVER_HIP,
+    }
+
+
 @pytest.mark.parametrize(("fault", "used"), _cases(UNSEEN))
 def test_what_a_release_cannot_show_is_skipped_and_says_so(
     fault: Named, used: Library, tmp_path: Path
@@ -213,6 +304,18 @@ def test_what_a_release_cannot_show_is_skipped_and_says_so(
 
 def test_every_planted_state_has_a_check_that_names_it() -> None:
     assert {fault.name for fault in FAULTS} == {named.state for named in NAMED}
+
+
+@pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)
+def test_a_trainer_reads_energy_through_the_library_that_is_not_on_its_path(used: Library) -> None:
+    """The counter is 123456789012 times 15.3 microjoules; up to release 6.1 it has another name."""
+    code = "import energy; print(energy.of_amd('0000:05:00.0')); print(energy.of_amd('0000:ff:00.0'))"
+    binds = {"trainers": TESTS.parent / "trainers", "inside": HERE / "fakeamd/inside"}
+    path = {"PYTHONPATH": "/stackcheck/trainers:/stackcheck/inside"}
+    done = host.run(STATES["mi300x"], used, ["python3", "-c", code], binds=binds, environment=path)
+    joules, absent = done.stdout.splitlines()[-2:]
+    assert float(joules) == pytest.approx(123456789012 * 15.3e-6, rel=1e-3), done.stdout
+    assert absent.startswith("amdsmi: "), done.stdout
 
 
 def test_amd_smi_itself_lists_the_fabricated_host() -> None:

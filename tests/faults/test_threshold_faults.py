@@ -21,7 +21,14 @@ GOOD = {
     "class": "measured",
     "basis": {"file": "docs/results/suites-h200.md"},
 }
-EXPECTED = {"of": "a published figure", "reference": 5000.0, "ratio": 0.9, "expected": 0.98, "share": 0.9}
+EXPECTED = {
+    "of": "a published figure",
+    "reference": 5000.0,
+    "ratio": 0.9,
+    "expected": 0.98,
+    "share": 0.9,
+    "kept": 0.72,
+}
 DERIVED = {"class": "derived", "basis": EXPECTED, "bound": 3969.0}
 pytestmark = pytest.mark.catches("the lint of thresholds")
 CONDITIONS = {"gemm_tflops": {"dtype": "bf16"}, "copy_gb_per_s": {}}
@@ -63,6 +70,8 @@ def test_good_entry_has_no_problem() -> None:
         (DERIVED | {"bound": 3968.0}, "bound 3968, its basis gives 3969"),
         (DERIVED | {"basis": EXPECTED | {"share": 0.69}}, "share 69% of what is expected"),
         (DERIVED | {"basis": EXPECTED | {"share": 1.2}}, "share 120% of what is expected"),
+        (DERIVED | {"basis": EXPECTED | {"kept": 0.69}}, "all margins together keep 69.0%, expected 70 %"),
+        (DERIVED | {"basis": EXPECTED | {"kept": 0.91}}, "all margins together keep 91.0%"),
         (DERIVED | {"basis": EXPECTED | {"ratio": "most"}}, "expected positive numbers"),
         (DERIVED | {"basis": EXPECTED | {"reference": math.nan}}, "expected positive numbers"),
     ],

@@ -9,6 +9,7 @@ first rule that fits a figure decides. docs/thresholds.md explains the rules.
 import argparse
 import functools
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,7 +39,8 @@ class Rule:
         of: The reference: {"peak": true}, the best figure that others published ({"published": conditions},
             without any: the figure's own), or a bound ({"model", "metric", "conditions"}: what differs).
         expected: The share of the reference to expect, also by the bytes of the figure.
-        share: The margin: the bound is this share of what is expected.
+        share: The margin: the bound is this share of what is expected. It is cut where the margins of the
+            references and this one together would keep less than 70 % of the figure that somebody read.
         ratio: Whether the reference is scaled by the two devices' figures in devices.json.
         because: Why.
     """
@@ -112,13 +114,16 @@ def derived(model: str) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def bound_of(model: str, metric: str, conditions: Conditions, depth: int = 0) -> float:
-    """The bound of a figure: the known one, or the derived one."""
+def _bound_and_kept(model: str, metric: str, conditions: Conditions, depth: int) -> tuple[float, float]:
+    """The bound of a figure, the known one or the derived one, and what its margins keep of its root.
+
+    A bound that was measured or published is a root itself: its own margin is its author's.
+    """
     entry = thresholds.find(known(model), metric, conditions)
     if entry is not None:
-        return entry.bound
-    rule = _rule_of(model, metric, conditions)
-    return _basis(rule, model, metric, conditions, depth).bound(thresholds.METRICS[metric][1])
+        return entry.bound, 1.0
+    basis = _basis(_rule_of(model, metric, conditions), model, metric, conditions, depth)
+    return basis.bound(thresholds.METRICS[metric][1]), basis.kept
 
 
 def problems(model: str) -> Iterator[str]:
@@ -182,7 +187,8 @@ def _entry(model: str, metric: str, conditions: Conditions) -> dict[str, Any]:
         "direction": direction,
         "ceiling": physical if real else float(f"{expected:.4g}"),
         "source": f"derived from {basis.of}: {rule.because}",
-        "tolerance": f"{basis.share:.0%} {sign} the {expected:.4g} {unit} that are expected",
+        "tolerance": f"{basis.share:.0%} {sign} the {expected:.4g} {unit} that are expected; with the margins"
+        f" of its references {basis.kept:.0%}",
         "class": "derived",
         "basis": asdict(basis),
     }
@@ -193,7 +199,8 @@ def _basis(rule: Rule, model: str, metric: str, conditions: Conditions, depth: i
         raise DeriveError(
             f"{model}: the rules for {_key(metric, conditions)} refer to each other in a circle"
         )
-    words, reference, other = _reference(rule, model, metric, conditions, depth)
+    words, reference, other, before = _reference(rule, model, metric, conditions, depth)
+    share = max(rule.share, _rounded_up(thresholds.LEAST_EXPECTED / before))
     ratio = 1.0
     if rule.ratio:
         ratio = _capacity(model, metric, conditions) / _capacity(other, metric, conditions)
@@ -202,22 +209,28 @@ def _basis(rule: Rule, model: str, metric: str, conditions: Conditions, depth: i
         reference=reference,
         ratio=float(f"{ratio:.6g}"),
         expected=rule.expects(conditions),
-        share=rule.share,
+        share=share,
+        kept=float(f"{share * before:.4f}"),
     )
+
+
+def _rounded_up(share: float) -> float:
+    """With four digits, so that all margins of a chain together keep what they must."""
+    return math.ceil(share * 1e4 - 1e-6) / 1e4
 
 
 def _reference(
     rule: Rule, model: str, metric: str, conditions: Conditions, depth: int
-) -> tuple[str, float, str]:
-    """The reference in words, its value, and the model that it is of."""
+) -> tuple[str, float, str, float]:
+    """The reference in words, its value, the model that it is of, and what its own margins keep."""
     of = rule.of
     other, kind = of.get("model", model), of.get("metric", metric)
     if of.get("peak"):
         peak = _capacity(model, metric, conditions)
-        return f"{model}'s datasheet, {peak:g} {thresholds.METRICS[metric][0]}", peak, model
+        return f"{model}'s datasheet, {peak:g} {thresholds.METRICS[metric][0]}", peak, model, 1.0
     if "published" in of:
         row = _published(other, kind, of["published"] or conditions)
-        return f"{other}, published: {row['source']}", row["suggests"], other
+        return f"{other}, published: {row['source']}", row["suggests"], other, 1.0
     changed = {**conditions, **of.get("conditions", {})}
     if (kind, other, changed) == (metric, model, dict(conditions)):
         raise DeriveError(f"{model}: the rule for {_key(metric, conditions)} refers to itself")
@@ -225,7 +238,8 @@ def _reference(
     words = f"the bound of {kind} on {other}"
     if differs := {key: value for key, value in changed.items() if conditions.get(key) != value}:
         words += f" with {json.dumps(differs, sort_keys=True)}"
-    return words, bound_of(other, kind, selecting, depth + 1), other
+    bound, kept = _bound_and_kept(other, kind, selecting, depth + 1)
+    return words, bound, other, kept
 
 
 def _published(model: str, metric: str, conditions: Conditions) -> Mapping[str, Any]:

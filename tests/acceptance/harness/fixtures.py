@@ -11,7 +11,7 @@ import pytest
 
 import vendors
 from harness import launch as launcher
-from harness import leases, models, order, skips
+from harness import leases, models, order, processes, skips
 from harness.calls import InChild, InNewProcesses, Launch, OnDevice, RecordMetric
 from harness.check import Check
 from harness.evidence import (
@@ -219,7 +219,8 @@ def in_child(acceptance: AcceptanceSession, vendor: vendors.Vendor) -> Iterator[
             worker.stop()
         try:
             environment = {**vendor.child_environment(()), **(env or {})}
-            return worker.call(_name_of(function), kwargs, environment=environment, timeout_s=timeout_s)
+            limit_s = acceptance.limit_s(timeout_s)
+            return worker.call(_name_of(function), kwargs, environment=environment, timeout_s=limit_s)
         except WorkloadError as error:
             problem = str(error)
         return pytest.fail(problem, pytrace=False)  # outside the handler, so that no exception is chained
@@ -245,7 +246,11 @@ def launch(acceptance: AcceptanceSession, lease: leases.Lease) -> Launch:
                 program,
                 [str(argument) for argument in args],
                 nproc=nproc,
-                environment={**acceptance.child_environment(lease.devices), **(env or {})},
+                environment={
+                    **acceptance.child_environment(lease.devices),
+                    processes.PATIENCE: f"{acceptance.limit_s(1, nproc):g}",
+                    **(env or {}),
+                },
                 timeout_s=acceptance.limit_s(timeout_s, nproc),
                 folder=acceptance.result_dir / "children",
                 server=None if fresh else acceptance.rank_server,

@@ -49,10 +49,26 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
         fitting = [candidate for candidate in fitting if candidate["compute_units"] == device.compute_units]
     if len(fitting) == 1:
         return fitting[0]
+    if not is_known_arch(device):
+        raise UnknownDeviceError(uncertifiable(vendor, device))
     found = ", ".join(candidate["model"] for candidate in fitting) or "no row"
     raise UnknownDeviceError(
         f"device {device.index} ({device.name!r}) fits {found} of devices.json, expected one row; "
         "add a row with its sources:\n" + json.dumps(_observed(vendor, device))
+    )
+
+
+def is_known_arch(device: Device) -> bool:
+    """Whether any row has the device's architecture."""
+    return any(candidate["arch"] == device.arch for candidate in table())
+
+
+def uncertifiable(vendor: VendorName, device: Device) -> str:
+    """Why a device of an architecture that no row has cannot be certified: consumer and workstation cards."""
+    known = sorted({candidate["arch"] for candidate in table() if candidate["vendor"] == vendor})
+    return (
+        f"not certifiable: device {device.index} ({device.name!r}) is {device.arch}, and devices.json has"
+        f" {', '.join(known)} only; its checks of correctness tell something, and no figure of it is judged"
     )
 
 

@@ -109,7 +109,8 @@ class AcceptanceSession:
 
     def earlier_ended(self, item: pytest.Item) -> bool:
         """Wait for all checks of earlier phases. False if one of them does not end."""
-        return self.ended.wait_for(bisect.bisect_left(self.phases, order.phase(item)))
+        stall_s = self.limit_s(order.STALL_S, max(1, self.device_count))
+        return self.ended.wait_for(bisect.bisect_left(self.phases, order.phase(item)), stall_s=stall_s)
 
     @functools.cached_property
     def model(self) -> str:
@@ -170,8 +171,10 @@ class AcceptanceSession:
             self.listener.start(self.vendor)
 
     def pytest_report_header(self) -> list[str]:
+        known = self.vendor == "cpu" or all(map(models.is_known_arch, self.devices))
         return [
-            f"stackcheck: {len(self.devices)} x {self.model}, tier {self.tier}, results in {self.result_dir}"
+            f"stackcheck: {len(self.devices)} x {self.model}, tier {self.tier}, results in {self.result_dir}",
+            *([] if known else [f"stackcheck: {models.uncertifiable(self.vendor, self.devices[0])}"]),
         ]
 
     @pytest.hookimpl(optionalhook=True)

@@ -89,6 +89,7 @@ class Derived:
         ratio: This device's datasheet figure over that of the reference's device.
         expected: The share of it that these conditions should reach, such as a smaller size.
         share: The margin for a healthy device.
+        kept: This margin times those of the references, down to a figure that somebody measured or published.
     """
 
     of: str
@@ -96,6 +97,7 @@ class Derived:
     ratio: float
     expected: float
     share: float
+    kept: float
 
     def bound(self, direction: Literal["min", "max"]) -> float:
         """The bound: the expected value times the share, or divided by it where less is better."""
@@ -212,12 +214,15 @@ def _basis_problems(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _derived_problems(entry: Mapping[str, Any], derived: Derived) -> Iterator[str]:
-    numbers = (derived.reference, derived.ratio, derived.expected, derived.share)
+    numbers = (derived.reference, derived.ratio, derived.expected, derived.share, derived.kept)
     if not all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers):
         yield f"the basis has {numbers}, expected positive numbers"
         return
     if not LEAST_EXPECTED <= derived.share <= 1:
         yield f"share {derived.share:.0%} of what is expected, expected 70 % to 100 %"
+    if not LEAST_EXPECTED <= derived.kept <= derived.share:
+        kept = f"all margins together keep {derived.kept:.1%}"
+        yield f"{kept}, expected 70 % to the {derived.share:.0%} of this one"
     if (bound := derived.bound(entry["direction"])) != entry["bound"]:
         yield f"bound {entry['bound']:g}, its basis gives {bound:g}"
 

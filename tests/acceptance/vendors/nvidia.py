@@ -15,6 +15,7 @@ from vendors import (
     Reading,
     Requirement,
     Sample,
+    VendorAbsentError,
     VendorName,
     drivers,
     is_known,
@@ -128,11 +129,19 @@ def _library_version() -> str:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """The devices that the user's environment shows to this process; NVML itself ignores it."""
+    """The devices that the user's environment shows to this process; NVML itself ignores it.
+
+    Raises `VendorAbsentError` for a part of a GPU.
+    """
     chosen = os.environ.get(VISIBILITY)
     if chosen is None:
         return list(devices)
     names = [name.strip() for name in chosen.split(",") if name.strip()]
+    if part := next((name for name in names if name.startswith("MIG-")), None):
+        raise VendorAbsentError(
+            f"{VISIBILITY} names {part}, an instance of a GPU in MIG mode: devices.json has whole GPUs only,"
+            " and no part is certified; choose whole GPUs, and switch MIG off with nvidia-smi -mig 0"
+        )
     return [device for device in devices if _is_named(device, names)]
 
 

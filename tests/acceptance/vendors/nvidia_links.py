@@ -35,7 +35,7 @@ def end(nvml: Any, handle: Any) -> End:
     return End(
         handle=handle,
         active=_active_links(nvml, handle),
-        errors=_count(nvml, handle, nvml.NVML_NVLINK_ERROR_DL_RECOVERY),
+        errors=_recoveries(nvml, handle),
         replays=_count(nvml, handle, nvml.NVML_NVLINK_ERROR_DL_REPLAY),
     )
 
@@ -69,6 +69,21 @@ def _count(nvml: Any, handle: Any, kind: int) -> Reading:
     failed = [count for count in counts if isinstance(count, Absence) and count.is_failure]
     known = [count for count in counts if not isinstance(count, Absence)]
     return failed[0] if failed else sum(known) if known else counts[0]
+
+
+def _recoveries(nvml: Any, handle: Any) -> Reading:
+    """How often links were trained again. NVLink 5 (B200) counts that in a field of each link (nvml.h), and
+    refuses the counters of earlier generations.
+    """
+    counted = _count(nvml, handle, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
+    field = getattr(nvml, "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", None)
+    if counted != Absence.NOT_SUPPORTED or field is None:
+        return counted
+    values = ask(nvml, "nvmlDeviceGetFieldValues", handle, [(field, link) for link in range(MAX_LINKS)])
+    if isinstance(values, Absence):
+        return values
+    read = [int(one.value.ullVal) for one in values if one.nvmlReturn == nvml.NVML_SUCCESS]
+    return sum(read) if read else counted
 
 
 def fabric(nvml: Any, handle: Any) -> Reading:

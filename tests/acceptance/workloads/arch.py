@@ -25,7 +25,9 @@ FP8 = {
 # MI200's matrix instructions of 16 bits take subnormal operands for zero and give zero for subnormal results,
 # so MIOpen's backward convolutions, and rocBLAS's products in backward, compute fp16 in bf16
 # (https://rocm.docs.amd.com/projects/MIOpen/en/latest/MI200AlternateImplementation.html; PyTorch's
-# ROCmBackwardPassGuard). Both are the documented behaviour of gfx90a, and of no other architecture.
+# docs/source/notes/numerical_accuracy.rst: with no variable set, forward is original and backward alternate;
+# aten/src/ATen/cuda/CUDABlas.cpp gives rocblas_gemm_flags_fp16_alt_impl where
+# ROCmBackwardPassGuard::is_backward_pass()). Both are the documented behaviour of gfx90a, and of no other.
 MI200 = "gfx90a"
 TF32 = ("sm_8", "sm_9", "sm_1")
 

@@ -96,7 +96,22 @@ def _cases(shapes: list[Shape], dtype: str) -> Iterator[cases.Case]:
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
     """The function under test, as a trainer calls it; tensors are (B, H, S, D)."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    k, v, grouped = for_queries(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped)
+
+
+def for_queries(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, bool]]:
+    """Keys and values for grouped queries, and the option that says so. Before 2.5 PyTorch has none, and
+    trainers repeat the keys.
+    """
+    times = q.shape[1] // k.shape[1]
+    if times == 1:
+        return k, v, {}
+    if attention_refusals.release() >= (2, 5):
+        return k, v, {"enable_gqa": True}
+    return k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), {}
 
 
 def inputs(shape: Shape, dtype: str) -> tuple[torch.Tensor, ...]:

@@ -26,7 +26,7 @@ from workloads import (
     device,
     operands,
 )
-from workloads.attention import Shape
+from workloads.attention import Shape, for_queries
 from workloads.gates import Reading, elementwise
 
 Mask = Literal["none", "causal", "all true", "left padded", "right padded", "window"]
@@ -211,13 +211,10 @@ def _argument(problem: Problem, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _by_torch(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    k, v, grouped = for_queries(q, k, v)
+    mask = _argument(problem, q.dtype)
     return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=_argument(problem, q.dtype),
-        is_causal=problem.mask == "causal",
-        enable_gqa=q.shape[1] != k.shape[1],
+        q, k, v, attn_mask=mask, is_causal=problem.mask == "causal", **grouped
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from workloads.patience import patient
 from workloads.ranks import Ranks
 
 REPEATS = 5  # nccl-tests -N 5
@@ -51,11 +52,12 @@ class HostBarrier:
         """Return when every rank has called. Raises `TimeoutError` with the ranks that did not."""
         self._round += 1
         self._marks[self._rank] = self._round
-        deadline = time.monotonic() + PATIENCE_S
+        limit_s = patient(PATIENCE_S)
+        deadline = time.monotonic() + limit_s
         while min(self._marks) < self._round:
             if time.monotonic() > deadline:
                 absent = [rank for rank, mark in enumerate(self._marks) if mark < self._round]
-                raise TimeoutError(f"ranks {absent} did not reach the barrier within {PATIENCE_S:g} s")
+                raise TimeoutError(f"ranks {absent} did not reach the barrier within {limit_s:g} s")
             os.sched_yield()
 
 

@@ -16,6 +16,17 @@ FSDP2_PARAMETERS = 2.80e9  # of eight layers and both ends
 FSDP2_BYTES, FSDP2_WORK_GIB = 16, 16.1  # per parameter: weights, gradients, moments; and what a rank works in
 
 
+# The bf16 job of the smoke tier, two layers at full width: 24.2 GiB allocated on one H200, 15.0 on two. The
+# pair of jobs that compares 8 with 16 bits: 39.5 (suites-h200-x1-standard.json, -x2-standard.json).
+PROXY_STATE_GIB, PROXY_WORK_GIB = 18.4, 5.9
+WIDE_GIB = 39.5 + OUTSIDE_TORCH_GIB
+
+
+def proxy_gib(ranks: int) -> float:
+    """The memory in GiB that the bf16 job needs on each device."""
+    return PROXY_STATE_GIB / ranks + PROXY_WORK_GIB + OUTSIDE_TORCH_GIB
+
+
 def ranks_of(devices: int) -> int:
     """The number of devices, rounded down to a power of two, and at least two: one cannot hold the job."""
     return max((ranks for ranks in LARGE_RANKS if ranks <= devices), default=min(LARGE_RANKS))

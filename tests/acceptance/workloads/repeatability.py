@@ -42,8 +42,9 @@ def deterministic(dtype: str, repeats: int) -> dict[str, Any]:
 def promised() -> Iterator[None]:
     """Deterministic algorithms inside, where there are any; what has none warns and runs.
 
-    By default ROCm's libraries may add up with atomics (HIPBLAS_ATOMICS_ALLOWED in PyTorch's
-    CUDABlas.cpp), in any order. cuBLAS warns here: its promise for one stream needs no setting.
+    By default ROCm's libraries may add up with atomics, in any order: PyTorch sets HIPBLAS_ATOMICS_ALLOWED
+    (aten/src/ATen/cuda/CublasHandlePool.cpp) unless deterministicAlgorithms(), which warn_only leaves true
+    (aten/src/ATen/Context.cpp). cuBLAS warns here: its promise for one stream needs no setting.
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),

@@ -25,6 +25,7 @@ NVML_P2P_CAPS_INDEX_NVLINK = 2
 NVML_P2P_STATUS_OK = 0
 NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY = 0, 1
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS = 215
 NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW, NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW = 0, 3
 NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY, NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY = 2, 3
 NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY = 4, 3
@@ -40,7 +41,7 @@ HEALTHY = {
     "mig": 0, "pcie_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "remapped": [0, 0, 0, 0], "reasons": 0, "cap": 700000, "default_cap": 700000, "power": 120000, "clock": 1980,
     "temperature": 35, "processes": [], "process_name": "python3", "process_memory": 1 << 30, "processes_late": [], "used_late": 0, "recovery": 0, "fabric_state": 3, "fabric_status": 0, "fabric_health": 0x1AA, "links": 18,
-    "p2p_read": 0, "p2p_nvlink": 0, "uncorrected_late": 0, "recovering": 0, "replaying": 0, "event_types": 10,
+    "p2p_read": 0, "p2p_nvlink": 0, "uncorrected_late": 0, "recovering": 0, "replaying": 0, "event_types": 10, "link_counters": 1,
 }  # fmt: skip
 ERRORS = {
     "not_supported": NVML_ERROR_NOT_SUPPORTED,
@@ -147,7 +148,11 @@ def nvmlSystemGetProcessName(_pid):
     return value(0, "process_name")
 
 
-def nvmlDeviceGetFieldValues(handle, _fields):
+def nvmlDeviceGetFieldValues(handle, fields):
+    if fields[0] != NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:  # NVLink 5: (field, link)
+        moving = value(handle, "recovering")
+        counts = [int(time.monotonic() * 1000) if moving and link == 3 else 0 for _, link in fields]
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=count)) for count in counts]
     return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=value(handle, "recovery")))]
 
 
@@ -172,6 +177,7 @@ def nvmlDeviceGetNvLinkState(handle, link):
 
 
 def nvmlDeviceGetNvLinkErrorCounter(handle, link, kind):
+    value(handle, "link_counters")
     moving = value(handle, "recovering" if kind == NVML_NVLINK_ERROR_DL_RECOVERY else "replaying")
     return int(time.monotonic() * 1000) if moving and link == 3 else 0
 

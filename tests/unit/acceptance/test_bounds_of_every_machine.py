@@ -81,6 +81,26 @@ def test_no_rule_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rule for rule in derive.rules() if id(rule) not in used] == []
 
 
+def test_margins_on_the_way_from_a_public_figure_together_keep_seventy_per_cent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three margins of 85 % would keep 61 %: the last is cut to what the first two leave of 70 %."""
+    shape = {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "layout": "NT"}
+    public = {"metric": "gemm_tflops", "conditions": shape, "suggests": 1000.0, "source": "a page"}
+    monkeypatch.setattr(derive, "published", lambda _model: (public,))
+    monkeypatch.setattr(derive, "known", lambda _model: ())
+    chain = ({"published": {}}, {"model": "MI300X"}, {"model": "MI325X"})
+    names = ("MI300X", "MI325X", "MI308X")
+    rules = tuple(
+        derive.Rule(metrics=["gemm_tflops"], models=[name], where={}, of=of, share=0.85, because="a test")
+        for name, of in zip(names, chain, strict=True)
+    )
+    monkeypatch.setattr(derive, "rules", lambda: rules)
+    made = [derive._basis(rule, name, "gemm_tflops", shape) for rule, name in zip(rules, names, strict=True)]
+    assert [(basis.share, basis.kept) for basis in made] == [(0.85, 0.85), (0.85, 0.7225), (0.9689, 0.7)]
+    assert made[-1].bound("min") == 700.0
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """What the program of the derived bounds reads and writes."""

@@ -2,12 +2,17 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from harness import models
 from stackcheck import vendors as host_side
+from stackcheck.suite import skips
 from vendors import Absence, Device
+from workloads import large_job
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def device(pci_id: str, *, arch: str, units: int, memory_bytes: int) -> Device:
@@ -76,3 +81,40 @@ def test_a_partition_is_never_taken_for_a_whole_gpu() -> None:
     odd = dataclasses.replace(odd, partition={"compute": "CPX", "memory": "NPS4"})
     with pytest.raises(models.UnknownDeviceError):
         models.identify("amd", odd)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "holds"),
+    [("MI300X-CPX-NPS1", 1, False), ("A100-40GB", 1, True), ("A100-40GB", 8, True), ("MI300X", 2, True)],
+)
+def test_small_devices_skip_what_they_cannot_hold_and_the_host_confirms_it(
+    model: str, ranks: int, *, holds: bool
+) -> None:
+    """Out of memory would count as a failure of the image; 24 GiB and 40 GiB are healthy devices."""
+    row = models.row(model)
+    present = row["memory_bytes"] / large_job.GIB
+    needed = [large_job.proxy_gib(ranks), large_job.WIDE_GIB, 40.0]  # the last: beyond 32 bits
+    assert (needed[0] <= present) is holds
+    for memory_gib in needed:
+        skip = {"kind": "not on this device", "needs": {"memory_gib": memory_gib}}
+        usable = 0.97 * present
+        assert (skips.problem(skip, skips.Facts(rows=[row])) is None) is (memory_gib > usable)
+    if model == "A100-40GB":
+        assert skips.problem(skip, skips.Facts(rows=[row])) is None
+
+
+@pytest.mark.parametrize(("vendor", "arch"), [("nvidia", "sm_89"), ("nvidia", "sm_120"), ("amd", "gfx1100")])
+def test_a_consumer_gpu_is_said_to_be_not_certifiable(vendor: str, arch: str) -> None:
+    one = device("10de:2684", arch=arch, units=128, memory_bytes=24 << 30)
+    with pytest.raises(models.UnknownDeviceError, match=f"not certifiable: .* is {arch}, and devices.json"):
+        models.identify(vendor, one)  # type: ignore[arg-type]
+
+
+def test_trainers_look_for_amds_library_where_the_suites_do() -> None:
+    """They share no code, so that a trainer can be read and run alone."""
+    text = (ROOT / "trainers" / "energy.py").read_text(encoding="utf-8")
+    begin = text.index("AMD_FOLDERS = (")
+    folders = text[begin : text.index("\n)\n", begin)].splitlines()[1:]
+    suites = (ROOT / "tests/acceptance/vendors/amd_library.py").read_text(encoding="utf-8")
+    assert len(folders) == 3
+    assert all(line in suites for line in folders)

@@ -7,6 +7,7 @@ pytest, and each of them leaves a file behind when it runs.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -76,11 +77,13 @@ def start(python: Path, *command: str | Path, **env: str) -> subprocess.Complete
 
 
 def test_no_code_of_the_image_runs_before_the_suites(image: Path, runner: Path) -> None:
-    command = (*run.ISOLATED, runner / "launcher.py", "-m", "pytest", "-q", "-s", "test_it.py")
+    command = (*run.ISOLATED, runner / "launcher.py", "-m", "pytest", "-s", "test_it.py")
     done = start(image, *command, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
+    # The image has no metadata of pluggy, whose version pytest's header shows.
+    assert f"pluggy-{importlib.metadata.version('pluggy')}" in done.stdout
     assert ran(image) == set()
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    found = json.loads(done.stdout[done.stdout.index("{") :].splitlines()[0])
     assert found["pytest"] == str(runner / "pytest" / "pytest" / "__init__.py")
     assert found["timeout"]
     assert found["executable"] == str(image)
@@ -119,12 +122,42 @@ def test_a_python_of_the_oldest_images_can_parse_the_launcher() -> None:
     ast.parse(toolkit.LAUNCHER.read_text(), feature_version=(3, 10))
 
 
-def test_the_workers_of_xdist_are_started_by_the_launcher_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def conftest() -> Any:
+    """The module of the suites' conftest.py."""
     spec = importlib.util.spec_from_file_location("suites_conftest", SUITES_CONFTEST)
     assert spec
     assert spec.loader
-    conftest: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 16),
+        ({"cpu.max": "max 100000"}, 16),
+        ({"cpu.max": "400000 100000"}, 4),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 16),
+        ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+    ],
+    ids=str,
+)
+def test_a_containers_quota_of_processors_limits_the_workers(
+    conftest: Any, files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert conftest._cores(tmp_path) == cores
+
+
+def test_the_workers_of_xdist_are_started_by_the_launcher_too(
+    conftest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = ["/opt/my venv/bin/python3", *run.ISOLATED, f"{run.RUNNER}/launcher.py"]
     option = SimpleNamespace(tx=["popen", "popen"])
     for started, expected in (
