@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["wheel", "source", "image", "deb", "apt", "key"]
 PACKAGE_INDEX = "the package index"
-_LOCKS = ("requirements.lock", "toolchain.lock")
+_LOCKS = ("requirements.lock", "toolchain.lock", "chosen.lock")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

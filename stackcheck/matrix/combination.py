@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Packages of the matrix whose versions the rules judge.
 JUDGED_PACKAGES = ("torchao", "transformers", "amdsmi")
+# What torch pins and the matrix may choose another version of: each is a package of its own.
+REPLACEABLE = ("nccl", "triton")
 COLLECTIVES: Mapping[str, str] = {"amd": "rccl", "nvidia": "nccl"}
 
 
@@ -81,6 +83,19 @@ def combination(cell: Cell, vendor: Vendor, packages: Mapping[str, str], rules: 
     return complete(chosen(cell, vendor, packages), rules)
 
 
+def replaced(values: Mapping[str, str], cell: Cell, rules: Rules) -> dict[str, str]:
+    """What torch pins where the matrix chose another version, axis -> torch's own version.
+
+    Args:
+        values: The `combination` of the cell.
+        cell: Says what was chosen.
+        rules: Say what torch pins.
+    """
+    picked = [axis for axis in REPLACEABLE if getattr(cell, axis)]
+    own = complete({axis: value for axis, value in values.items() if axis not in picked}, rules)
+    return {axis: own[axis] for axis in picked if own.get(axis, values[axis]) != values[axis]}
+
+
 def packages_of(cell: Cell, settings: StackSettings, found: Matrix) -> dict[str, str]:
     """Every package that the matrix pins in a cell's images, name -> version."""
     training = found.training_packages if cell.torch else {}
@@ -98,6 +113,7 @@ def chosen(cell: Cell, vendor: Vendor, packages: Mapping[str, str]) -> dict[str,
         "os": cell.os,
         "wheels": cell.wheels if cell.torch else None,
         "flash_attn": cell.flash_attn,
+        **{axis: getattr(cell, axis) for axis in REPLACEABLE},
         **{name: packages.get(name) for name in JUDGED_PACKAGES},
     }
     return {axis: value for axis, value in values.items() if value is not None}

@@ -65,6 +65,17 @@ def _as_row(value: object) -> object:
     return {"require": value} if isinstance(value, str | list) else value
 
 
+class _Also(_Strict):
+    """Values beside those of the rows that load and that nobody tests: allowed as experimental.
+
+    `{value}` in a pattern is the first value of the row.
+    """
+
+    require: Patterns
+    because: Sentence
+    source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+
+
 class _Table(_Strict):
     id: str = Field(pattern=r"^R[0-9]+[A-Za-z0-9.-]*$", max_length=80)
     when: Condition = Field(default_factory=dict)
@@ -73,6 +84,7 @@ class _Table(_Strict):
     because: Sentence
     source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
     closed: bool = True
+    also: _Also | None = None
     rows: Mapping[str, Annotated[_Row, BeforeValidator(_as_row)]] = Field(min_length=1, max_length=1000)
 
 
@@ -128,15 +140,26 @@ def _plain(condition: Condition) -> dict[str, tuple[str, ...]]:
 def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
     """One rule for each row, and for a closed table one about what is not listed."""
     for key, row in table.rows.items():
+        when = {**_plain(table.when), table.key: (key,)}
         because = (row.because or table.because).replace("{key}", key)
+        also = table.also.require if table.also else ()
         yield Rule(
             id=f"{table.id}[{key}]",
-            when={**_plain(table.when), table.key: (key,)},
-            require={table.value: row.require},
+            when=when,
+            require={table.value: (*row.require, *(one.replace("{value}", row.require[0]) for one in also))},
             because=because.replace("{values}", ", ".join(row.require)),
             source=_source(row.source or table.source, file, f"{place}.rows.{key}"),
             unknown=row.unknown,
         )
+        if table.also:
+            yield Rule(
+                id=f"{table.id}-untested[{key}]",
+                when=when,
+                require={table.value: row.require},
+                because=table.also.because.replace("{key}", key).replace("{values}", ", ".join(row.require)),
+                source=_source(table.also.source, file, f"{place}.also"),
+                unknown=True,
+            )
     if table.closed:
         yield Rule(
             id=f"{table.id}[unlisted]",

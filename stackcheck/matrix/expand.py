@@ -36,6 +36,7 @@ class Cell:
     Attributes:
         place: Its place in the file, for messages: `stacks[3]`.
         block: The entry it comes from; its settings hold.
+        nccl: Chosen by the matrix; None where torch's own is installed. `triton`, too.
     """
 
     place: str
@@ -47,6 +48,8 @@ class Cell:
     os: str
     wheels: str
     flash_attn: str | None
+    nccl: str | None = None
+    triton: str | None = None
 
     @functools.cached_property
     def id(self) -> str:
@@ -59,6 +62,8 @@ class Cell:
                 f"{self.runtime}{self.version or ''}",
                 self.torch and f"torch{self.torch}",
                 self.flash_attn and f"fa{self.flash_attn}",
+                self.nccl and f"nccl{self.nccl}",
+                self.triton and f"triton{self.triton}",
                 f"py{self.python}",
                 self.os,
                 "amd" if self.wheels == "amd" else None,
@@ -98,8 +103,10 @@ def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
             block.os,
             block.wheels or ("none",),
             block.flash_attn or (None,),
+            block.nccl or (None,),
+            block.triton or (None,),
         )
-        for version, torch, python, os, wheels, flash_attn in itertools.product(*axes):
+        for version, torch, python, os, wheels, flash_attn, nccl, triton in itertools.product(*axes):
             count += 1
             if count > MAX_CELLS:
                 raise ConfigurationError(f"matrix.yaml: {section}: more than {MAX_CELLS} combinations")
@@ -113,6 +120,8 @@ def _cells(section: str, blocks: tuple[Block, ...]) -> Iterator[Cell]:
                 os=os,
                 wheels=wheels,
                 flash_attn=flash_attn,
+                nccl=nccl,
+                triton=triton,
             )
 
 

@@ -11,7 +11,14 @@ import heapq
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.matrix import expand, resolve
-from stackcheck.matrix.combination import chosen, combination, complete, judge_cell, packages_of
+from stackcheck.matrix.combination import (
+    chosen,
+    combination,
+    complete,
+    judge_cell,
+    packages_of,
+    replaced,
+)
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
 from stackcheck.matrix.rules import Judgement
 from stackcheck.matrix.versions import VERSION_AXES, numbers
@@ -94,7 +101,7 @@ def explain_stack(
     settings, vendor = expand.settings_of(cell, found), found.runtimes[cell.runtime].vendor
     packages = packages_of(cell, settings, found)
     asked, values = chosen(cell, vendor, packages), combination(cell, vendor, packages, rules)
-    stack = resolve.stack_of(cell, settings, found, values)
+    stack = resolve.stack_of(cell, settings, found, values, own=replaced(values, cell, rules))
     judgements = judge_cell(values, stack.archs, stack.tested_on, rules)
     worst = max(judgements, key=lambda judged: KINDNESS.index(judged.answer))
     # What the rules chose is free to change with what the matrix chose.
@@ -205,7 +212,7 @@ def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) 
     if any(asked.get(axis, value) != value for axis, value in chosen(cell, vendor, packages).items()):
         return False
     values = combination(cell, vendor, packages, rules)
-    stack = resolve.stack_of(cell, settings, found, values)
+    stack = resolve.stack_of(cell, settings, found, values, own=replaced(values, cell, rules))
     several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
     return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
 

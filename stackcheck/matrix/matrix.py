@@ -130,6 +130,8 @@ class Block(StackSettings):
     os: Axis[Token]
     wheels: Axis[Wheels] | None = None
     flash_attn: Axis[Version] | None = None
+    nccl: Axis[Version] | None = None
+    triton: Axis[Version] | None = None
     id: Token | None = None
 
 
@@ -143,7 +145,10 @@ class Override(_Strict):
 class Exclude(_Strict):
     """Combinations left out of the product by choice, with the reason."""
 
-    when: Mapping[Literal["runtime", "version", "torch", "python", "os", "wheels", "flash_attn"], Token]
+    when: Mapping[
+        Literal["runtime", "version", "torch", "python", "os", "wheels", "flash_attn", "nccl", "triton"],
+        Token,
+    ]
     because: str = Field(min_length=1, max_length=500)
 
 
@@ -256,6 +261,13 @@ def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
         yield "wheels", "required with `torch`, not allowed without it"
     if block.flash_attn and not (block.torch and block.archs):
         yield "flash_attn", "it is compiled for a torch and for architectures: add `torch` and `archs`"
+    if block.nccl and not (block.torch and block.runtime == "cuda"):
+        yield (
+            "nccl",
+            "only a CUDA stack with torch has NCCL as a package of its own; RCCL is inside torch's wheel",
+        )
+    if block.triton and not (block.torch and block.runtime != "cpu"):
+        yield "triton", "only a GPU stack with torch has one to replace; for cpu, name it under `packages`"
     # From 13 on the package index has the compiler (extensions.py).
     old = any(int(version.split(".", maxsplit=1)[0]) < 13 for version in block.version or ())
     if block.flash_attn and block.runtime == "cuda" and old and block.builder is None:

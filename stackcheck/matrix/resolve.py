@@ -8,15 +8,16 @@ from __future__ import annotations
 import dataclasses
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, expand, known_issues, matrix
 from stackcheck.matrix import pins as pinned
-from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination, packages_of
+from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination, packages_of, replaced
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
-from stackcheck.matrix.stack import Base, FlashAttention, Package, Stack
+from stackcheck.matrix.stack import Base, FlashAttention, Package, Replacement, Stack, nccl_package
 from stackcheck.vendors import environment
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from stackcheck.matrix.matrix import Matrix, StackSettings
     from stackcheck.matrix.pins import Pins
     from stackcheck.matrix.rules import Rules
+
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
@@ -74,7 +78,8 @@ def resolve(
         settings = settings_of(cell)
         packages = packages_of(cell, settings, found)
         values = combination(cell, found.runtimes[cell.runtime].vendor, packages, rules)
-        stack = stack_of(cell, settings, found, values, (pins or {}).get(cell.id))
+        own = replaced(values, cell, rules)
+        stack = stack_of(cell, settings, found, values, (pins or {}).get(cell.id), own=own)
         refusals = [*_refusals(stack, values, judging)]
         problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
         stacks.append(dataclasses.replace(stack, known_issues=known_issues_of(stack, values, issues)))
@@ -100,8 +105,10 @@ def stack_of(
     found: Matrix,
     values: Mapping[str, str],
     pins: Pins | None = None,
+    *,
+    own: Mapping[str, str] = NOTHING,
 ) -> Stack:
-    """The stack of a cell; `values` is its `combination`."""
+    """The stack of a cell; `values` is its `combination`, `own` what torch pins where the matrix chose."""
     defaults = found.runtimes[cell.runtime]
     collective = COLLECTIVES.get(defaults.vendor)
     return Stack(
@@ -128,8 +135,15 @@ def stack_of(
         experimental=bool(settings.experimental),
         missing=pins.missing if pins else (f"{cell.id} was never locked",),
         extensions=tuple(Package(name=n, version=v) for n, v in sorted((settings.extensions or {}).items())),
+        replacements=tuple(_replacements(cell, values, own)),
         matrix_digest=found.digest,
     )
+
+
+def _replacements(cell: Cell, values: Mapping[str, str], own: Mapping[str, str]) -> Iterator[Replacement]:
+    names = {"nccl": nccl_package(cell.version or ""), "triton": values.get("triton_package", "triton")}
+    for axis, version in own.items():
+        yield Replacement(name=names[axis], version=values[axis], instead_of=version)
 
 
 # Many stacks share these nouns.

@@ -28,6 +28,25 @@ class Package:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A package that torch pins, at another version that the matrix chose.
+
+    Attributes:
+        name: As the index names it.
+        instead_of: The version that torch pins.
+    """
+
+    name: str
+    version: str
+    instead_of: str
+
+    @property
+    def pin(self) -> str:
+        """The requirement for pip."""
+        return f"{self.name}=={self.version}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FlashAttention:
     """FlashAttention's version, and whether an official wheel fits (`wheel`) or it is compiled (`source`).
 
@@ -72,6 +91,7 @@ class Stack:
         layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
         requirements: Direct pip requirements, each at one version.
         extensions: What is compiled beside FlashAttention, each in a stage of its own.
+        replacements: What the matrix chose instead of torch's own pins.
         missing: What the lock lacks, one reason each; empty when the stack is locked.
         matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
             was not read from a file.
@@ -101,6 +121,7 @@ class Stack:
     experimental: bool
     missing: tuple[str, ...]
     extensions: tuple[Package, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
     matrix_digest: str | None = None
     known_issues: tuple[KnownIssue, ...] = ()
 
@@ -117,6 +138,10 @@ class Stack:
         if self.triton and not any(pin.startswith("triton==") for pin in pins):
             pins.append(f"{self.triton.name}=={self.triton.version}")
         if self.collective and self.collective.name == "nccl" and self.runtime_version:
-            major = self.runtime_version.split(".", maxsplit=1)[0]
-            pins.append(f"nvidia-nccl-cu{major}=={self.collective.version}")
+            pins.append(f"{nccl_package(self.runtime_version)}=={self.collective.version}")
         return tuple(pins)
+
+
+def nccl_package(cuda: str) -> str:
+    """The package that NCCL comes in, for a CUDA version."""
+    return f"nvidia-nccl-cu{cuda.split('.', maxsplit=1)[0]}"

@@ -33,9 +33,18 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 _HEAD = """\
-# {what} of {id} with the hashes of its files: written by `stackcheck lock {id}`. Do not edit.
+# {what} with the hashes of its files: written by `stackcheck lock`. Do not edit.
 # torch's own index, where its wheel is not in yours: {index}
 """
+
+
+# What the matrix chose instead of torch's own pins.
+CHOSEN = "chosen"
+_WHAT = {
+    "requirements": "Every package",
+    "toolchain": "What compiles the wheels",
+    CHOSEN: "What is installed instead of torch's own pins,",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,12 +90,9 @@ class _Locking:
         wanted = (*self.stack.requirements, *needs(self.stack))
         image = self._write("requirements", wanted, lambda: self._resolve(wanted))
         path = self.folder / "requirements.lock"
+        if image:
+            self._write_beside(path)
         self.missing += disagreements(self.stack, path)
-        tools = toolchain(self.stack)
-        if image and tools:
-            # torch and its libraries are in both locks, at one version.
-            pins = [f"{name}=={version}" for name, (version, _) in indexes.read_lock(path).items()]
-            self._write("toolchain", tools, lambda: self._resolve(tools, pins))
         document = {
             "schema": 1,
             "stack_id": self.stack.id,
@@ -100,6 +106,19 @@ class _Locking:
         document["locked"] = not self.missing
         write_atomically(self.folder / "pins.json", (json.dumps(document, indent=2).encode() + b"\n",))
         return LockResult(missing=tuple(self.missing), kept=tuple(self.kept))
+
+    def _write_beside(self, path: Path) -> None:
+        """The locks that agree with the image's own: one version of each package in both."""
+        locked = {name: version for name, (version, _) in indexes.read_lock(path).items()}
+        if tools := toolchain(self.stack):
+            pins = [f"{name}=={version}" for name, version in locked.items()]
+            self._write("toolchain", tools, lambda: self._resolve(tools, pins))
+        chosen = {one.name: one.pin for one in self.stack.replacements}
+        if chosen:
+            kept = [f"{name}=={version}" for name, version in locked.items() if name not in chosen]
+            self._write(CHOSEN, [*chosen.values()], lambda: self._resolve([*chosen.values()], kept))
+        else:
+            (self.folder / f"{CHOSEN}.lock").unlink(missing_ok=True)
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
         def question(places: Sequence[str]) -> str:
@@ -120,8 +139,7 @@ class _Locking:
                 path.unlink(missing_ok=True)
             return False
         index = f"{TORCH_INDEX}/{self.stack.wheel_tag}" if self.stack.wheel_tag else "not needed"
-        what = {"requirements": "Every package", "toolchain": "What compiles the wheels"}.get(name, name)
-        head = _HEAD.format(what=what, id=self.stack.id, index=index)
+        head = _HEAD.format(what=_WHAT.get(name, name), index=index)
         write_atomically(path, ((head + text).encode(),))
         return True
 
@@ -197,7 +215,7 @@ class _Locking:
 
     def _wheels(self, path: Path) -> Mapping[str, Mapping[str, str]]:
         """The files that may serve as torch and what it is built on, by name."""
-        locked = indexes.read_lock(path)
+        locked = _of_image(path)
         names = [*(pin.partition("==")[0] for pin in self.stack.frozen), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
         found = ask(
@@ -250,9 +268,14 @@ def _reach(place: str, package: str, upstream: Upstream) -> None:
         raise OutOfReachError(f"{package} is in no index of this machine, and {place} is needed: {reason}")
 
 
+def _of_image(path: Path) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """The packages of the image: of its lock at this path, with what was chosen instead of some of them."""
+    return {**indexes.read_lock(path), **indexes.read_lock(path.with_name(f"{CHOSEN}.lock"))}
+
+
 def disagreements(stack: Stack, path: Path) -> list[str]:
     """Where the indexes resolved to other versions than the rules name: one of the two is wrong."""
-    locked = {name: version for name, (version, _) in indexes.read_lock(path).items()}
+    locked = {name: version for name, (version, _) in _of_image(path).items()}
     found = [
         f"the indexes give {name} {locked[name]}, the rules {version}"
         for name, version in (pin.split("==", 1) for pin in stack.frozen)

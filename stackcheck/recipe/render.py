@@ -47,6 +47,7 @@ def render(stack: Stack, images: Path) -> Mapping[str, str]:
             template=f"images/{template}",
             base_image=image_name(stack.base),
             builder_image=stack.builder and image_name(stack.builder),
+            replaced=[one.name for one in stack.replacements],
             frozen=[pin.partition("==")[0] for pin in stack.frozen],
             site_packages=f"/opt/venv/lib/python{stack.python}/site-packages",
             base_packages=" ".join(stack.base.packages),

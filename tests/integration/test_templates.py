@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck.matrix.stack import FlashAttention, Stack
+from stackcheck.matrix.stack import FlashAttention, Replacement, Stack
 from stackcheck.recipe.upstream import Upstream
 from template_builds import CPU, build, offer, prepare, with_extension
 
@@ -54,6 +54,28 @@ def test_flash_attentions_triton_backend_is_built_without_a_compiler_and_loads(t
     again = build(context, "flash-attn", tmp_path / "again", **{"no-cache-filter": "flash-attn-build"})
     (name,) = (path.name for path in first.iterdir())
     assert (first / name).read_bytes() == (again / name).read_bytes()
+
+
+REPLACED = """
+FROM final AS proved
+RUN <<'EOF' python3
+import importlib.util, sympy, torch
+from pathlib import Path
+compiled = Path(importlib.util.cache_from_source(sympy.__file__)).is_file()
+listed = Path("/opt/stackcheck/versions").read_text().split()
+Path("/tmp/proof").write_text(f"{sympy.__version__} {compiled} {'sympy==1.13.1' in listed} {torch.__version__}")
+EOF
+FROM scratch AS proof
+COPY --from=proved /tmp/proof /
+"""
+
+
+def test_what_was_chosen_replaces_torchs_pin_and_is_compiled_and_listed(tmp_path: Path) -> None:
+    # torch's wheel for processors pins no library; of what it needs, it refuses this release of sympy.
+    replaced = Replacement(name="sympy", version="1.13.1", instead_of="1.14.0")
+    stack = dataclasses.replace(with_triton_backend(), id="proof-chosen", replacements=(replaced,))
+    proof = build(prepare(stack, tmp_path), "proof", tmp_path / "proof", REPLACED) / "proof"
+    assert proof.read_text() == "1.13.1 True True 2.13.0+cpu"
 
 
 # Somebody installs into a finished image, as its owner: also without the constraints, to see that they alone

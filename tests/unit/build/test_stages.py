@@ -123,7 +123,7 @@ def test_every_committed_dockerfile_is_understood() -> None:
     for path in sorted((ROOT / "images").glob("*/Dockerfile")):
         others = ("rootfs.tar", "stack.json", "pins.json")
         locks = ("requirements.lock", "toolchain.lock", "flash-attn.lock", "transformer-engine-torch.lock")
-        locks += ("amd-smi-lib.sha256",)
+        locks += ("amd-smi-lib.sha256", "chosen.lock")
         files = dict.fromkeys((*others, *locks), "sha256:0")
         found = stages.read_stages(path.read_text(encoding="utf-8"), files, platform="linux/amd64")
         assert found[-1].name == "final"

@@ -77,7 +77,7 @@ def test_versions_compare_as_numbers(pattern: str, value: str, fits: bool):
         ("R7-ampere", "cuda=12.6 flash_attn=2.8.3 arch=sm_75"),
         ("R8-cuda11", "cuda=11.8 torch=2.8.0"),
         ("R8-cuda13", "cuda=13.0 torch=2.8.0"),
-        ("R9-nccl-cuda13[2.13.0]", "cuda=13.0 torch=2.13.0 nccl=2.30.7"),
+        ("R9-nccl-cuda13[2.13.0]", "cuda=13.0 torch=2.13.0 nccl=2.28.9"),
         ("R9-rccl[7.2]", "rocm=7.2 rccl=2.22.3"),
         ("R10-amdgpu[6.3]", "rocm=7.2 driver=6.3"),
         ("R10-nvidia[13]", "cuda=13.0 driver=570.124.06"),
@@ -89,6 +89,18 @@ def test_versions_compare_as_numbers(pattern: str, value: str, fits: bool):
 def test_each_rule_refuses_what_breaks_it(rule: str, question: str):
     assert rule in _broken(question)
     assert _ask(question).judgement.answer == "refused"
+
+
+@pytest.mark.parametrize(
+    ("rule", "question"),
+    [
+        ("R9-nccl-cuda13-untested[2.13.0]", "cuda=13.0 torch=2.13.0 nccl=2.30.7"),
+        ("R2-triton-untested[2.13.0]", "cuda=13.0 torch=2.13.0 wheels=index triton=3.8.0"),
+    ],
+)
+def test_a_newer_library_than_torch_pins_is_unknown(rule: str, question: str):
+    assert rule in _broken(question)
+    assert _ask(question).judgement.answer == "unknown"
 
 
 def test_the_combination_of_the_design_is_allowed_and_shows_the_rules_it_satisfies():

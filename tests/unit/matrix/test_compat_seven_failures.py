@@ -34,7 +34,7 @@ STACKS = resolve.load_stacks(ROOT)
             "cuda=13.0 torch=2.9.1 flash_attn=2.8.3 flash_attn_from=wheel", "R7-wheel-cuda[2.8.3]", id="2-abi"
         ),
         pytest.param("torch=2.9.1 cxx11abi=FALSE", "R7-abi-true", id="2-old-abi"),
-        pytest.param("cuda=13.0 torch=2.13.0 nccl=2.30.7", "R9-nccl-cuda13[2.13.0]", id="3-nccl"),
+        pytest.param("cuda=13.0 torch=2.13.0 nccl=2.28.9", "R9-nccl-cuda13[2.13.0]", id="3-nccl"),
         pytest.param("rocm=7.2 torch=2.13.0 beside=tensorflow", "R9-one-copy", id="4-two-copies"),
         pytest.param("rocm=7.14 torch=2.14.1 device_wheels=all", "R11-one-device", id="5-size"),
         pytest.param("rocm=7.2 render_gid=109", "R13-render-group", id="6-render-group"),

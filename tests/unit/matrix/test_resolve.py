@@ -9,7 +9,7 @@ import pytest
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, matrix, pins, resolve
-from stackcheck.matrix.stack import Package, Stack
+from stackcheck.matrix.stack import Package, Replacement, Stack
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load(ROOT / "images" / "compat.yaml")
@@ -55,6 +55,63 @@ def test_a_cell_that_breaks_a_rule_stops_with_its_place_rule_and_source():
         ConfigurationError, match=r"stacks\[8\]: .* breaks R1-upstream-cuda\[2.7.1\]: .*\[TI\]"
     ):
         _resolved(version="13.0")
+
+
+PAIR = "cuda13.0-torch2.13.0-nccl{}-py3.11-debian12"
+
+
+def _chosen(**axes: object) -> dict[str, Stack]:
+    value = yamlfile.load(ROOT / "matrix.yaml")
+    value["stacks"] = [{**one, **axes} for one in value["stacks"] if one.get("nccl")]
+    value["include"], value["overrides"] = [], []
+    return {stack.id: stack for stack in resolve.resolve(matrix.parse(value), RULES)}
+
+
+def test_a_product_over_nccl_replaces_only_what_torch_does_not_pin():
+    found = _chosen(nccl=["2.29.7", "2.30.7"])
+    assert list(found) == [PAIR.format("2.29.7"), PAIR.format("2.30.7")]
+    own, newer = found.values()
+    assert own.replacements == ()
+    assert newer.replacements == (
+        Replacement(name="nvidia-nccl-cu13", version="2.30.7", instead_of="2.29.7"),
+    )
+    assert newer.collective == Package(name="nccl", version="2.30.7")
+    assert "nvidia-nccl-cu13==2.30.7" in newer.frozen
+
+
+def test_a_chosen_triton_replaces_torchs_pin():
+    (found,) = _chosen(nccl="2.29.7", triton="3.8.0").values()
+    assert found.id == "cuda13.0-torch2.13.0-nccl2.29.7-triton3.8.0-py3.11-debian12"
+    assert found.replacements == (Replacement(name="triton", version="3.8.0", instead_of="3.7.1"),)
+
+
+@pytest.mark.parametrize(
+    ("axes", "line"),
+    [
+        ({"nccl": "2.28.9"}, r"breaks R9-nccl-cuda13\[2.13.0\]: "),
+        ({"nccl": "2.30.7", "experimental": False}, r"breaks R9-nccl-cuda13-untested\[2.13.0\]: "),
+        ({"triton": "3.6.0"}, r"breaks R2-triton\[2.13.0\]: "),
+        ({"triton": "3.8.0", "experimental": False}, r"breaks R2-triton-untested\[2.13.0\]: "),
+        ({"nccl": "2.99.1", "experimental": False}, r"breaks R0-known\[nccl\]"),
+    ],
+)
+def test_an_older_library_is_refused_and_a_newer_one_only_as_an_experiment(
+    axes: dict[str, object], line: str
+):
+    with pytest.raises(ConfigurationError, match=line):
+        _chosen(**axes)
+
+
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        ({"runtime": "rocm", "nccl": "2.29.7"}, r"\.nccl: only a CUDA stack .* RCCL is inside torch's wheel"),
+        ({"runtime": "cpu", "version": None, "triton": "3.8.0"}, r"\.triton: only a GPU stack"),
+    ],
+)
+def test_what_is_no_package_of_its_own_cannot_be_chosen(block: dict[str, object], line: str):
+    with pytest.raises(ConfigurationError, match=line):
+        _chosen(**{"nccl": None, **block})
 
 
 def test_an_experimental_stack_may_be_unknown_and_never_refused():

@@ -41,7 +41,7 @@ def test_every_runtime_has_the_same_stages_and_the_final_one_last(stack: Stack):
 def test_the_final_stage_starts_from_the_base_and_copies_no_build_tree(stack: Stack):
     final = render.render(stack, IMAGES)["Dockerfile"].partition(" AS final")[2]
     assert "USER 1000:1000" in final
-    assert set(re.findall(r"COPY --from=(\S+)", final)) <= {"wheels", "extended", "smi"}
+    assert set(re.findall(r"COPY --from=(\S+)", final)) <= {"wheels", "extended", "smi", "chosen"}
 
 
 @every_stack

@@ -26,6 +26,7 @@ KNOWN = {
     "flash-attn",
     "wheels",
     "extended",
+    "chosen",
     "final",
 }
 KNOWN |= {f"{name}{end}" for name in extensions.OPTIONAL for end in ("", "-build")}
@@ -110,6 +111,26 @@ def changed(stack: Stack, other: Stack) -> set[str]:
         found = stages.read_stages(dockerfile_of(one), files, platform="linux/amd64")
         keys.append({stage.name: stage.key for stage in found})
     return {name for name in keys[0] if keys[0][name] != keys[1][name]}
+
+
+def test_a_chosen_nccl_is_one_more_stage_and_all_others_are_shared() -> None:
+    plain, chosen = (
+        resolve.select(STACKS, [f"cuda13.0-torch2.13.0-{part}py3.11-debian12"])[0] for part in ("", "nccl*-")
+    )
+    shared: list[dict[str, str]] = []
+    for one in (plain, chosen):
+        names = ("requirements.lock", "chosen.lock", "rootfs.tar", "stack.json")
+        files = {
+            name: (IMAGES / one.id / name).read_text("utf-8")
+            for name in names
+            if name.endswith("lock") and (IMAGES / one.id / name).exists()
+        }
+        found = stages.read_stages(
+            dockerfile_of(one), {**dict.fromkeys(names, ""), **files}, platform="linux/amd64"
+        )
+        shared.append({stage.name: stage.key for stage in found})
+    assert set(shared[1]) - set(shared[0]) == {"chosen"}
+    assert {name for name in shared[0] if shared[0][name] != shared[1][name]} == {"final"}
 
 
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("*/toolchain.lock")), ids=lambda path: path.parent.name)
