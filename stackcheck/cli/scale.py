@@ -1,0 +1,157 @@
+"""The verb `scale`. In: a job of the scaling model, GPU counts. Out: predicted, measured, published rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackcheck.cli.options import AsJson, new_app
+from stackcheck.cli.output import print_json, print_note, print_table
+from stackcheck.errors import ConfigurationError
+from stackcheck.fleet import scaling, scaling_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stackcheck.fleet.scaling_data import JobFile
+
+app = new_app()
+
+PARTS = ("compute", "slowest", "bubble", "optimizer", "contention", "exposed")
+BAR = 20  # characters of an ideal efficiency
+COLUMNS = ("GPUS", "TOKENS/S/GPU", "EFFICIENCY", "OF IDEAL", "WHERE A STEP GOES", "WAITS FOR")
+
+
+@app.command("scale")
+def scale(
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="A job of the file.", show_default="list the jobs")
+    ] = None,
+    *,
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="N,N,…", help="Counts; the first is the base.")
+    ] = "1,2,4,8,64,1024,16384",
+    batch: Annotated[
+        float | None,
+        typer.Option("--batch", metavar="SAMPLES", help="Global batch.", show_default="the job's own"),
+    ] = None,
+    weak: Annotated[
+        bool, typer.Option("--weak", help="The same batch for each replica, not for all together.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Clusters and jobs (YAML).", show_default="ours"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the speed of a training job on many GPUs, beside what was measured and published.
+
+    A prediction can warn. It certifies nothing.
+    """
+    known = scaling_data.load(file or scaling_data.OWN)
+    if job is None:
+        jobs = {name: one.about for name, one in known.jobs.items()}
+        print_json({"jobs": jobs}) if as_json else print_table(("JOB", "WHAT"), list(jobs.items()))
+        return
+    chosen, cluster = known.of(job)
+    counts = _counts(gpus, chosen.tensor * chosen.pipeline)
+    found = _predicted(chosen, cluster, counts, batch, weak=weak)
+    if left := [count for count in counts if count > found[-1].gpus]:
+        print_note(
+            f"left out, because the global batch has less than one micro-batch for each replica: {left}"
+        )
+    beside = [*_compared(chosen, cluster)]
+    if as_json:
+        print_json(
+            {"job": job, "source": chosen.source, "predicted": _as_json(chosen, found), "compared": beside}
+        )
+        return
+    base = found[0]
+    print_table(COLUMNS, [_row(chosen, one, base) for one in found])
+    print("\nPredicted; docs/scaling.md has the formulas. What is known beside it:")
+    names = ("what", "got", "predicted", "difference", "source")
+    print_table([name.upper() for name in names], [[str(one[name]) for name in names] for one in beside])
+
+
+def _counts(text: str, replica: int) -> tuple[int, ...]:
+    """The counts that were asked for; those too small for one replica are left out."""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigurationError("--gpus is not a list of counts", got=text, expected="1,2,8") from error
+    kept = tuple(count for count in counts if count >= replica)
+    if not kept or min(counts) < 1:
+        raise ConfigurationError(
+            "no count is enough for one replica", got=text, expected=f"{replica} or more"
+        )
+    return kept
+
+
+def _predicted(
+    chosen: JobFile, cluster: scaling.Cluster, counts: tuple[int, ...], batch: float | None, *, weak: bool
+) -> list[scaling.Prediction]:
+    job = chosen.job()
+    if weak:
+        return scaling.weak(job, cluster, counts, batch or chosen.micro_batch * chosen.pipeline)
+    samples = batch or chosen.global_batch
+    most = int(samples / chosen.micro_batch) * job.replica
+    fitting = tuple(count for count in counts if count <= most) or counts[:1]
+    return scaling.strong(job, cluster, fitting, samples)
+
+
+def _row(chosen: JobFile, one: scaling.Prediction, base: scaling.Prediction) -> tuple[str, ...]:
+    share = scaling.efficiency(one, base)
+    parts = {name: getattr(one, f"{name}_s") / one.step_s for name in PARTS}
+    where = ", ".join(f"{name} {100 * part:.1f} %" for name, part in parts.items() if part >= 0.0005)
+    return (
+        str(one.gpus),
+        f"{_rate(chosen, one):,.{0 if _rate(chosen, one) > 100 else 2}f}",
+        f"{100 * share:.1f} %",
+        "█" * round(BAR * min(share, 1.0)),
+        where,
+        one.limit or "-",
+    )
+
+
+def _rate(chosen: JobFile, one: scaling.Prediction) -> float:
+    return one.samples_per_s_per_gpu * chosen.tokens_per_sample
+
+
+def _compared(chosen: JobFile, cluster: scaling.Cluster) -> Iterator[dict[str, Any]]:
+    job = chosen.job()
+    for row in chosen.measured:
+        rate = _rate(chosen, scaling.predict(job, cluster, row.gpus, row.samples))
+        yield {
+            "what": f"{row.gpus} GPUs, batch {row.samples:g}, measured",
+            "got": f"{row.rate:,.0f} tokens/s/GPU",
+            "predicted": f"{rate:,.0f}",
+            "difference": f"{100 * (rate / row.rate - 1):+.1f} %",
+            "source": row.source,
+        }
+    for other in chosen.published:
+        one, base = scaling.strong(job, cluster, (other.gpus, other.base), chosen.global_batch)
+        share = scaling.efficiency(one, base)
+        yield {
+            "what": f"{other.gpus} against {other.base} GPUs, published",
+            "got": f"{100 * other.efficiency:.1f} %",
+            "predicted": f"{100 * share:.1f} %",
+            "difference": f"{100 * (share - other.efficiency):+.1f} points",
+            "source": other.source,
+        }
+
+
+def _as_json(chosen: JobFile, found: list[scaling.Prediction]) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpus": one.gpus,
+            "samples": one.samples,
+            "tokens_per_s_per_gpu": _rate(chosen, one),
+            "efficiency": scaling.efficiency(one, found[0]),
+            "step_s": one.step_s,
+            **{f"{name}_s": getattr(one, f"{name}_s") for name in PARTS},
+            "limit": one.limit,
+        }
+        for one in found
+    ]
