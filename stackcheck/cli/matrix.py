@@ -231,8 +231,8 @@ def _pinned(stacks: Sequence[Stack]) -> dict[tuple[str, str], list[str]]:
     """Package and version -> the stacks that pin it; FlashAttention is included."""
     pinned: dict[tuple[str, str], list[str]] = {}
     for stack in stacks:
-        flash = [f"flash-attn=={stack.flash_attn.version}"] if stack.flash_attn else []
-        for requirement in (*stack.requirements, *flash):
+        flash = [f"{stack.flash_attn.package}=={stack.flash_attn.version}"] if stack.flash_attn else []
+        for requirement in dict.fromkeys((*stack.requirements, *flash)):
             name, _, version = requirement.partition("==")
             pinned.setdefault((name, version), []).append(stack.id)
     return pinned

@@ -128,6 +128,13 @@ def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
         if axis not in values and (value := rules.derive(values, axis)):
             values[axis] = value
     if "flash_attn" in values and "flash_attn_from" not in values:
-        wheel = rules.judge({**values, "flash_attn_from": "wheel"}, about="flash_attn_from")
-        values["flash_attn_from"] = "source" if wheel.broken else "wheel"
+        values["flash_attn_from"] = _flash_attn_from(values, rules)
     return values
+
+
+def _flash_attn_from(values: Mapping[str, str], rules: Rules) -> str:
+    """Where FlashAttention comes from: the first form that no rule refuses; it can always be compiled."""
+    for form in ("wheel", "index"):
+        if not rules.judge({**values, "flash_attn_from": form}, about="flash_attn_from").broken:
+            return form
+    return "source"

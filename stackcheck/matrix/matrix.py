@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from stackcheck import vendors
 from stackcheck.files import yamlfile
 from stackcheck.matrix.policy import Policy
+from stackcheck.matrix.stack import flash_attention_package
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
@@ -270,9 +271,15 @@ def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
         yield "triton", "only a GPU stack with torch has one to replace; for cpu, name it under `packages`"
     # From 13 on the package index has the compiler (extensions.py).
     old = any(int(version.split(".", maxsplit=1)[0]) < 13 for version in block.version or ())
-    if block.flash_attn and block.runtime == "cuda" and old and block.builder is None:
+    compiled = any(flash_attention_package(version) == "flash-attn" for version in block.flash_attn or ())
+    if compiled and block.runtime == "cuda" and old and block.builder is None:
         yield (
             "builder",
-            "required: FlashAttention for CUDA 12 and older is compiled in an image that has nvcc",
+            "required: FlashAttention 2 for CUDA 12 and older is compiled in an image that has nvcc",
+        )
+    for name in sorted({"flash-attn", "flash-attn-4"} & {*(block.packages or {})}):
+        yield (
+            "packages",
+            f"{name} is chosen by `flash_attn`: 2 and 4 share a folder, so an image has one of them",
         )
     yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)

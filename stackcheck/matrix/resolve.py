@@ -9,7 +9,7 @@ import dataclasses
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files import yamlfile
@@ -17,7 +17,15 @@ from stackcheck.matrix import compat, expand, known_issues, matrix
 from stackcheck.matrix import pins as pinned
 from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination, packages_of, replaced
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
-from stackcheck.matrix.stack import Base, FlashAttention, Package, Replacement, Stack, nccl_package
+from stackcheck.matrix.stack import (
+    Base,
+    FlashAttention,
+    Package,
+    Replacement,
+    Stack,
+    flash_attention_package,
+    nccl_package,
+)
 from stackcheck.vendors import environment
 
 if TYPE_CHECKING:
@@ -128,7 +136,7 @@ def stack_of(
         builder=_builder(settings, pins),
         layout=values.get("layout"),
         cxx11abi=values.get("cxx11abi"),
-        requirements=_requirements(cell, settings, found),
+        requirements=_requirements(cell, settings, found, values),
         env=_env(cell, settings, found),
         tested_on=settings.tested_on if settings.tested_on is not None else defaults.tested_on,
         size_budget_bytes=int((settings.size_budget_gb or 20) * 1e9),
@@ -146,6 +154,11 @@ def _replacements(cell: Cell, values: Mapping[str, str], own: Mapping[str, str])
         yield Replacement(name=names[axis], version=values[axis], instead_of=version)
 
 
+_FORMS: Mapping[str, Literal["wheel", "source", "index"]] = {
+    "wheel": "wheel",
+    "source": "source",
+    "index": "index",
+}
 # Many stacks share these nouns.
 _shared_base = lru_cache(maxsize=1000)(Base)
 _shared_flash_attn = lru_cache(maxsize=1000)(FlashAttention)
@@ -164,7 +177,7 @@ def _flash_attn(
     source = pins.sources.get("flash-attn") if pins else None
     return _shared_flash_attn(
         version=cell.flash_attn,
-        form="wheel" if values["flash_attn_from"] == "wheel" else "source",
+        form=_FORMS[values["flash_attn_from"]],
         backend=(settings.flash_attn_backend or "ck") if values["vendor"] == "amd" else None,
         sha256=source.sha256 if source else None,
     )
@@ -188,8 +201,13 @@ def _builder(settings: StackSettings, pins: Pins | None) -> Base | None:
     return _shared_base(kind="registry", reference=settings.builder, digest=digest)
 
 
-def _requirements(cell: Cell, settings: StackSettings, found: Matrix) -> tuple[str, ...]:
-    direct = [f"{name}=={version}" for name, version in sorted(packages_of(cell, settings, found).items())]
+def _requirements(
+    cell: Cell, settings: StackSettings, found: Matrix, values: Mapping[str, str]
+) -> tuple[str, ...]:
+    packages = packages_of(cell, settings, found)
+    if cell.flash_attn and values["flash_attn_from"] == "index":
+        packages[flash_attention_package(cell.flash_attn)] = cell.flash_attn
+    direct = [f"{name}=={version}" for name, version in sorted(packages.items())]
     return (f"torch=={cell.torch}{_local(cell, settings)}", *direct) if cell.torch else tuple(direct)
 
 

@@ -48,17 +48,29 @@ class Replacement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlashAttention:
-    """FlashAttention's version, and whether an official wheel fits (`wheel`) or it is compiled (`source`).
+    """FlashAttention's version, and where it comes from.
 
     Attributes:
+        form: `wheel`: an official wheel of a release fits; `source`: it is compiled; `index`: a wheel of the
+            package index, which is one of the image's Python packages (FlashAttention 4).
         backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
         sha256: Of the source archive; None while the stack is unlocked.
     """
 
     version: str
-    form: Literal["wheel", "source"]
+    form: Literal["wheel", "source", "index"]
     backend: Literal["ck", "triton"] | None
     sha256: str | None
+
+    @property
+    def package(self) -> str:
+        """Its name in the package index: from 4 on it is a package of its own."""
+        return flash_attention_package(self.version)
+
+
+def flash_attention_package(version: str) -> str:
+    """The name of FlashAttention's package: 4 is another one than 2, which has no such versions."""
+    return "flash-attn-4" if int(version.split(".", maxsplit=1)[0]) >= 4 else "flash-attn"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FLASH_ATTN, TRANSFORMER_ENGINE = "flash-attn", "transformer-engine-torch"
 RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download/v{version}"
+_CUDA_OF_THE_EXTRA = 13
 # What setup.py and torch.utils.cpp_extension import: without build isolation pip does not install it.
 _TOOLS = ("ninja", "packaging", "psutil", "setuptools", "wheel")
 # NVIDIA's compiler as Python packages: one minor version of each, or nvcc and its parts do not fit together.
@@ -57,8 +58,9 @@ class Extension:
 
 def extensions(stack: Stack) -> tuple[Extension, ...]:
     """The packages of the image that no index has as a wheel."""
-    flash = (_flash_attn(stack, stack.flash_attn),) if stack.flash_attn else ()
-    return (*flash, *(_MAKERS[package.name](stack, package.version) for package in stack.extensions))
+    flash = stack.flash_attn
+    own = (_flash_attn(stack, flash),) if flash and flash.form != "index" else ()
+    return (*own, *(_MAKERS[package.name](stack, package.version) for package in stack.extensions))
 
 
 def needs(stack: Stack) -> tuple[str, ...]:
@@ -68,7 +70,17 @@ def needs(stack: Stack) -> tuple[str, ...]:
     python_packaging.md), so pip builds a wheel of it: without an index it finds its tools among the wheels.
     """
     builds = ("setuptools", "wheel") if stack.layout == "amdrocm" and stack.torch else ()
-    return (*(need for extension in extensions(stack) for need in extension.needs), *builds)
+    own = (need for extension in extensions(stack) for need in extension.needs)
+    return (*own, *_needs_of_flash_attn_4(stack), *builds)
+
+
+def _needs_of_flash_attn_4(stack: Stack) -> tuple[str, ...]:
+    """Its compiler for CUDA 13, an extra; the one for CUDA 12 comes without being asked for."""
+    flash = stack.flash_attn
+    major = int((stack.runtime_version or "0").split(".", maxsplit=1)[0])
+    if flash is None or flash.form != "index" or major < _CUDA_OF_THE_EXTRA:
+        return ()
+    return (f"{flash.package}[cu{major}]",)
 
 
 def toolchain(stack: Stack) -> tuple[str, ...]:
@@ -121,6 +133,7 @@ def template_values(stack: Stack) -> Mapping[str, Any]:
 
 
 def _flash_attn(stack: Stack, flash: FlashAttention) -> Extension:
+    assert flash.form != "index"  # that one is a package of the image, and is not made
     build, because = _flash_attn_build(stack, flash)
     return Extension(
         name=FLASH_ATTN,

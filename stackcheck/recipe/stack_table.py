@@ -49,7 +49,8 @@ def _versions(stack: Stack) -> Iterator[str]:
         yield f"{_COLLECTIVES[stack.collective.name]} {stack.collective.version}"
     if stack.flash_attn:
         backend = ", Triton backend" if stack.flash_attn.backend == "triton" else ""
-        yield f"FlashAttention from {stack.flash_attn.form}{backend}"
+        place = "the index" if stack.flash_attn.form == "index" else stack.flash_attn.form
+        yield f"FlashAttention from {place}{backend}"
 
 
 def is_fresh(page: Path, stacks: Sequence[Stack]) -> bool:

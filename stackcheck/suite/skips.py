@@ -49,7 +49,8 @@ def declared(stack: Stack) -> dict[str, str]:
         found["triton"] = stack.triton.version
     if stack.flash_attn:
         found["flash-attn"] = stack.flash_attn.version
-        if stack.flash_attn.backend != "triton":
+        # FlashAttention 4 compiles its kernels when they are first called.
+        if stack.flash_attn.backend != "triton" and stack.flash_attn.form != "index":
             found["flash-attn extension"] = stack.flash_attn.version
     return found
 

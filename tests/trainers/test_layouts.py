@@ -42,6 +42,7 @@ LAYOUTS = {
     "tensor": (2, "--tp", "2", "--micro-batch", "8"),
     "pipeline": (2, "--pp", "2", "--micro-batch", "2"),
     "recompute": (2, "--recompute", "full"),
+    "recompute every other block": (2, "--recompute", "half"),
     "chunked-loss": (2, "--loss-chunks", "4"),
 }
 
