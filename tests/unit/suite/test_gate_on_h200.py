@@ -20,10 +20,12 @@ COUNTS = (1, 2)
 RESULTS = {
     count: results.load(ROOT / "docs" / "results" / f"suites-h200-x{count}-standard.json") for count in COUNTS
 }
-# Checks that the suites have since these runs. Both judge the packages of an image.
+# Checks that the suites have since these runs. All judge the packages of an image.
 SINCE = {
     "test_image.py::test_every_package_is_for_the_vendor",
     "test_image.py::test_the_management_library_does_not_break_torch",
+    "test_kernel_speed.py::test_flash_attention_4_speed",
+    "test_static.py::test_flash_attention_4_compiles_for_every_architecture",
 }
 PASSED_AND_SKIPPED = {1: (187, 43), 2: (203, 27)}
 # What fails on that host -> why. The last one is about the bare host: nobody builds an image with such files.
