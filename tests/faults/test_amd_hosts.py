@@ -19,9 +19,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import planting  # noqa: E402
-from fakeamd import host, kfd  # noqa: E402
+from fakeamd import host, kfd, rootfs  # noqa: E402
 from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
 from fakeamd.states import FAULTS, HEALTHY, STATES  # noqa: E402
+from harness import bytecode  # noqa: E402
 from harness.resultfile import anonymous  # noqa: E402
 from unfit_runs import assert_unfit  # noqa: E402
 
@@ -124,6 +125,7 @@ def run(
 ) -> Mapping[str, Any]:
     """The device suite inside a fabricated host: its result.json, with the output beside it."""
     out.chmod(0o777)  # a state may run the suite as another user
+    cache = rootfs.byte_code(used)
     command = (
         "python3 -m pytest /stackcheck/tests --gpu-vendor amd -k devices -p torchless -p no:cacheprovider"
     )
@@ -131,11 +133,13 @@ def run(
         STATES[state],
         used,
         [*command.split(), "--result-dir", "/stackcheck/out", "--lease-dir", "/tmp/leases"],
-        binds={"tests": TESTS, "out": out, "inside": HERE / "fakeamd/inside"},
-        writable=("out",),
+        binds={"tests": TESTS, "out": out, "inside": HERE / "fakeamd/inside", "cache": cache},
+        writable=("out", "cache"),
         environment={
             "PYTHONPATH": f"/stackcheck/inside:/stackcheck/tests/acceptance:{used.python_path}",
             "FAKEAMD_HIP": HIP,
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": f"/stackcheck/cache/{bytecode.NAME}",  # such a name the suites may use
             **({"FAKEAMD_SMI_TIMEOUT_S": "3"} if state == "init-hangs" else {}),
             **(environment or {}),
         },
