@@ -55,7 +55,7 @@ FAULTS = (
         {
             CYCLE: "lambda r, key, **k: (time.sleep(100) if r.rank == 1 and key.endswith('/3') else 0, "
             "original(r, key, **k))[1]",
-            "workloads.collective_groups:LIMIT_S": "5.0",
+            "workloads.collective_groups:LIMIT_S": "10.0",
         },
         "was not set up and torn down",
     ),
@@ -65,7 +65,7 @@ FAULTS = (
         {
             CYCLE: "lambda r, key, **k: exec('raise RuntimeError(\\'no world here\\')') "
             "if r.rank == 0 and key.endswith('/3') else original(r, key, **k)",
-            "workloads.collective_groups:LIMIT_S": "5.0",
+            "workloads.collective_groups:LIMIT_S": "10.0",
         },
         "world 3: no world here",
     ),
