@@ -43,6 +43,10 @@ def prove_checks(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="How many faults run at a time.")
     ] = 2,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Leave out long healthy runs, which a run of the suites repeats."),
+    ] = False,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
@@ -52,7 +56,7 @@ def prove_checks(
     # Refuse an image before the run over AMD's library, which takes minutes.
     run_in_torch = _on_this_host() if here else _in_image(image or _cpu_image(root), report)
     with prove.beside(prove.over_amd(workers), root=root, report=report) as amd:
-        proof = prove.join([run_in_torch(prove.in_torch(workers), root, report), amd()])
+        proof = prove.join([run_in_torch(prove.in_torch(workers, quick=quick), root, report), amd()])
     print_json(_document(proof)) if as_json else _print(proof)
     if not proof.holds:
         raise typer.Exit(ChecksFailedError.exit_code)

@@ -112,10 +112,16 @@ class Proof:
         return complete and quiet and self.caught == len(self.faults)
 
 
-def in_torch(workers: int) -> tuple[str, ...]:
-    """Python's arguments for the part that needs torch; `workers` is how many faults run at a time."""
+def in_torch(workers: int, *, quick: bool = False) -> tuple[str, ...]:
+    """Python's arguments for the part that needs torch.
+
+    Args:
+        workers: How many faults run at a time.
+        quick: Leave out the tests that are marked slow: healthy runs that a run of the suites repeats.
+    """
     left_out = [word for path in AMD_HOSTS for word in ("--ignore", path)]
-    return ("-m", "pytest", FAULTS, *_options(workers), *left_out)
+    chosen = ("-m", "not slow") if quick else ()
+    return ("-m", "pytest", FAULTS, *_options(workers), *left_out, *chosen)
 
 
 def over_amd(workers: int) -> tuple[str, ...]:

@@ -44,10 +44,29 @@ PLANTED = "stackcheck_planted"  # the name of a report's property
 SUITE_PYTHON = os.environ.get("STACKCHECK_SUITE_PYTHON", sys.executable)
 PYTHON = Python(SUITE_PYTHON)
 
-# Every Python process that starts with the planted folder first on its path runs this.
+# Every Python process that starts with the planted folder first on its path runs this, and so does each fork
+# of `warm_python`, where some of the modules are loaded already.
 HOOK = """
 import importlib.abc, importlib.util, json, os, sys
 PATCHES = json.loads(os.environ["STACKCHECK_PATCHES"])
+
+def patch(module):
+    for key, source in PATCHES.items():
+        owner, _, attribute = key.partition(":")
+        if owner == module.__name__:
+            holder, *rest = [module, *attribute.split(".")]
+            for part in rest[:-1]:
+                holder = getattr(holder, part)
+            names = {**vars(module), "original": getattr(holder, rest[-1])}
+            replacement = eval(source, names)
+            for detail in ("__module__", "__name__", "__qualname__"):
+                if hasattr(names["original"], detail):
+                    setattr(replacement, detail, getattr(names["original"], detail))
+            setattr(holder, rest[-1], replacement)
+            if not rest[:-1] and getattr(names["original"], "__module__", None) == owner:
+                for other in list(sys.modules.values()):  # they took it from here by its name before
+                    if getattr(other, "__dict__", {}).get(rest[-1]) is names["original"]:
+                        setattr(other, rest[-1], replacement)
 
 class Patcher(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -61,21 +80,12 @@ class Patcher(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
         def patched(module):
             execute(module)
-            for key, source in PATCHES.items():
-                owner, _, attribute = key.partition(":")
-                if owner == name:
-                    holder, *rest = [module, *attribute.split(".")]
-                    for part in rest[:-1]:
-                        holder = getattr(holder, part)
-                    names = {**vars(module), "original": getattr(holder, rest[-1])}
-                    replacement = eval(source, names)
-                    for detail in ("__module__", "__name__", "__qualname__"):
-                        if hasattr(names["original"], detail):
-                            setattr(replacement, detail, getattr(names["original"], detail))
-                    setattr(holder, rest[-1], replacement)
+            patch(module)
         spec.loader.exec_module = patched
         return spec
 
+for owner in {key.partition(":")[0] for key in PATCHES} & sys.modules.keys():
+    patch(sys.modules[owner])
 sys.meta_path.insert(0, Patcher())
 """
 

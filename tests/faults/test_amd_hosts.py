@@ -20,9 +20,10 @@ sys.path.insert(0, str(HERE))
 
 import fakehip  # noqa: E402
 import planting  # noqa: E402
-from fakeamd import host, kfd  # noqa: E402
+from fakeamd import host, kfd, rootfs  # noqa: E402
 from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
 from fakeamd.states import FAULTS, HEALTHY, STATES  # noqa: E402
+from harness import bytecode  # noqa: E402
 from harness.resultfile import anonymous  # noqa: E402
 from unfit_runs import assert_unfit  # noqa: E402
 
@@ -186,6 +187,7 @@ def run(
 ) -> Mapping[str, Any]:
     """The device suite inside a fabricated host: its result.json, with the output beside it."""
     out.chmod(0o777)  # a state may run the suite as another user
+    cache = rootfs.byte_code(used)
     command = (
         "python3 -m pytest /stackcheck/tests --gpu-vendor amd -k devices -p torchless -p no:cacheprovider"
     )
@@ -197,9 +199,10 @@ def run(
             "tests": TESTS,
             "out": out,
             "inside": HERE / "fakeamd/inside",
+            "cache": cache,
             **({"hip": hip} if hip else {}),
         },
-        writable=("out",),
+        writable=("out", "cache"),
         environment={
             "PYTHONPATH": f"/stackcheck/inside:/stackcheck/tests/acceptance:{used.python_path}",
             "FAKEAMD_HIP": HIP,
@@ -212,6 +215,8 @@ def run(
                 if hip
                 else {}
             ),
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": f"/stackcheck/cache/{bytecode.NAME}",  # such a name the suites may use
             **({"FAKEAMD_SMI_TIMEOUT_S": "3"} if state == "init-hangs" else {}),
             **(environment or {}),
         },

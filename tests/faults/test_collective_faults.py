@@ -13,7 +13,8 @@ RESTLESS = (
     "(__import__('itertools').count())"
 )
 CYCLE = "workloads.collective_groups:cycle"
-QUICK = {"workloads.collective_counts:LARGEST": "{'cpu': 2}"}
+# The launch that the checks share carries no large arrays: the faults of `collective_mutants` are for those.
+QUICK = {"workloads.collective_counts:LARGEST": "{'cpu': 2}", "workloads.collective_counts:MORE": "(2, 127)"}
 
 
 def fault(name: str, check: str, patches: dict[str, str], says: str, outcome: str = "failed") -> Fault:
@@ -54,7 +55,7 @@ FAULTS = (
         {
             CYCLE: "lambda r, key, **k: (time.sleep(100) if r.rank == 1 and key.endswith('/3') else 0, "
             "original(r, key, **k))[1]",
-            "workloads.collective_groups:LIMIT_S": "5.0",
+            "workloads.collective_groups:LIMIT_S": "10.0",
         },
         "was not set up and torn down",
     ),
@@ -64,7 +65,7 @@ FAULTS = (
         {
             CYCLE: "lambda r, key, **k: exec('raise RuntimeError(\\'no world here\\')') "
             "if r.rank == 0 and key.endswith('/3') else original(r, key, **k)",
-            "workloads.collective_groups:LIMIT_S": "5.0",
+            "workloads.collective_groups:LIMIT_S": "10.0",
         },
         "world 3: no world here",
     ),

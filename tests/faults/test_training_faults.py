@@ -109,5 +109,6 @@ def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
     assert "--- rank-001" in check["reason"]
 
 
+@pytest.mark.slow
 def test_a_healthy_job_passes(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
     plant(Fault("nothing", "test_training.py", outcome="passed", tier="smoke"))

@@ -67,6 +67,7 @@ def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault],
     plant(fault)
 
 
+@pytest.mark.slow
 def test_healthy_jobs_pass(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
     arguments = ("-k", "reference")
     plant(Fault("nothing", "test_training_variants.py", outcome="passed", arguments=arguments))

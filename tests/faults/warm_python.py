@@ -4,16 +4,20 @@ In: one JSON line a run on stdin: {"arguments", "env", "cwd", "stdout", "stderr"
 Out: for each run two lines on stdout, its process id and its exit code. pytest and torch take 1 to 7 s of
 processor time to load, and a suite with a fault planted runs some two hundred times.
 
-A run whose fault changes what is loaded here already starts a Python of its own instead. In a fork, the
-suites' server (tests/acceptance/harness/server.py) is a fork too, so the run's children load nothing again.
+A patch reaches what is loaded here already (planting.HOOK). A run that changes how Python or torch starts,
+or that brings a module in place of a loaded one, starts a Python of its own instead. In a fork, the suites'
+server (tests/acceptance/harness/server.py) is a fork too, so the run's children load nothing again.
 """
 
+import ast
 import atexit
 import contextlib
 import ctypes
 import faulthandler
 import gc
+import hashlib
 import importlib
+import importlib.metadata
 import json
 import os
 import random
@@ -28,7 +32,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PATCHES = "STACKCHECK_PATCHES"
 TOKEN = "STACKCHECK_CHILD"  # as tests/acceptance/harness/processes.py reads it
 TOKEN_LENGTH = 32
 HARMLESS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
@@ -191,8 +194,52 @@ def _load() -> None:
     for name in default_plugins:
         importlib.import_module(f"_pytest.{name}")
     with contextlib.suppress(ImportError):
-        importlib.import_module("torch._dynamo")
-        importlib.import_module("torch.distributed")
+        importlib.import_module("torch")
+    for name in _of_the_suites_server():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    _rewrite_once()
+
+
+def _of_the_suites_server() -> Iterator[str]:
+    """The modules that the suites' server loads, from its text: nothing of the harness may be loaded here."""
+    tree = ast.parse((Path(__file__).parents[1] / "acceptance" / "harness" / "server_main.py").read_text())
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "MODULES":
+            yield from ast.literal_eval(statement.value)
+
+
+def _rewrite_once() -> None:
+    """Rewrite the asserts of the suites and of pytest's plugins here, where each fork has the result.
+
+    pytest keeps rewritten modules in files only where Python may write byte code. A module is rewritten anew
+    in the fork if it is not one of these, or if its text has changed.
+    """
+    from _pytest.assertion import rewrite
+
+    original = rewrite._rewrite_test
+    known = {path: (_digest(path), original(path, None)) for path in _rewritten_by_pytest()}
+
+    def rewritten(path: Path, config: Any) -> Any:
+        digest, told = known.get(path, (None, None))
+        return told if digest == _digest(path) else original(path, config)
+
+    rewrite._rewrite_test = rewritten
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def _rewritten_by_pytest() -> Iterator[Path]:
+    """The files that pytest imports in a run of the suites, but for those of a planted suite."""
+    tests = Path(__file__).resolve().parents[1]
+    yield from (tests / "conftest.py", tests / "acceptance" / "conftest.py")
+    yield from (tests / "acceptance").glob("test_*.py")
+    for plugin in importlib.metadata.entry_points(group="pytest11"):
+        for file in (plugin.dist and plugin.dist.files) or ():
+            if file.suffix == ".py":
+                yield Path(str(file.locate()))
 
 
 def _become(request: Mapping[str, Any], loaded: frozenset[str]) -> None:
@@ -238,9 +285,8 @@ def _close_all_but(*kept: int) -> None:
 def _changes_what_is_loaded(env: Mapping[str, str], places: list[str], loaded: frozenset[str]) -> bool:
     """Whether a run needs a Python of its own, for the interpreter's settings or a module loaded here."""
     settings = any(name.startswith(("PYTHON", "LD_", "TORCH")) and name not in HARMLESS for name in env)
-    patched = any(key.partition(":")[0] in loaded for key in json.loads(env.get(PATCHES, "{}")))
     planted = {path.stem for place in places if Path(place).is_dir() for path in Path(place).iterdir()}
-    return settings or patched or bool(planted & loaded - {"sitecustomize", "pynvml"})
+    return settings or bool(planted & loaded - {"sitecustomize", "pynvml"})
 
 
 def _pytest(address: int) -> int:

@@ -4,6 +4,7 @@
 if pytest was interrupted; "finished" only after a normal end.
 """
 
+import contextlib
 import datetime as dt
 import hashlib
 import importlib.metadata
@@ -119,10 +120,9 @@ def interpreter(run_file: Mapping[str, Any]) -> dict[str, Any]:
 def software() -> dict[str, str]:
     """Versions of the main packages, by their metadata: importing torch here would take a second."""
     found = {"python": platform.python_version()}
-    for distribution in importlib.metadata.distributions():
-        name = (distribution.metadata["Name"] or "").lower()
-        if name in PACKAGES:
-            found[name] = distribution.version
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return found
 
 

@@ -16,6 +16,7 @@ from workloads.ranks import Ranks
 
 BESIDE = (-3, -1, 0, 1, 3)
 DTYPES = ("fp32", "bf16")
+MORE = (2, 127, 65_537, 1_048_579)  # what each operation carries beside the counts of the smoke tier
 # The largest power: on a GPU 16 MiB of float32, from where the largest protocol and all channels are in use.
 LARGEST = {"cuda": 22, "cpu": 8}
 Operation = Callable[[Ranks, Payload], Iterable[Reading]]

@@ -28,7 +28,6 @@ from workloads.collective_data import Payload
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
 COUNTS = (1, 17, 4099)
-MORE_COUNTS = (2, 127, 65_537, 1_048_579)
 FLOATS = ("fp32", "bf16", "fp16")
 # Operations that gloo does not have (torch's table of backends); both backends have all others.
 LACKS = {"gloo": {"average", "premultiplied sum"}, "nccl": set[str]()}
@@ -60,7 +59,7 @@ def main() -> None:
 
 def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:
     """Odd counts, aligned and not; every payload is another trial."""
-    counts = COUNTS if tier == "smoke" else COUNTS + MORE_COUNTS
+    counts = COUNTS if tier == "smoke" else COUNTS + collective_counts.MORE
     for trial, (dtype, count) in enumerate(itertools.product(dtypes, counts)):
         yield Payload(count=count, dtype=dtype, offset=trial % 2, trial=trial)
 

@@ -85,6 +85,18 @@ def shim(wanted: Library) -> Path:
     return built
 
 
+def byte_code(wanted: Library) -> Path:
+    """A folder in which every run in that generation's root may keep byte code, and finds that of others.
+
+    Python compares it with its source at each start. Whoever runs inside writes there, also another user.
+    """
+    folder = CACHE / f"bytecode-{wanted.suite}"
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)
+    return folder
+
+
 def archive() -> str:
     """The Debian archive that this host's own apt uses, unless $FAKEAMD_ARCHIVE names another."""
     if os.environ.get(ARCHIVE_VARIABLE):

@@ -274,9 +274,9 @@ def test_a_second_writer_waits_and_says_for_what(tmp_path: Path) -> None:
     with OciLayout(tmp_path).writing(quiet):
         thread = threading.Thread(target=second)
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         order.append("first")
-    thread.join(5)
+    thread.join(60)
     assert order == ["first", "second"]
     assert "waiting for another writer" in said[0]
     assert ".lock" in said[0]

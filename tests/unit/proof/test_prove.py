@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -194,17 +195,20 @@ def test_json_of_prove_has_the_promised_keys(shown) -> None:
 
 
 def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pythons = []
+    pythons, quick = [], []
 
-    def recorded(*_: object, python: str, **__: object) -> prove.FaultRun:
+    def recorded(arguments: Sequence[str], *, python: str, **_: object) -> prove.FaultRun:
         pythons.append(python)
+        quick.append("not slow" in arguments)
         return fault_run()
 
     monkeypatch.setenv(prove.SUITE_PYTHON, "/bin/sh")
     monkeypatch.setattr(prove, "here", recorded)
     monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(fault_run))
-    CliRunner().invoke(app, ["--here", "--root", str(ROOT)])
-    assert pythons == ["/bin/sh"]
+    for options in ((), ("--quick",)):
+        CliRunner().invoke(app, ["--here", "--root", str(ROOT), *options])
+    assert pythons == ["/bin/sh", "/bin/sh"]
+    assert quick == [False, True]
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", ""])

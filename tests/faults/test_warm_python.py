@@ -1,0 +1,57 @@
+"""What a fork shares with the Python that has loaded all: patches reach it, and no changed text is hidden."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from _pytest.assertion import rewrite
+
+import planting
+import warm_python
+
+
+def module(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    made = ModuleType(name)
+    exec(text, vars(made))
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def test_a_patch_reaches_a_loaded_module_and_who_took_its_function_by_name(monkeypatch) -> None:
+    owner = module("planted_owner", "def work(): return 1", monkeypatch)
+    user = module("planted_user", "from planted_owner import work", monkeypatch)
+    other = module("planted_other", "def work(): return 5", monkeypatch)
+    monkeypatch.setenv("STACKCHECK_PATCHES", json.dumps({"planted_owner:work": "lambda: original() + 1"}))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    exec(planting.HOOK, {})
+    assert (owner.work(), user.work(), other.work()) == (2, 2, 5)
+
+
+def test_a_patch_of_a_name_that_was_passed_on_stays_there(monkeypatch) -> None:
+    """As in a new Python: who took the function from where it is defined has the real one."""
+    owner = module("planted_owner", "def work(): return 1", monkeypatch)
+    passed_on = module("planted_front", "from planted_owner import work", monkeypatch)
+    monkeypatch.setenv("STACKCHECK_PATCHES", json.dumps({"planted_front:work": "lambda: original() + 1"}))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    exec(planting.HOOK, {})
+    assert (owner.work(), passed_on.work()) == (1, 2)
+
+
+def test_a_module_is_rewritten_once_and_again_when_its_text_changes(monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "test_known.py"
+    file.write_text("VALUE = 1\n", encoding="utf-8")
+    monkeypatch.setattr(rewrite, "_rewrite_test", rewrite._rewrite_test)  # put back at the end
+    monkeypatch.setattr(warm_python, "_rewritten_by_pytest", lambda: [file])
+    warm_python._rewrite_once()
+    first, second = (rewrite._rewrite_test(file, None) for _ in range(2))
+    assert first is second
+    file.write_text("VALUE = 2\n", encoding="utf-8")
+    found: dict[str, int] = {}
+    exec(rewrite._rewrite_test(file, None)[1], found)
+    assert found["VALUE"] == 2
+
+
+def test_the_modules_of_the_suites_server_are_found_in_its_text() -> None:
+    assert "torch.distributed.fsdp" in set(warm_python._of_the_suites_server())
