@@ -23,6 +23,8 @@ CompileScope = Literal["block", "model"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Recompute = Literal["none", "full"]
 Device = Literal["auto", "cpu", "cuda"]
+TokenType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+Pack = Literal["concat", "masked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class Options:
     clip: float
     seed: int
     data: str
+    token_type: TokenType | None
+    tokenizer: str | None
+    pack: Pack | None
     precision: Precision
     parallel: Parallel
     tp: int
@@ -155,6 +160,10 @@ def contradiction(options: Options) -> str | None:
             "--parallel zero1 with fp8 needs --implementation fused",
         ),
         (
+            options.pack == "masked" and not _masks_documents(options),
+            "--pack masked works with llama and mpt, --implementation native and no --pp only; take concat",
+        ),
+        (
             options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
             "--replicas works with --parallel fsdp2 and hybrid_shard only",
         ),
@@ -172,6 +181,10 @@ def contradiction(options: Options) -> str | None:
 
 def _fusible(options: Options) -> bool:
     return options.model == "llama" and options.precision in {"bf16", "fp8"}
+
+
+def _masks_documents(options: Options) -> bool:
+    return options.model in {"llama", "mpt"} and options.implementation == "native" and options.pp == 1
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -244,7 +257,15 @@ def _what(group: argparse._ArgumentGroup) -> None:
     add(
         "--data",
         default="synthetic",
-        help="synthetic, text (shipped), or a folder of MosaicML streaming shards",
+        help="synthetic; text (shipped, 2.5 KB); corpus (50 MB from this machine's packages); or a path: "
+        "MosaicML streaming shards, a data set saved by Hugging Face, or .txt, .md, .jsonl",
+    )
+    add("--token-type", choices=get_args(TokenType), help="of a token in shards whose column is raw bytes")
+    add("--tokenizer", help="tokenizer.json for texts [a token is a byte]")
+    add(
+        "--pack",
+        choices=get_args(Pack),
+        help="join rows to full sequences; masked: attention stays inside each document [a row is a sample]",
     )
 
 

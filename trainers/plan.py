@@ -41,6 +41,10 @@ class Plan:
         first = step * self.global_batch + (micro * job.data_size + job.data_rank) * self.micro_batch
         return range(first, first + self.micro_batch)
 
+    def following(self, step: int, micro: int) -> tuple[int, int]:
+        """Step and number of the microbatch after this one."""
+        return (step, micro + 1) if micro + 1 < self.accumulate else (step + 1, 0)
+
     def facts(self) -> dict[str, Any]:
         """The plan as part of the record."""
         names = ("seq_len", "micro_batch", "accumulate", "global_batch", "lr")
