@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+import memory
 import peaks
 import presets
 from errors import RefusedError
@@ -64,6 +67,9 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
             f"--global-batch {batch} is not a multiple of {micro * data_ranks}: micro-batch {micro} x "
             f"{data_ranks} data ranks; change --global-batch or --micro-batch"
         )
+    if world.gpu:
+        present = torch.cuda.get_device_properties(world.device).total_memory
+        memory.require(options, preset, ranks=world.size, micro_batch=micro, present=present)
     seq_len = options.seq_len or preset.seq_len
     return Plan(
         seq_len=seq_len,

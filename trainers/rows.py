@@ -16,7 +16,7 @@ from errors import RefusedError
 
 FILE = Path(__file__).with_name("rows.yaml")
 
-# metric -> the unit of its value. What `speed` measures comes first; a machine can measure only those alone.
+# metric -> the units that its value may have.
 METRICS: dict[str, tuple[str, ...]] = {
     "tflops_noncausal": ("TFLOP/s/GPU",),
     "tflops_hardware": ("TFLOP/s/GPU",),
@@ -24,6 +24,8 @@ METRICS: dict[str, tuple[str, ...]] = {
     "peak_share_hardware": ("%",),
     "attention_gain": ("%", "x"),
     "compile_ratio": ("x",),
+    "tensor_parallel_ratio": ("x",),
+    "pipeline_parallel_ratio": ("x",),
     "weak_scaling": ("%",),
     "strong_scaling": ("%",),
     "speed_ratio": ("%",),
