@@ -1,13 +1,14 @@
-"""The least memory that a job needs on each device, by arithmetic. In: options, preset, ranks. Out: bytes by part.
+"""The least memory that a job needs on a device, by arithmetic. In: options, preset, ranks. Out: bytes.
 
 It is a lower bound: state exactly, of the activations only what backward cannot do without, no workspace of
 the allocator or of collectives. On H200s it lay 1 to 20 % under what was measured
-(docs/results/training-h200.md; tests/trainers/test_memory.py). So a job that does not fit by it cannot run, and is refused before it starts.
+(tests/trainers/test_memory.py). So a job that does not fit by it cannot run, and is refused before it starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class Need:
 
 def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> Need:
     """The least bytes of each of so many ranks."""
-    parameters, largest = _sizes(options, preset)
+    parameters, largest = _sizes(options.model, preset.config)
     tokens = micro_batch * _tokens(options, preset)
     state, gradients = _state(options, parameters, ranks)
     return Need(
@@ -84,7 +85,8 @@ def require(options: Options, preset: Preset, *, ranks: int, micro_batch: int, p
         f"this fits: {other}" if other else "no flag makes it fit: take more GPUs, or --layers for a proxy"
     )
     raise RefusedError(
-        f"does not fit: each of {ranks} ranks needs at least {found}, a device has {present / 1e9:.1f} GB; {advice}"
+        f"does not fit: each of {ranks} ranks needs at least {found}, a device has {present / 1e9:.1f} GB; "
+        f"{advice}"
     )
 
 
@@ -106,12 +108,12 @@ def fitting(options: Options, preset: Preset, *, ranks: int, micro_batch: int, p
     return None
 
 
-def _sizes(options: Options, preset: Preset) -> tuple[int, int]:
+@functools.cache
+def _sizes(family: str, config: Any) -> tuple[int, int]:
     """Parameters of the whole model, and of its two largest units, which are whole at the same time."""
-    model = prepare.skeleton(presets.MODELS[options.model], preset.config, loss_chunks=1)
-    units = sorted(
-        (sum(p.numel() for p in unit.parameters()) for _, unit in prepare.units(model)), reverse=True
-    )
+    model = prepare.skeleton(presets.MODELS[family], config, loss_chunks=1)
+    sizes = [sum(weight.numel() for weight in unit.parameters()) for _, unit in prepare.units(model)]
+    units = sorted(sizes, reverse=True)
     return sum(parameter.numel() for parameter in model.parameters()), sum(units[:2])
 
 

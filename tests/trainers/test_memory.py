@@ -44,7 +44,7 @@ def test_the_least_lies_under_what_was_measured(
 
 def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_one_that_fits() -> None:
     parsed, preset = (
-        options.parse("--size 70b --precision bf16 --no-reshard".split()),
+        options.parse(["--size", "70b", "--precision", "bf16", "--no-reshard"]),
         presets.find("llama", "70b"),
     )
     said = (
@@ -55,5 +55,5 @@ def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_o
         memory.require(parsed, preset, ranks=8, micro_batch=4, present=MI300X)
     with pytest.raises(RefusedError, match="no flag makes it fit: take more GPUs, or --layers"):
         memory.require(parsed, preset, ranks=2, micro_batch=1, present=MI300X)
-    fits = options.parse("--size 70b --precision bf16 --recompute full".split())
+    fits = options.parse(["--size", "70b", "--precision", "bf16", "--recompute", "full"])
     memory.require(fits, preset, ranks=8, micro_batch=4, present=MI300X)
