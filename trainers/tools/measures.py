@@ -37,6 +37,7 @@ class Found:
     value: float
     how: str
     comparable: bool = True
+    proxy: str | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -125,7 +126,7 @@ def _value(key: str) -> Callable[[Row, Bench], Found]:
         value, how = record["performance"][key], _how(variant, record)
         if row.device_unit == "card":
             how += "; published for a card, which torch counts as two devices"
-        return Found(value=value, how=how, comparable=not bench.tiny, records=[record])
+        return Found(value=value, how=how, comparable=not bench.tiny, proxy=variant.proxy, records=[record])
 
     return of
 

@@ -84,7 +84,14 @@ def measured(row: rows.Row, bench: measures.Bench) -> dict[str, Any]:
     except measures.CannotRunError as error:
         return {**facts, "ours": None, "reason": str(error), "failed": error.failed}
     ratio = found.value / row.middle if row.middle and found.comparable else None
-    return {**facts, "ours": found.value, "ratio": ratio, "how": found.how, "records": found.records}
+    return {
+        **facts,
+        "ours": found.value,
+        "ratio": ratio,
+        "how": found.how,
+        "proxy": found.proxy,
+        "records": found.records,
+    }
 
 
 def cells(row: rows.Row, result: dict[str, Any]) -> list[str]:
