@@ -127,10 +127,14 @@ def contradiction(options: Options) -> str | None:
     """The first reason why these options cannot run together."""
     model_parallel = options.tp * options.pp > 1
     rules = (
+        (
+            model_parallel and options.parallel == "zero1",
+            "--parallel zero1 keeps whole weights, --tp and --pp split them; take fsdp2 --no-reshard",
+        ),
         (model_parallel and options.parallel != "fsdp2", "--tp and --pp work with --parallel fsdp2 only"),
         (
             options.tp > 1 and options.precision.startswith("fp8"),
-            "--tp works with --precision fp32 and bf16 only",
+            "--tp works with --precision fp32 and bf16 only: FP8 scales are of whole tensors, not of slices",
         ),
         (
             options.tp > 1 and options.model in {"moe", "flux"},
