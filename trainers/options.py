@@ -47,6 +47,7 @@ class Options:
     lr_warmup: int
     clip: float
     seed: int
+    weights: Path | None
     data: str
     token_type: TokenType | None
     tokenizer: str | None
@@ -258,6 +259,11 @@ def _what(group: argparse._ArgumentGroup) -> None:
     )
     add("--clip", type=float, default=1.0, help="largest global gradient norm")
     add("--seed", type=int, default=1, help="of weights and data; independent of the number of GPUs")
+    add(
+        "--weights",
+        type=Path,
+        help="start from a model that transformers saved, or a checkpoint's weights.pt",
+    )
     add(
         "--data",
         default="synthetic",
