@@ -150,10 +150,12 @@ def _activations(options: Options, config: Any, tokens: int) -> float:
     """What backward needs of each block; with recomputation the inputs of all blocks and the whole of one."""
     size = 2 if options.below_fp32 else 4
     layers = getattr(config, "layers", 0) or config.double_blocks + config.single_blocks
-    block = size * _block_width(config) * tokens / options.tp
+    block: float = size * _block_width(config) * tokens / options.tp
     if options.recompute == "full":
-        return size * config.width * tokens * layers / options.pp + block
-    return block * layers / options.pp
+        inputs: float = size * config.width * tokens * layers / options.pp
+        return inputs + block
+    every: float = block * layers / options.pp
+    return every
 
 
 def _block_width(config: Any) -> int:
@@ -163,7 +165,8 @@ def _block_width(config: Any) -> int:
         return 10 * width  # x, q, k, v, attention's output, the second x, and the hidden layer (4 x)
     heads, hidden = 2 * config.kv_heads * config.head_dim, 2 * config.ffn
     experts = config.active_experts if isinstance(config, moe.Config) else 1
-    return 3 * width + config.heads * config.head_dim + heads + hidden * experts
+    wide: int = 3 * width + config.heads * config.head_dim + heads + hidden * experts
+    return wide
 
 
 def _logits(options: Options, config: Any, tokens: int) -> float:
