@@ -166,7 +166,7 @@ def contradiction(options: Options) -> str | None:
         ),
         (
             options.pack == "masked" and not _masks_documents(options),
-            "--pack masked works with llama and mpt, --implementation native and no --pp only; take concat",
+            "--pack masked works with llama, moe, mpt and gpt, native, without --pp; take --pack concat",
         ),
         (
             options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
@@ -189,7 +189,11 @@ def _fusible(options: Options) -> bool:
 
 
 def _masks_documents(options: Options) -> bool:
-    return options.model in {"llama", "mpt"} and options.implementation == "native" and options.pp == 1
+    return (
+        options.model in {"llama", "moe", "mpt", "gpt"}
+        and options.implementation == "native"
+        and options.pp == 1
+    )
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

@@ -85,7 +85,8 @@ class Shards:
 
     def __len__(self) -> int:
         """How many rows."""
-        return self.ends[-1]
+        rows: int = self.ends[-1]
+        return rows
 
     @property
     def is_text(self) -> bool:
@@ -216,7 +217,8 @@ def _after_shape(folder: Path, column: Column, value: bytes, begin: int) -> int:
             f"{folder}: a row of column {column.name} ({column.encoding}) has {dimensions} dimensions, "
             "expected 1"
         )
-    return begin + 1 + np.dtype(_SHAPES[kind]).itemsize
+    size: int = np.dtype(_SHAPES[kind]).itemsize
+    return begin + 1 + size
 
 
 def _raw(folder: Path, shard: dict[str, Any]) -> Path:

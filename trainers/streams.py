@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
     end: int
     identity: str
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
         """The token ids of each text, without special ones."""
 
 
@@ -46,9 +46,9 @@ class ByteTokenizer:
 
     end, identity = 0, "bytes"
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
         """As Tokenizer."""
-        return [list(text.encode()) for text in texts]
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
 
 class FileTokenizer:
@@ -71,10 +71,10 @@ class FileTokenizer:
         self.end = known[0]
         self.identity = hashlib.sha256(path.read_bytes()).hexdigest()
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
         """As Tokenizer."""
         made = self.inner.encode_batch(list(texts), add_special_tokens=False)
-        return [one.ids for one in made]
+        return [np.asarray(one.ids, np.int64) for one in made]
 
 
 def tokenizer(name: str | None) -> Tokenizer:
@@ -256,6 +256,6 @@ def tokenized(texts: Iterable[str], by: Tokenizer) -> Iterator[npt.NDArray[Any]]
     for text in texts:
         waiting.append(text)
         if len(waiting) == _BATCH:
-            yield from (np.asarray([*ids, by.end]) for ids in by.encode(waiting))
+            yield from (np.append(ids, by.end) for ids in by.encode(waiting))
             waiting = []
-    yield from (np.asarray([*ids, by.end]) for ids in by.encode(waiting))
+    yield from (np.append(ids, by.end) for ids in by.encode(waiting))

@@ -118,9 +118,9 @@ def _device(options: Options) -> torch.device:
 def _of_this_start(timeout: dt.timedelta) -> dict[str, Any]:
     """Arguments that keep the keys of this start apart from those before a restart; none without torchrun.
 
-    torchrun keeps one store over its restarts, in which gloo finds the addresses of the killed ranks and fails:
-    torch 2.13 no longer adds the number of the restart to the keys. On several nodes agents count restarts
-    each for themselves, so there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each start a store (docs/trainers.md).
+    torchrun keeps one store over its restarts, in which gloo finds the addresses of the killed ranks and
+    fails: torch 2.13 no longer adds the number of the restart to the keys. On several nodes agents count
+    restarts each for themselves; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each start its own store.
     """
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or restart == "0":

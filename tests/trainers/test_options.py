@@ -20,7 +20,7 @@ from tools import launch
         ("--steps 3 --until 4", ("--until 4", "--steps 3")),
         ("--tp 2 --parallel zero1", ("--parallel zero1 keeps whole weights", "take fsdp2 --no-reshard")),
         ("--tp 2 --precision fp8", ("--tp works with --precision fp32 and bf16 only", "scales")),
-        ("--pack masked --model moe", ("--pack masked works with llama and mpt", "take concat")),
+        ("--pack masked --model mistral", ("--pack masked works with llama", "take --pack concat")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -109,7 +109,7 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
 def questions(path: Path, by: streams.Tokenizer, length: int, count: int) -> list[Question]:
     """Questions of so many documents: the right continuation, and three from other documents."""
     texts = [json.loads(line)["text"] for line in path.open()]
-    tokens = [ids for ids in by.encode(texts) if len(ids) > length]
+    tokens = [ids.tolist() for ids in by.encode(texts) if len(ids) > length]
     answer = max(1, min(32, length // 3))
     drawn = random.Random(SEED)  # noqa: S311 - a seeded choice of questions
     pieces = []
