@@ -28,7 +28,7 @@ from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
-from stackcheck.suite import bounds, requirements, run, sbom, verdict
+from stackcheck.suite import bounds, requirements, rows, run, sbom, verdict
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stackcheck.vendors import Vendor
 
 StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
+ROW_S, ROW_START_S = 60.0, 240.0  # a row of --rows is timed so long, and starts within so long
 SHOWN_REASONS = 8  # of a verdict, in an error message
 
 
@@ -266,6 +267,49 @@ def judge_run(plan: run.RunPlan, result: RunResult, root: Path, folder: Path) ->
     judged = verdict.judge(result, required, bounds.look_up(result, root))
     write_atomically(folder / "verdict.json", (json.dumps(judged.as_json(), indent=2).encode(),))
     return judged
+
+
+def require_rows(document: str, subject: Subject, settings: FlowSettings) -> None:
+    """Refuse a document that has no figure for this host."""
+    rows.gates(settings.root, document, vendors.host(subject.vendor))
+
+
+def hold_to_rows(
+    document: str,
+    subject: Subject,
+    judged: JudgedRun,
+    *,
+    engine: Engine,
+    settings: FlowSettings,
+    report: Callable[[str], None],
+) -> JudgedRun:
+    """Measure a founding document's figures for these devices in the image; a missed one makes it FAILED.
+
+    Raises:
+        ConfigurationError: There is no such document, or it has no figure for this host.
+    """
+    if judged.verdict.status != "PASSED":
+        return judged
+    plan = plan_run(subject, settings, judged.folder)
+    chosen = rows.gates(settings.root, document, plan.host)
+    written = judged.folder / "run" / "rows.jsonl"
+    written.unlink(missing_ok=True)
+    command = rows.command(document, chosen, ROW_S)
+    limit_s = len(chosen) * (ROW_S + ROW_START_S)
+    run.run_program(plan, engine, out=judged.folder, command=command, timeout_s=limit_s, report=report)
+    found = rows.judge(document, chosen, rows.read(written))
+    before = judged.verdict
+    after = dataclasses.replace(
+        before,
+        status="FAILED" if found.failed else before.status,
+        reasons=(*before.reasons, *found.reasons),
+        passed=(*before.passed, *found.passed),
+        failed=(*before.failed, *found.failed),
+        required=(*before.required, *found.passed, *found.failed),
+    )
+    write_atomically(judged.folder / "verdict.json", (json.dumps(after.as_json(), indent=2).encode(),))
+    report(f"{subject.name}: {len(found.passed)} of {len(chosen)} rows of {document} reached")
+    return dataclasses.replace(judged, verdict=after)
 
 
 def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[Envelope, ...]:

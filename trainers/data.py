@@ -1,4 +1,4 @@
-"""Training data: seeded sequences, the shipped text, or MosaicML streaming shards.
+"""Training data: seeded sequences, the shipped text, or what a user brings in a folder.
 
 In: the number of a sample. Out: its tokens. A sample depends on the seed and its number only, and step s
 takes the numbers s x global_batch to (s + 1) x global_batch - 1. So order and resumption do not depend on the
@@ -7,17 +7,15 @@ number of GPUs.
 
 from __future__ import annotations
 
-import bisect
-import json
-import struct
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 import presets
+from errors import RefusedError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +31,7 @@ class Source(Protocol):
     """Numbered samples."""
 
     def sample(self, number: int) -> Tensor:
-        """Tokens [sequence + 1], int64, on the CPU."""
+        """Tokens [sequence + 1], int64, on the CPU; [2, sequence + 1] with the document of each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,110 +71,79 @@ class Text:
         return torch.tensor(list(self.data[start : start + self.seq_len + 1]))
 
 
-class Shards:
-    """A folder in MosaicML streaming's MDS format: index.json and uncompressed shards, column `tokens` of
-    bytes.
-
-    A shard holds count (uint32), count + 1 offsets (uint32), then the samples; a column of variable length
-    begins with its length (uint32). Format: mosaicml/streaming, streaming/base/format/mds.
-    """
-
-    def __init__(self, folder: Path, seq_len: int, seed: int) -> None:
-        index = json.loads((folder / "index.json").read_text())
-        self.files = [folder / shard["raw_data"]["basename"] for shard in index["shards"]]
-        self.ends = list(accumulate(shard["samples"] for shard in index["shards"]))
-        self.seq_len, self.seed = seq_len, seed
-        self.order: dict[int, Tensor] = {}
-
-    def sample(self, number: int) -> Tensor:
-        """Tokens [sequence + 1] of this number. Each pass over the shards has its own seeded order."""
-        epoch, place = divmod(number, self.ends[-1])
-        if epoch not in self.order:
-            random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self.order = {epoch: torch.randperm(self.ends[-1], generator=random)}
-        data = self.raw(int(self.order[epoch][place]))
-        if len(data) < self.seq_len + 1:
-            raise ValueError(
-                f"sample {place} has {len(data)} tokens, --seq-len {self.seq_len} needs "
-                f"{self.seq_len + 1}; lower it"
-            )
-        return torch.tensor(list(data[: self.seq_len + 1]))
-
-    def raw(self, place: int) -> bytes:
-        """The bytes of the sample at this place in the folder."""
-        shard = bisect.bisect_right(self.ends, place)
-        local = place - (self.ends[shard - 1] if shard else 0)
-        with self.files[shard].open("rb") as file:
-            file.seek(4 + 4 * local)
-            begin, end = struct.unpack("<2I", file.read(8))
-            file.seek(begin)
-            sample: bytes = file.read(end - begin)
-            return sample[4:]
-
-
-def write_shards(folder: Path, text: bytes, *, sample_bytes: int, per_shard: int = 64) -> None:
-    """Cut a text into samples and write them as MDS shards, which mosaicml-streaming reads too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pieces = [text[i : i + sample_bytes] for i in range(0, len(text) - sample_bytes + 1, sample_bytes)]
-    shards = [
-        _write_shard(folder, number, pieces[begin : begin + per_shard])
-        for number, begin in enumerate(range(0, len(pieces), per_shard))
-    ]
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
-
-
-def _write_shard(folder: Path, number: int, pieces: list[bytes]) -> dict[str, Any]:
-    basename, start = f"shard.{number:05}.mds", 4 + 4 * (len(pieces) + 1)
-    offsets = accumulate((4 + len(piece) for piece in pieces), initial=start)
-    body = b"".join(struct.pack("<I", len(piece)) + piece for piece in pieces)
-    head = struct.pack(f"<{len(pieces) + 2}I", len(pieces), *offsets)
-    (folder / basename).write_bytes(head + body)
-    return {
-        "column_encodings": ["bytes"],
-        "column_names": ["tokens"],
-        "column_sizes": [None],
-        "compression": None,
-        "format": "mds",
-        "hashes": [],
-        "size_limit": None,
-        "version": 2,
-        "zip_data": None,
-        "raw_data": {"basename": basename, "bytes": len(head + body), "hashes": {}},
-        "samples": len(pieces),
-    }
-
-
-def open_source(name: str, *, vocab: int, seq_len: int, seed: int) -> Source:
+def open_source(options: Options, *, vocab: int, seq_len: int) -> Source:
     """The source that --data names."""
-    if name == "synthetic":
-        return Synthetic(vocab=vocab, seq_len=seq_len, seed=seed)
-    if name == "text":
-        return Text(data=TEXT.read_bytes(), seq_len=seq_len, seed=seed)
-    return Shards(Path(name), seq_len, seed)
+    if options.data in {"synthetic", "text"}:
+        if options.pack:
+            raise RefusedError(
+                f"--pack joins rows of a data set; --data {options.data} has none, leave it out"
+            )
+        if options.data == "synthetic":
+            return Synthetic(vocab=vocab, seq_len=seq_len, seed=options.seed)
+        return Text(data=TEXT.read_bytes(), seq_len=seq_len, seed=options.seed)
+    try:
+        import folders
+    except ImportError as error:
+        raise RefusedError(f"--data {options.data} needs {error.name}; pip install {error.name}") from error
+    found: Source = folders.open_path(options, vocab=vocab, seq_len=seq_len)
+    return found
 
 
 def batch(source: Source, numbers: range, device: torch.device) -> dict[str, Tensor]:
-    """`tokens` and `labels` [samples, sequence] of these samples: labels are the next tokens."""
+    """`tokens` and `labels` [samples, sequence] of these samples: labels are the next tokens.
+
+    `documents`, where the source knows them: the number of each token's document in its sample.
+    """
+    return on_device(stacked(source, numbers, pin=device.type == "cuda"), device)
+
+
+def stacked(source: Source, numbers: range, *, pin: bool) -> Tensor:
+    """The samples [samples, …, sequence + 1] on the host."""
     rows = torch.stack([source.sample(number) for number in numbers])
-    if device.type == "cuda":
-        rows = rows.pin_memory().to(device, non_blocking=True)
-    return {"tokens": rows[:, :-1], "labels": rows[:, 1:]}
+    return rows.pin_memory() if pin else rows
+
+
+def on_device(rows: Tensor, device: torch.device) -> dict[str, Tensor]:
+    """The inputs of a model from stacked samples."""
+    rows = rows.to(device, non_blocking=True)
+    if rows.ndim == 2:
+        return {"tokens": rows[:, :-1], "labels": rows[:, 1:]}
+    tokens, documents = rows[:, 0], rows[:, 1]
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "documents": documents[:, :-1]}
 
 
 class Feed:
-    """Batches of a family: tokens and labels for text; the family itself makes other inputs (FLUX)."""
+    """Batches of a family: tokens and labels for text; the family itself makes other inputs (FLUX).
+
+    While a step runs, a thread reads the samples of the next one.
+    """
 
     def __init__(self, options: Options, preset: Preset, plan: Plan) -> None:
         self.family: Any = presets.MODELS[options.model]
         self.preset, self.seed = preset, options.seed
         self.drawn_on = torch.device("cpu") if options.portable else None
+        self.reader = ThreadPoolExecutor(1)
+        self.ahead: tuple[range, Future[Tensor]] | None = None
+        self.source: Source | None = None
         if not hasattr(self.family, "batch"):
-            vocab = preset.config.vocab
-            self.source = open_source(options.data, vocab=vocab, seq_len=plan.seq_len, seed=options.seed)
+            self.source = open_source(options, vocab=preset.config.vocab, seq_len=plan.seq_len)
+        elif options.data != "synthetic":
+            raise RefusedError(f"--model {options.model} makes its own inputs; leave --data out")
 
-    def batch(self, numbers: range, device: torch.device) -> dict[str, Tensor]:
-        """Keyword arguments of the model's forward, on the device."""
-        if hasattr(self.family, "batch"):
+    @property
+    def digest(self) -> str | None:
+        """Of the tokens, where they were read into one stream: the same one means the same data."""
+        return getattr(self.source, "digest", None)
+
+    def batch(self, numbers: range, device: torch.device, *, then: range | None = None) -> dict[str, Tensor]:
+        """Keyword arguments of the model's forward, on the device. `then`: what is asked for next."""
+        if self.source is None:
             made = self.family.batch(self.preset.config, numbers, self.seed, self.drawn_on or device)
             return {name: value.to(device) for name, value in made.items()}
-        return batch(self.source, numbers, device)
+        source, pin = self.source, device.type == "cuda"
+        if self.ahead is not None and self.ahead[0] == numbers:
+            rows = self.ahead[1].result()
+        else:
+            rows = stacked(source, numbers, pin=pin)
+        self.ahead = (then, self.reader.submit(stacked, source, then, pin=pin)) if then else None
+        return on_device(rows, device)

@@ -75,7 +75,11 @@ class Verdict:
 
 def job_of(record: dict[str, Any]) -> dict[str, Any]:
     """What two runs must have in common for their losses to be comparable."""
-    return {name: record["options"][name] for name in OPTIONS} | {name: record["plan"][name] for name in PLAN}
+    job = {name: record["options"][name] for name in OPTIONS} | {name: record["plan"][name] for name in PLAN}
+    if digest := record.get("extra", {}).get("data_digest"):
+        # Two systems have one text under two paths; what they read decides, and how it was joined.
+        job["data"] = f"sha256:{digest}, {record['options']['pack'] or 'concat'}"
+    return job
 
 
 def reference(record: dict[str, Any], band: Band, *, measured: str) -> Curve:

@@ -23,6 +23,8 @@ CompileScope = Literal["block", "model"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "fa4"]
 Recompute = Literal["none", "half", "full"]
 Device = Literal["auto", "cpu", "cuda"]
+TokenType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+Pack = Literal["concat", "masked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,11 @@ class Options:
     lr_warmup: int
     clip: float
     seed: int
+    weights: Path | None
     data: str
+    token_type: TokenType | None
+    tokenizer: str | None
+    pack: Pack | None
     precision: Precision
     parallel: Parallel
     tp: int
@@ -122,10 +128,14 @@ def contradiction(options: Options) -> str | None:
     """The first reason why these options cannot run together."""
     model_parallel = options.tp * options.pp > 1
     rules = (
+        (
+            model_parallel and options.parallel == "zero1",
+            "--parallel zero1 keeps whole weights, --tp and --pp split them; take fsdp2 --no-reshard",
+        ),
         (model_parallel and options.parallel != "fsdp2", "--tp and --pp work with --parallel fsdp2 only"),
         (
             options.tp > 1 and options.precision.startswith("fp8"),
-            "--tp works with --precision fp32 and bf16 only",
+            "--tp works with --precision fp32 and bf16 only: FP8 scales are of whole tensors, not of slices",
         ),
         (
             options.tp > 1 and options.model in {"moe", "flux"},
@@ -155,6 +165,10 @@ def contradiction(options: Options) -> str | None:
             "--parallel zero1 with fp8 needs --implementation fused",
         ),
         (
+            options.pack == "masked" and not _masks_documents(options),
+            "--pack masked works with llama, moe, mpt and gpt, native, without --pp; take --pack concat",
+        ),
+        (
             options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
             "--replicas works with --parallel fsdp2 and hybrid_shard only",
         ),
@@ -172,6 +186,14 @@ def contradiction(options: Options) -> str | None:
 
 def _fusible(options: Options) -> bool:
     return options.model in {"llama", "mistral"} and options.precision in {"bf16", "fp8"}
+
+
+def _masks_documents(options: Options) -> bool:
+    return (
+        options.model in {"llama", "moe", "mpt", "gpt"}
+        and options.implementation == "native"
+        and options.pp == 1
+    )
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -242,9 +264,22 @@ def _what(group: argparse._ArgumentGroup) -> None:
     add("--clip", type=float, default=1.0, help="largest global gradient norm")
     add("--seed", type=int, default=1, help="of weights and data; independent of the number of GPUs")
     add(
+        "--weights",
+        type=Path,
+        help="start from a model that transformers saved, or a checkpoint's weights.pt",
+    )
+    add(
         "--data",
         default="synthetic",
-        help="synthetic, text (shipped), or a folder of MosaicML streaming shards",
+        help="synthetic; text (shipped, 2.5 KB); corpus (50 MB from this machine's packages); or a path: "
+        "MosaicML streaming shards, a data set saved by Hugging Face, or .txt, .md, .jsonl",
+    )
+    add("--token-type", choices=get_args(TokenType), help="of a token in shards whose column is raw bytes")
+    add("--tokenizer", help="tokenizer.json for texts [a token is a byte]")
+    add(
+        "--pack",
+        choices=get_args(Pack),
+        help="join rows to full sequences; masked: attention stays inside each document [a row is a sample]",
     )
 
 

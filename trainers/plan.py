@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+import memory
 import peaks
 import presets
 from errors import RefusedError
@@ -44,6 +47,10 @@ class Plan:
         first = step * self.global_batch + (micro * job.data_size + job.data_rank) * self.micro_batch
         return range(first, first + self.micro_batch)
 
+    def following(self, step: int, micro: int) -> tuple[int, int]:
+        """Step and number of the microbatch after this one."""
+        return (step, micro + 1) if micro + 1 < self.accumulate else (step + 1, 0)
+
     def facts(self) -> dict[str, Any]:
         """The plan as part of the record."""
         names = ("seq_len", "micro_batch", "accumulate", "global_batch", "lr")
@@ -63,6 +70,9 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
             f"--global-batch {batch} is not a multiple of {micro * data_ranks}: micro-batch {micro} x "
             f"{data_ranks} data ranks; change --global-batch or --micro-batch"
         )
+    if world.gpu:
+        present = torch.cuda.get_device_properties(world.device).total_memory
+        memory.require(options, preset, ranks=world.size, micro_batch=micro, present=present)
     seq_len = options.seq_len or preset.seq_len
     return Plan(
         seq_len=seq_len,

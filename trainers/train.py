@@ -138,6 +138,7 @@ def job(options: Options, world: World, phases: Phases, fitness: dict[str, Any] 
     seed_process(options)
     run = build(options, world, phases)
     run.extra["preflight"] = fitness
+    run.extra["data_digest"] = run.feed.digest
     run.first_step = resume(run)
     with attention_backend.order(options, world):
         train(run)
@@ -223,7 +224,8 @@ def accumulate(run: Run, step: int) -> Tensor:
     share, loss = 1 / plan.accumulate, torch.zeros((), device=device)
     for micro in range(plan.accumulate):
         begin = time.perf_counter()
-        batch = run.feed.batch(plan.numbers(step, micro, run.job), device)
+        then = plan.numbers(*plan.following(step, micro), run.job)
+        batch = run.feed.batch(plan.numbers(step, micro, run.job), device, then=then)
         run.data_wait_s.append(time.perf_counter() - begin)
         # Only the last microbatch reduces gradients over the ranks: once a step, whatever the number of
         # microbatches.

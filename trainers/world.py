@@ -12,7 +12,7 @@ import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -119,16 +119,35 @@ def _device(options: Options) -> torch.device:
     return torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
 
 
+def _of_this_start(timeout: dt.timedelta) -> dict[str, Any]:
+    """Arguments that keep the keys of this start apart from those before a restart; none without torchrun.
+
+    torchrun keeps one store over its restarts, in which gloo finds the addresses of the killed ranks and
+    fails: torch 2.13 no longer adds the number of the restart to the keys. On several nodes agents count
+    restarts each for themselves; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each start its own store.
+    """
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or restart == "0":
+        return {}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, size, is_master=False, timeout=timeout)
+    return {"store": dist.PrefixStore(f"restart_{restart}", store), "rank": rank, "world_size": size}
+
+
 def _open_group(device: torch.device) -> None:
+    timeout, given = dt.timedelta(minutes=10), {}
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == int(os.environ["WORLD_SIZE"]):
         # All ranks are on this node, so they use the loopback: torchrun gives the host's name as the master's
         # address (--standalone too), and a container without a network cannot resolve its own name.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ["MASTER_ADDR"] = "127.0.0.1"
+        given = _of_this_start(timeout)
     # gloo serves CPU tensors beside NCCL or RCCL: the stop flag and checkpoints must not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
-        timeout=dt.timedelta(minutes=10),
+        timeout=timeout,
+        **given,
         device_id=device if device.type == "cuda" else None,
     )

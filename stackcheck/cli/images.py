@@ -26,6 +26,7 @@ from stackcheck.cli.options import (
     PlainHttp,
     Platform,
     Root,
+    Rows,
     Selectors,
     SigningKey,
     Target,
@@ -128,20 +129,25 @@ def certify_image(
     vendor: Vendor = None,
     force: Force = False,
     key: SigningKey = None,
+    rows: Rows = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
     """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it."""
     if dry_run:
-        _show_plan(name, root, "test, judge, sign")
+        _show_plan(name, root, f"test, rows of {rows}, judge, sign" if rows else "test, judge, sign")
         return
     report = Progress()
     settings = _settings(root, vendor=vendor, key=key, force=force)
     with exclusive(settings.root, "stackcheck certify", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
+        if rows:  # before the suites: minutes later is too late to hear of a wrong name
+            flow.require_rows(rows, subject, settings)
         judged = flow.test(subject, engine, settings, report)
+        if rows:
+            judged = flow.hold_to_rows(rows, subject, judged, engine=engine, settings=settings, report=report)
         flow.sign(subject, judged, settings)
     facts = {
         "verdict": judged.verdict.status,

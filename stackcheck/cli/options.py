@@ -44,6 +44,15 @@ Vendor = Annotated[
     VendorName | None,
     typer.Option("--gpu-vendor", help="The vendor whose checks run.", show_default="the stack's vendor"),
 ]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        "--rows",
+        metavar="DOCUMENT",
+        help="Also hold the image to the figures of a document (trainers/rows.yaml) for these devices.",
+        show_default="none",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Run the suites again even if nothing changed.")]
 
 Target = Annotated[

@@ -141,6 +141,30 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     return result
 
 
+def run_program(
+    plan: RunPlan,
+    engine: Engine,
+    *,
+    out: Path,
+    command: tuple[str, ...],
+    timeout_s: float,
+    report: Callable[[str], None],
+) -> int:
+    """Run a program of the frozen trainers in the image, with the rights of the suites; its exit code.
+
+    The suites ran before, so `out` has their files; the program writes to `run/` beside them.
+    """
+    found = interpreter.find(plan.subject.image.reference, engine)
+    needs = vendors.module(plan.host.vendor).container_needs()
+    declared = engine.inspect(plan.subject.image.reference).env
+    user = container_user.uid()
+    spec = _container(plan, needs, found=found, declared=declared, out=out, user=user)
+    tail: deque[str] = deque(maxlen=LAST_LINES)
+    with (out / "program.log").open("w", encoding="utf-8") as log:
+        seen = _tee(log.write, tail, report)
+        return engine.run(dataclasses.replace(spec, command=command, timeout_s=timeout_s, on_line=seen))
+
+
 def _make_folder(out: Path, user: int) -> None:
     """An empty `run/` that the container's user may write to; on the host nobody else can come to it."""
     (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid

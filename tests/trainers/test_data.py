@@ -1,13 +1,17 @@
 """Samples depend on their number alone, and the shipped shards are MosaicML's format."""
 
-import struct
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import data
 import metrics
+import options
+import presets
+import shards
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -25,22 +29,25 @@ def test_labels_are_the_next_tokens_and_not_the_inputs() -> None:
     assert not torch.equal(batch["tokens"], batch["labels"])
 
 
-def test_shards_hold_the_text_in_the_published_layout(tmp_path: Path) -> None:
-    text = data.TEXT.read_bytes()
-    data.write_shards(tmp_path, text, sample_bytes=100, per_shard=7)
-    raw = (tmp_path / "shard.00000.mds").read_bytes()
-    count, first, second = struct.unpack("<3I", raw[:12])
-    assert (count, first) == (7, 4 + 4 * 8)
-    assert raw[first + 4 : second] == text[:100]
+def test_each_pass_reads_every_sample_once_in_its_own_order(tmp_path: Path) -> None:
+    pieces = np.frombuffer(data.TEXT.read_bytes()[:2300], np.uint8).reshape(-1, 100)
+    shards.write(tmp_path, list(pieces), per_shard=7)
+    source = data.open_source(options.parse(["--data", str(tmp_path)]), vocab=256, seq_len=99)
+    passes = [[bytes(source.sample(e * 23 + i).tolist()) for i in range(23)] for e in range(2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == sorted(bytes(piece) for piece in pieces)
+    assert passes[0] != passes[1]
 
 
-def test_each_epoch_reads_every_sample_once_in_its_own_order(tmp_path: Path) -> None:
-    data.write_shards(tmp_path, data.TEXT.read_bytes(), sample_bytes=100, per_shard=7)
-    source = data.Shards(tmp_path, seq_len=99, seed=1)
-    count = source.ends[-1]
-    epochs = [[bytes(source.sample(e * count + i).tolist()) for i in range(count)] for e in range(2)]
-    assert sorted(epochs[0]) == sorted(epochs[1])
-    assert epochs[0] != epochs[1]
+def test_what_is_read_ahead_is_what_would_be_read() -> None:
+    parsed = options.parse(["--data", "text", "--global-batch", "4"])
+    preset, cpu = presets.find("llama", "tiny"), torch.device("cpu")
+    plan = SimpleNamespace(seq_len=16)
+    feeds = [data.Feed(parsed, preset, plan) for _ in range(2)]
+    for begin in (0, 4, 8, 40):  # the last one is not what was read ahead
+        numbers = range(begin, begin + 4)
+        with_thread = feeds[0].batch(numbers, cpu, then=range(begin + 4, begin + 8))
+        without = feeds[1].batch(numbers, cpu)
+        assert torch.equal(with_thread["tokens"], without["tokens"])
 
 
 def test_cost_of_a_trillion_tokens_is_the_guides() -> None:

@@ -20,6 +20,8 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+import initial
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -76,11 +78,13 @@ def ties_weights(model: nn.Module) -> bool:
 def initial_value(
     name: str, shape: torch.Size, layers: int, options: Options, device: torch.device
 ) -> Tensor:
-    """The initial float32 value of a parameter: ones for norms, zeros for biases, else normal.
+    """The initial float32 value of a parameter: --weights, or ones for norms, zeros for biases, else normal.
 
     Projections that add to the residual stream are scaled by 1/sqrt(2 x layers), as in GPT-2. Devices draw
     different numbers from one seed; with --portable the CPU draws for all of them.
     """
+    if options.weights is not None:
+        return initial.weight(options.weights, options.model, name, shape).to(device)
     if name.endswith(".bias"):
         return torch.zeros(shape, device=device)
     if len(shape) == 1:

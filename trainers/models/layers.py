@@ -88,6 +88,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Ten
     )
 
 
+def document_mask(documents: Tensor) -> Tensor:
+    """True where a query may look, [batch, 1, sequence, sequence]: earlier tokens of its own document.
+
+    `documents` [batch, sequence] holds the number of each token's document.
+    """
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+
+
 def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Causal attention to the last `window` positions, itself included, without a sequence² mask.
 

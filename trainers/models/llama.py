@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import BlockModel, LossHead, Rotary, attention, run_blocks, window_attention
+from models.layers import (
+    BlockModel,
+    LossHead,
+    Rotary,
+    attention,
+    document_mask,
+    run_blocks,
+    window_attention,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,14 +55,14 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.width, config.kv_heads * config.head_dim, bias=False)
         self.o = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Run the layer; shapes as in the module docstring."""
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None = None) -> Tensor:
+        """Run the layer; shapes as in the module docstring. `mask` as layers.document_mask makes it."""
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q, self.k, self.v)
         )
         q, k = rotary.turn(q), rotary.turn(k)
-        out = window_attention(q, k, v, self.window) if self.window else attention(q, k, v)
+        out = window_attention(q, k, v, self.window) if self.window else attention(q, k, v, bias=mask)
         return self.o(out.transpose(1, 2).flatten(2))
 
 
@@ -82,9 +90,9 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.width, eps=config.eps)
         self.mlp = mlp or SwiGLU(config.width, config.ffn)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None = None) -> Tensor:
         """Run the layer; shapes as in the module docstring."""
-        x = x + self.attention(self.attention_norm(x), rotary)
+        x = x + self.attention(self.attention_norm(x), rotary, mask)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -111,21 +119,24 @@ class Model(BlockModel):
             out.weight = self.embedding.weight
         return LossHead(nn.RMSNorm(self.config.width, eps=self.config.eps), out, chunks)
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """Tokens, or the previous stage's activations, to this stage's last activations."""
         if self.embedding is not None:
             x = self.embedding(x)
         rotary = Rotary.table(x.shape[1], self.config.head_dim, self.config.theta, x.device)
-        return run_blocks(self.blocks, x, rotary)
+        mask = None if documents is None else document_mask(documents)
+        return run_blocks(self.blocks, x, rotary, mask)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, vocabulary]."""
         assert self.head is not None, "only the last stage of a pipeline has logits"
         return self.head.logits(self.hidden(tokens))
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         """Mean cross entropy; activations when this stage is not the last."""
-        x = self.hidden(tokens)
+        x = self.hidden(tokens, documents)
         return x if self.head is None else self.head(x, labels)
 
 

@@ -78,9 +78,11 @@ class Model(llama.Model):
         """One sparse layer."""
         return llama.Block(self.config, Experts(self.config))
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         """Mean cross entropy plus the mean balance loss of the layers (arXiv 2101.03961)."""
-        loss = super().forward(tokens, labels)
+        loss = super().forward(tokens, labels, documents)
         penalties = [block.mlp.penalty for block in self.blocks.values()]
         return loss + self.config.balance * torch.stack(penalties).mean() if self.head else loss
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import BlockModel, LossHead, alibi_slopes, attention, run_blocks
+from models.layers import BlockModel, LossHead, alibi_slopes, attention, document_mask, run_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,31 +109,35 @@ class Model(BlockModel):
             out.weight = self.embedding.weight
         return LossHead(nn.LayerNorm(self.config.width, bias=self.config.bias), out, chunks)
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """Tokens, or the previous stage's activations, to this stage's last activations."""
         if self.embedding is not None:
             x = self.embedding(x)
         if self.position is not None:
             x = x + self.position(torch.arange(x.shape[1], device=x.device))
-        return run_blocks(self.blocks, x, self._bias(x))
+        return run_blocks(self.blocks, x, self._bias(x, documents))
 
-    def _bias(self, x: Tensor) -> Tensor | None:
-        """ALiBi and the causal mask in one bias [heads, sequence, sequence]: memory grows with sequence²."""
+    def _bias(self, x: Tensor, documents: Tensor | None) -> Tensor | None:
+        """ALiBi and the masks in one bias [(batch,) heads, S, S]: memory grows with sequence²."""
+        mask = None if documents is None else document_mask(documents)
         if not self.config.alibi:
-            return None
+            return mask
         place = torch.arange(x.shape[1], device=x.device)
         distance = (place[None] - place[:, None]).float()
         bias = alibi_slopes(self.config.heads).to(x.device)[:, None, None] * distance
-        return bias.masked_fill(distance > 0, float("-inf")).to(x.dtype)
+        hidden = distance > 0 if mask is None else ~mask
+        return bias.masked_fill(hidden, float("-inf")).to(x.dtype)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, vocabulary]."""
         assert self.head is not None, "only the last stage of a pipeline has logits"
         return self.head.logits(self.hidden(tokens))
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         """Mean cross entropy; activations when this stage is not the last."""
-        x = self.hidden(tokens)
+        x = self.hidden(tokens, documents)
         return x if self.head is None else self.head(x, labels)
 
 

@@ -31,6 +31,12 @@ WHERE_PRESENT = {
         *("bitsandbytes", "liger_kernel", "torchao", "transformer_engine"),
     },
     "tests/acceptance/workloads/triton_kernels.py": {"triton"},
+    # What reads data that a user brings; data.py imports it for a path alone.
+    "trainers/arrow.py": {"datasets", "numpy"},
+    "trainers/shards.py": {"numpy"},
+    "trainers/streams.py": {"numpy", "tokenizers"},
+    "trainers/initial.py": {"safetensors"},
+    "trainers/rows.py": {"yaml"},
     "trainers/layouts/fsdp2.py": {"torchao"},
     "trainers/layouts/prepare.py": {"torchao"},
     "trainers/models/hf_llama.py": {"transformers"},
@@ -42,6 +48,9 @@ AT_TOP = {
     "tests/acceptance/workloads/machine_code.py",
     "tests/acceptance/workloads/triton_kernels.py",
     "trainers/fused/triton_ops.py",
+    "trainers/arrow.py",
+    "trainers/shards.py",
+    "trainers/streams.py",
 }
 
 

@@ -359,6 +359,9 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case((CPU_STACK, "--force"), failing),
         Case((CPU_STACK, "--force"), unfit),
         Case((FOREIGN,), lambda world: world.engine.labels.update({"stackcheck.stack": "cpu-other"})),
+        Case((CPU_STACK, "--rows", "amd-container")),
+        Case((CPU_STACK, "--rows", "amd")),
+        Case((CPU_STACK, "--rows", "amd-container", "--dry-run")),
         Case((CPU_STACK,), no_engine),
     ),
     "publish": (

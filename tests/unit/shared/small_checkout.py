@@ -39,6 +39,15 @@ AMD_STACK = "rocm5.7-debian13"
 FOREIGN = "registry.example.org/team/image:1"
 
 
+ROWS = """amd-container:
+  title: AMD
+  defaults: {count: 8}
+  jobs: {}
+  rows:
+    - {id: a, device: MI300X, metric: tflops_noncausal, unit: TFLOP/s/GPU, value: 426.79}
+"""
+
+
 def answer(*changes: tuple[str, str], required: Sequence[str] = ()) -> Callable[[dict[str, Any]], str]:
     """What the suites write: every required check passed, except those with an outcome in `changes`."""
     outcomes = dict(changes)
@@ -149,6 +158,7 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("conftest.py", "pytest.ini"):
         (root / "tests" / name).write_text("")
     (root / "trainers" / "train.py").write_text("# trains\n")
+    (root / "trainers" / "rows.yaml").write_text(ROWS)
     shutil.copy(ROOT / "matrix.yaml", root)
     shutil.copytree(ROOT / "images", root / "images")
     for module in (amd, nvidia):

@@ -1,0 +1,48 @@
+"""The writer and the reader of the real mosaicml-streaming package, for files as its users have them.
+
+`import streaming` itself also loads its image data sets and with them torchvision, which has no build for
+torch's CPU wheels. So its package is entered below its own `__init__`.
+"""
+
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def _entered() -> None:
+    if "streaming" in sys.modules:
+        return
+    found = importlib.machinery.PathFinder.find_spec("streaming")
+    if found is None or found.origin is None:
+        pytest.skip("mosaicml-streaming is not installed (.ci/peers.txt pins it)")
+    package = types.ModuleType("streaming")
+    package.__path__ = [str(Path(found.origin).parent)]
+    sys.modules["streaming"] = package
+
+
+def write(folder: Path, encoding: str, rows: list[Any], *, column: str = "tokens", **how: Any) -> Path:
+    """Rows as shards; raw bytes where the encoding is `bytes`. `how`: compression, size_limit, …"""
+    _entered()
+    from streaming.base.format.mds.writer import MDSWriter
+
+    with MDSWriter(out=str(folder), columns={column: encoding}, **how) as out:
+        for row in rows:
+            out.write({column: row.tobytes() if encoding == "bytes" else row})
+    return folder
+
+
+def read(folder: Path, column: str = "tokens") -> list[np.ndarray]:
+    """What the package itself reads."""
+    _entered()
+    import json
+
+    from streaming.base.format.mds.reader import MDSReader
+
+    shards = json.loads((folder / "index.json").read_text())["shards"]
+    readers = [MDSReader.from_json(str(folder), None, shard) for shard in shards]
+    return [reader[number][column] for reader in readers for number in range(reader.samples)]

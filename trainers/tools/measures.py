@@ -1,0 +1,266 @@
+"""What each kind of published figure is, measured here. In: a row, a Bench. Out: a value in the row's unit.
+
+A figure that is a ratio of two jobs runs both, one after the other. A job runs once, however many rows need
+it. What is no measurement of a machine (prices, token budgets) is computed, or named with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import metrics
+from tools import fit, launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rows import Row
+
+OUT_OF_MEMORY = 4
+START_S = 400.0  # a start, a preflight, compilation
+WARM = 0.4  # of a timed job's seconds
+
+
+class CannotRunError(RuntimeError):
+    """A row cannot run here. `failed`: it should have."""
+
+    def __init__(self, message: str, *, failed: bool = False) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A measured figure. `comparable`: its ratio to the published one means something."""
+
+    value: float
+    how: str
+    comparable: bool = True
+    proxy: str | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where and how long jobs run; what they gave so far."""
+
+    machine: fit.Machine
+    ranks: int
+    tiny: bool
+    seconds: float
+    more: tuple[str, ...] = ()
+    ran: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+
+    def record(self, flags: tuple[str, ...], ranks: int) -> dict[str, Any]:
+        """The record of this job, run now or before. Raises launch.RunError."""
+        name = (str(ranks), *flags)
+        if name not in self.ran:
+            self.ran[name] = launch.run(
+                launch.System("here", launch.torchrun(ranks)),
+                [*flags, *self._timing(), *self.more],
+                timeout_s=self.seconds + START_S,
+            )
+        return self.ran[name]
+
+    def _timing(self) -> list[str]:
+        """Flags that bound the run: a few steps on a CPU, seconds on a GPU."""
+        if self.tiny:
+            return ["--steps", "4", "--warmup", "1", "--no-digest", "--no-preflight", "--device", "cpu"]
+        warm = [str(WARM * self.seconds)]
+        timing = ["--steps", "1000", "--warmup", "3", "--warmup-s", *warm, "--budget-s", str(self.seconds)]
+        return [*timing, "--no-digest", "--lr", "3e-5"]
+
+
+def measure(row: Row, bench: Bench) -> Found:
+    """The row's figure here. Raises CannotRunError."""
+    computed = COMPUTED.get(row.metric)
+    if computed is not None and row.tokens_per_s is not None:
+        return computed(row)
+    if row.metric not in MEASURED:
+        raise CannotRunError(NOT_MEASURED.get(row.metric, "no figure of a machine"))
+    against = fit.reason_against(row, bench.machine)
+    if against:
+        raise CannotRunError(against)
+    if not bench.tiny and bench.machine.is_cpu:
+        raise CannotRunError("a CPU cannot run it in time; --tiny runs its command on a tiny model")
+    return MEASURED[row.metric](row, bench)
+
+
+def best(row: Row, bench: Bench, *more: str, ranks: int | None = None) -> tuple[fit.Variant, dict[str, Any]]:
+    """The first variant that runs, with its record. `more`: flags of this side of a comparison."""
+    count = ranks or bench.ranks
+    for variant in fit.variants(row, bench.machine, count, tiny=bench.tiny):
+        record = _tried(bench, (*variant.flags, *more), count)
+        if record is not None:
+            return variant, sound(record)
+    raise CannotRunError(f"does not fit: {fit.arithmetic(row, bench.machine, count)}")
+
+
+def _tried(bench: Bench, flags: tuple[str, ...], ranks: int) -> dict[str, Any] | None:
+    """The record, or None where the job ran out of memory: then a smaller variant is next."""
+    try:
+        return bench.record(flags, ranks)
+    except launch.RunError as error:
+        if error.code == OUT_OF_MEMORY:
+            return None
+        raise CannotRunError(f"{fit.shown(flags)}: {error}", failed=True) from error
+
+
+def sound(record: dict[str, Any]) -> dict[str, Any]:
+    """The record, if its numbers count."""
+    if record["problems"] or record["performance"] is None:
+        raise CannotRunError(f"{record['problems'] or 'no step was timed'}", failed=True)
+    return record
+
+
+def rate(record: dict[str, Any]) -> float:
+    """Tokens or images per second and GPU."""
+    speed = record["performance"]
+    return float(speed[f"{speed['unit']}_per_s_per_gpu"])
+
+
+def _value(key: str) -> Callable[[Row, Bench], Found]:
+    def of(row: Row, bench: Bench) -> Found:
+        variant, record = best(row, bench)
+        value, how = record["performance"][key], _how(variant, record)
+        if row.device_unit == "card":
+            how += "; published for a card, which torch counts as two devices"
+        return Found(value=value, how=how, comparable=not bench.tiny, proxy=variant.proxy, records=[record])
+
+    return of
+
+
+def _share(row: Row, bench: Bench) -> Found:
+    variant, record = best(row, bench)
+    peak = record["device"]["bf16"]
+    if not peak:
+        raise CannotRunError(f"{bench.machine.model} has no peak to compare with")
+    value = 100 * record["performance"]["tflops_hardware"] / peak
+    return Found(value=value, how=_how(variant, record), comparable=not bench.tiny, records=[record])
+
+
+def _ab(row: Row, bench: Bench, with_it: tuple[str, ...], without: tuple[str, ...], what: str) -> Found:
+    """The rate of one side over that of the other; both are the same variant."""
+    variant, other = best(row, bench, *without)
+    one = sound(bench.record((*variant.flags, *with_it), bench.ranks))
+    gain = rate(one) / rate(other)
+    value = 100 * (gain - 1) if row.unit == "%" else gain
+    how = f"{_how(variant, one)}; {what}"
+    return Found(value=value, how=how, comparable=not bench.tiny, records=[one, other])
+
+
+def _attention(row: Row, bench: Bench) -> Found:
+    if bench.machine.is_cpu:
+        raise CannotRunError("a CPU has no fused attention to switch off")
+    return _ab(row, bench, ("--attention", "flash"), ("--attention", "math"), "flash over plain attention")
+
+
+def _compile(row: Row, bench: Bench) -> Found:
+    return _ab(row, bench, ("--compile",), ("--no-compile",), "compiled over not compiled")
+
+
+def _model_parallel(flag: str) -> Callable[[Row, Bench], Found]:
+    def of(row: Row, bench: Bench) -> Found:
+        if bench.ranks % 2:
+            raise CannotRunError(f"{flag} 2 needs two GPUs, this run has {bench.ranks}")
+        plain = tuple(_single(row))
+        base = _with_flags(row, plain)
+        split = _with_flags(row, (*plain, flag, "2"))
+        variant, without = best(base, bench)
+        same = _same_size(split, variant, bench)
+        record = sound(bench.record(same, bench.ranks))
+        how = f"{_how(variant, record)}; {flag} 2 over none, tokens/s"
+        return Found(value=rate(record) / rate(without), how=how, comparable=False, records=[record, without])
+
+    return of
+
+
+def _same_size(row: Row, variant: fit.Variant, bench: Bench) -> tuple[str, ...]:
+    """The base's job with the flag of the split side: same layers, same samples a step."""
+    layers = variant.flags[variant.flags.index("--layers") :][:2] if "--layers" in variant.flags else ()
+    if bench.tiny:
+        layers = ()
+    flags = list(row.flags if not bench.tiny else fit.tiny_flags(row))
+    samples = variant.micro_batch * bench.ranks * (2 if "--pp" in flags else 1)
+    precision = () if "--precision" in flags else ("--precision", "bf16")
+    micro = ("--micro-batch", str(variant.micro_batch), "--global-batch", str(samples))
+    return (*flags, *layers, *precision, *micro)
+
+
+def _single(row: Row) -> list[str]:
+    words = list(row.flags)
+    for name in ("--tp", "--pp", "--global-batch"):
+        if name in words:
+            at = words.index(name)
+            del words[at : at + 2]
+    return words
+
+
+def _with_flags(row: Row, flags: tuple[str, ...]) -> Row:
+    from dataclasses import replace
+
+    return replace(row, flags=flags, global_batch=None)
+
+
+def _scaling(row: Row, bench: Bench) -> Found:
+    """The rate of a GPU in all of them, as a share of the rate of one alone, at the same work a GPU."""
+    if bench.ranks < 2:
+        raise CannotRunError("scaling needs two GPUs or more")
+    alone = _with_flags(row, tuple(_single(row)))
+    variant, one = best(alone, bench, ranks=1)
+    many = sound(bench.record(variant.flags, bench.ranks))
+    how = f"{_how(variant, many)}; {bench.ranks} over 1"
+    return Found(value=100 * rate(many) / rate(one), how=how, comparable=not bench.tiny, records=[many, one])
+
+
+def _cost(row: Row) -> Found:
+    assert row.tokens_per_s is not None
+    assert row.dollars_per_hour is not None
+    value = metrics.cost(row.tokens_per_s, row.dollars_per_hour)["dollars_per_1t_tokens"]
+    return Found(
+        value=value, how=f"computed: {row.tokens_per_s:g} tokens/s at ${row.dollars_per_hour:g} an hour"
+    )
+
+
+def _how(variant: fit.Variant, record: dict[str, Any]) -> str:
+    layout = record["options"]["parallel"]
+    devices = f"{record['world_size']} x {record['device']['model']}"
+    return f"{devices}; {variant.how}; {layout}, {record['options']['implementation']}"
+
+
+MEASURED: dict[str, Callable[[Row, Bench], Found]] = {
+    "tflops_noncausal": _value("tflops_noncausal"),
+    "tflops_hardware": _value("tflops_hardware"),
+    "images_per_s": _value("images_per_s_per_gpu"),
+    "peak_share_hardware": _share,
+    "attention_gain": _attention,
+    "compile_ratio": _compile,
+    "tensor_parallel_ratio": _model_parallel("--tp"),
+    "pipeline_parallel_ratio": _model_parallel("--pp"),
+    "weak_scaling": _scaling,
+    "strong_scaling": _scaling,
+}
+COMPUTED: dict[str, Callable[[Row], Found]] = {"dollars_per_1t_tokens": _cost}
+_RECORDS = "a ratio of two systems: tools/ratio.py compares their records"
+NOT_MEASURED = {
+    "speed_ratio": _RECORDS,
+    "speed_ratio_one_head": _RECORDS,
+    "stack_ratio": "a ratio of two stacks on one GPU: tools/ratio.py compares their records",
+    "accuracy": "billions of tokens: tools/convergence.py runs a short version, tools/evaluate.py its tasks",
+    "mean_accuracy": "as its seven tasks",
+    "batches": "a length of a job, no figure of a machine",
+    "steps": "a length of a job, no figure of a machine",
+    "tokens": "a length of a job, no figure of a machine",
+    "dollars_per_hour": "a price; tools/cost.py takes it for a record's cost per token",
+    "spot_dollars_per_hour": "a price; tools/cost.py takes it for a record's cost per token",
+    "estimated_tokens_per_s": "an estimate of no named model: nothing to compare a run with",
+    "seconds": "what a provider grants; tests/trainers/test_restart.py kills jobs without any notice",
+    "peak_tflops": "a data sheet: tests/acceptance/devices.json",
+    "memory_gb": "a data sheet: tests/acceptance/devices.json",
+    "memory_gb_per_s": "a data sheet: tests/acceptance/devices.json",
+    "power_w": "a data sheet: tests/acceptance/devices.json",
+    "parameters": "a size: tests/trainers/test_flops.py holds ours to it",
+    "active_parameters": "a size: tests/trainers/test_flops.py holds ours to it",
+    "tensor_parallel_ranks": "a rule, which --tp follows: its ranks are neighbours on one node",
+}
