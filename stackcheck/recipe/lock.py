@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stackcheck.engine import apt_archive
-from stackcheck.errors import ConfigurationError, EngineError
+from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import indexes, rocm
@@ -51,25 +51,30 @@ class LockResult:
     kept: tuple[str, ...]
 
 
-def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> LockResult:
+def lock(
+    stack: Stack, images: Path, upstream: Upstream | None = None, *, wheelhouse: Path | None = None
+) -> LockResult:
     """Lock one stack.
 
     Args:
         stack: With its present pins.
         images: Where the stack's folder is.
         upstream: Asks registries and release pages; share one, and a host that does not answer is asked once.
+        wheelhouse: The only folder that wheels come from; no index is asked.
 
     Raises:
+        BuildError: The folder lacks a wheel; nothing was written.
         ConfigurationError: uv is missing.
     """
-    return _Locking(stack, images / stack.id, upstream or Upstream()).run()
+    return _Locking(stack, images / stack.id, upstream or Upstream(), wheelhouse).run()
 
 
 class _Locking:
     """The locking of one stack: what is known so far, and what is missing."""
 
-    def __init__(self, stack: Stack, folder: Path, upstream: Upstream) -> None:
+    def __init__(self, stack: Stack, folder: Path, upstream: Upstream, wheelhouse: Path | None) -> None:
         self.stack = stack
+        self.wheelhouse = wheelhouse
         self.folder = folder
         self.upstream = upstream
         self.missing: list[str] = []
@@ -94,6 +99,7 @@ class _Locking:
             "missing": self.missing,
             "bases": self._bases(),
             "sources": {extension.name: self._source(extension) for extension in extensions(self.stack)},
+            **({"rootfs": self.before["rootfs"]} if "rootfs" in self.before else {}),
             **self._smi(),
             "wheels": self._wheels(path) if image else self.before.get("wheels", {}),
         }
@@ -105,7 +111,24 @@ class _Locking:
         def question(places: Sequence[str]) -> str:
             return indexes.resolve(wanted, python=self.stack.python, places=places, constraints=constraints)
 
-        return ask(self.stack, self.upstream, question)
+        return self._ask(question)
+
+    def _ask(self, question: Callable[[Sequence[str]], _Answer]) -> _Answer:
+        """Ask the one folder of wheels if there is one, else the indexes."""
+        if self.wheelhouse is None:
+            return ask(self.stack, self.upstream, question)
+        try:
+            return question(["--no-index", f"--find-links={self.wheelhouse}"])
+        except UnresolvedError as error:
+            # Not `missing`: an earlier lock of the indexes must not stay beside this folder.
+            raise BuildError(
+                f"the folder of wheels does not yield {self.stack.id}",
+                where=str(self.wheelhouse),
+                got=f"no wheel that is {error.package}, for Python {self.stack.python}, with all that it needs",
+                expected="every package of the stack and all that they need, as wheels",
+                next_step=f"stackcheck wheelhouse {self.wheelhouse} --from-environment PYTHON {self.stack.id} "
+                "names what is absent; carry those wheels here",
+            ) from error
 
     def _write(self, name: str, wanted: Sequence[str], make: Callable[[], str]) -> bool:
         """Write one lock; if that fails, an earlier one stays if it covers the same packages."""
@@ -122,6 +145,8 @@ class _Locking:
         index = f"{TORCH_INDEX}/{self.stack.wheel_tag}" if self.stack.wheel_tag else "not needed"
         what = {"requirements": "Every package", "toolchain": "What compiles the wheels"}.get(name, name)
         head = _HEAD.format(what=what, id=self.stack.id, index=index)
+        if self.wheelhouse:
+            head += "# The hashes are those of wheels in a folder, which wheelhouse.json lists: an index has others.\n"
         write_atomically(path, ((head + text).encode(),))
         return True
 
@@ -200,11 +225,7 @@ class _Locking:
         locked = indexes.read_lock(path)
         names = [*(pin.partition("==")[0] for pin in self.stack.frozen), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
-        found = ask(
-            self.stack,
-            self.upstream,
-            lambda places: indexes.files(pins, python=self.stack.python, places=places),
-        )
+        found = self._ask(lambda places: indexes.files(pins, python=self.stack.python, places=places))
         return {name: {f: s for f, s in of.items() if f.endswith(".whl")} for name, of in found.items()}
 
 
