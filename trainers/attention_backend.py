@@ -14,6 +14,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+import flash4
+from errors import RefusedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -29,11 +32,13 @@ BACKENDS = {
 # Names of kernels; the first match decides. cuDNN's generated kernels have "flash" in their names too, and
 # AOTriton serves `efficient` with the kernels of `flash`.
 KERNELS = (
+    ("fa4", r"flash_?attn_?cute|FlashAttention(Forward|Backward)"),
     ("cudnn", r"cudnn.*(sdpa|attention|flash|fprop|bprop)"),
     ("flash", r"flash_(fwd|bwd)|flash::|attn_fwd|attn_bwd|bwd_kernel_d|FmhaFwd|FmhaBwd"),
     ("efficient", r"fmha_cutlass[FB]"),
 )
 OPERATORS = (
+    ("fa4", r"trainers::fa4"),
     ("cudnn", r"_scaled_dot_product_cudnn_attention"),
     ("flash", r"_scaled_dot_product_flash_attention"),
     ("efficient", r"_scaled_dot_product_efficient_attention"),
@@ -49,12 +54,28 @@ def order(options: Options, world: World) -> Iterator[None]:
     if not world.gpu or (options.attention == "auto" and torch.version.hip):
         yield
         return
-    order = [BACKENDS[options.attention]] if options.attention != "auto" else list(BACKENDS.values())
-    with _own_cache(order), sdpa_kernel(order, set_priority=True):
+    if options.attention == "fa4":
+        require_fa4()
+    named = options.attention if options.attention in BACKENDS else None
+    order = [BACKENDS[named]] if named else list(BACKENDS.values())
+    fa4 = flash4.chosen() if options.attention == "fa4" else contextlib.nullcontext()
+    names = [options.attention] if options.attention == "fa4" else [backend.name for backend in order]
+    with _own_cache(names), sdpa_kernel(order, set_priority=True), fa4:
         yield
 
 
-def _own_cache(order: list[SDPBackend]) -> contextlib.AbstractContextManager[object]:
+def require_fa4() -> None:
+    """Refuse `--attention fa4` where it cannot run."""
+    if torch.version.hip:
+        raise RefusedError("--attention fa4 is for NVIDIA GPUs; use --attention auto")
+    if not flash4.installed():
+        raise RefusedError(
+            "--attention fa4 needs FlashAttention 4, and its package flash-attn-4 is not installed; "
+            "use an image of a stack with `flash_attn: 4…`, or --attention auto"
+        )
+
+
+def _own_cache(names: list[str]) -> contextlib.AbstractContextManager[object]:
     """Compiled graphs of this order only.
 
     A graph contains the backend that was chosen when it was traced, and the key of torch's cache does not: a
@@ -63,7 +84,7 @@ def _own_cache(order: list[SDPBackend]) -> contextlib.AbstractContextManager[obj
     own: contextlib.AbstractContextManager[object]
     config: Any = getattr(torch.compiler, "config", None)  # torch 2.4 does not import it
     if hasattr(config, "cache_key_tag"):
-        own = config.patch(cache_key_tag="attention=" + ",".join(backend.name for backend in order))
+        own = config.patch(cache_key_tag="attention=" + ",".join(names))
     else:  # before torch 2.6 the key cannot be changed, so there is no cache
         from torch._inductor import config as inductor
 

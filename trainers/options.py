@@ -20,7 +20,7 @@ Precision = Literal["fp32", "bf16", "fp8", "fp8-rowwise"]
 Parallel = Literal["fsdp2", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "zero1"]
 Storage = Literal["fp32", "bf16"]  # of gradients while they are summed, and of AdamW's moments
 CompileScope = Literal["block", "model"]
-Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
+Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "fa4"]
 Recompute = Literal["none", "full"]
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -146,7 +146,7 @@ def contradiction(options: Options) -> str | None:
         ),
         (
             options.implementation == "fused" and not (options.parallel == "zero1" and _fusible(options)),
-            "--implementation fused works with --model llama, --parallel zero1, --precision bf16 or fp8 only",
+            "--implementation fused works with llama, mistral, --parallel zero1, --precision bf16, fp8 only",
         ),
         (
             options.parallel == "zero1"
@@ -171,7 +171,7 @@ def contradiction(options: Options) -> str | None:
 
 
 def _fusible(options: Options) -> bool:
-    return options.model == "llama" and options.precision in {"bf16", "fp8"}
+    return options.model in {"llama", "mistral"} and options.precision in {"bf16", "fp8"}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -263,7 +263,11 @@ def _how(group: argparse._ArgumentGroup) -> None:
     add("--reshard", action=toggle, default=True, help="free gathered weights between forward and backward")
     add("--reduce", choices=get_args(Storage), default="fp32", help="type in which gradients are summed")
     add("--moments", choices=get_args(Storage), default="fp32", help="type of AdamW's moments (zero1)")
-    add("--loss-chunks", type=int, help="chunks of the loss; 1 holds all logits at once [8 on a GPU, else 1]")
+    add(
+        "--loss-chunks",
+        type=int,
+        help="chunks of the loss; 1 holds all logits at once [on a GPU as many as 8192 rows need, else 1]",
+    )
     add("--compile", action=toggle, help="torch.compile [on a GPU]")
     add(
         "--compile-scope",
@@ -275,7 +279,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
         "--attention",
         choices=get_args(Attention),
         default="auto",
-        help="attention backend; auto tries cuDNN first on NVIDIA",
+        help="attention backend; auto tries cuDNN first on NVIDIA; fa4: FlashAttention 4 (flash-attn-4)",
     )
     add(
         "--recompute",

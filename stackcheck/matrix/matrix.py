@@ -265,4 +265,9 @@ def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
             "builder",
             "required: FlashAttention 2 for CUDA 12 and older is compiled in an image that has nvcc",
         )
+    for name in sorted({"flash-attn", "flash-attn-4"} & {*(block.packages or {})}):
+        yield (
+            "packages",
+            f"{name} is chosen by `flash_attn`: 2 and 4 share a folder, so an image has one of them",
+        )
     yield from (("os", f"{name} is not under `systems`") for name in block.os if name not in matrix.systems)

@@ -51,7 +51,7 @@ class FlashAttention:
 
 def flash_attention_package(version: str) -> str:
     """The name of FlashAttention's package: 4 is another one than 2, which has no such versions."""
-    return "flash-attn-4" if int(version.split(".", maxsplit=1)[0]) >= 4 else "flash-attn"  # noqa: PLR2004
+    return "flash-attn-4" if int(version.split(".", maxsplit=1)[0]) >= 4 else "flash-attn"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

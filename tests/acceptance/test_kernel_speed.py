@@ -8,7 +8,7 @@ import pytest
 from harness import skips
 from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
-from workloads import arch, cases, convolution_halves, kernel_speed, speed_conditions
+from workloads import arch, cases, convolution_halves, flash_package, kernel_speed, speed_conditions
 
 
 @pytest.fixture
@@ -60,6 +60,21 @@ def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..
         skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
     measure(kernel_speed.attention_forward, "attention_forward_tflops", "TFLOP/s", backend=backend)
     measure(kernel_speed.attention_backward, "attention_backward_tflops", "TFLOP/s", backend=backend)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1, perf=True)
+def test_flash_attention_4_speed(on_device: OnDevice, record_metric: RecordMetric) -> None:
+    """FlashAttention 4, forward and backward, reaches the speed of this device model, where one is known."""
+    if not on_device(flash_package.is_v4):
+        skips.without_package("flash-attn-4", "FlashAttention 4 is not part of this stack")
+    for name, function in (
+        ("forward", kernel_speed.package_forward),
+        ("backward", kernel_speed.package_backward),
+    ):
+        for figure in on_device(function, timeout_s=300):
+            more = {**kept_of(figure), "gate": True, "bound_needed": False}
+            record_metric(f"attention_{name}_tflops", figure["value"], unit="TFLOP/s", **more)
 
 
 @pytest.mark.tier("standard")

@@ -20,6 +20,7 @@ from harness.calls import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, software
 from vendors.software import Compiler, Software
+from workloads import flash_compile
 
 pytestmark = pytest.mark.static
 
@@ -228,6 +229,24 @@ def test_flash_attention_holds_every_architecture(
     held = frozenset[str]().union(*compiled.values())
     missing = [arch for arch in archs if not stack.covers(arch, held)]
     assert not missing, f"no code for {missing} in {[file.name for file in files]}, only for {sorted(held)}"
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.long
+def test_flash_attention_4_compiles_for_every_architecture(
+    archs: Sequence[str], in_child: InChild, record_metric: RecordMetric
+) -> None:
+    """FlashAttention 4 turns its attention into code for each architecture, forward and backward.
+
+    It is Python, and compiles a kernel when it is first called: an image that cannot fails in the first step
+    of a job. Nothing here needs a GPU.
+    """
+    if not installed.distributions(("flash-attn-4",)):
+        skips.without_package("flash-attn-4", "FlashAttention 4 is not part of this stack")
+    for arch in archs:
+        env = flash_compile.environment(arch)
+        seconds = in_child(flash_compile.compile_kernels, timeout_s=600, env=env, fresh=True)
+        record_metric("flash_attention_4_compile_s", seconds, unit="s", conditions={"arch": arch})
 
 
 @pytest.fixture

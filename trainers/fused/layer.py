@@ -12,11 +12,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from fused import ops
 from fused.products import Fp8Products, Joined, NativeProducts, accumulate
-from models.layers import Rotary
+from models.layers import Rotary, attention, window_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,13 +29,13 @@ class Layer:
     """The weights of one block, and its forward and backward over rows [tokens, width]."""
 
     def __init__(self, block: nn.Module, matmul: NativeProducts | Fp8Products, *, fp8: bool) -> None:
-        attention, mlp = block.attention, block.mlp
-        self.unit = attention.q.weight.unit
+        attn, mlp = block.attention, block.mlp
+        self.unit = attn.q.weight.unit
         self.norm1, self.norm2 = block.attention_norm, block.mlp_norm
-        self.qkv, self.out = Joined(attention.q, attention.k, attention.v), Joined(attention.o)
+        self.qkv, self.out = Joined(attn.q, attn.k, attn.v), Joined(attn.o)
         self.gate_up, self.down = Joined(mlp.gate, mlp.up), Joined(mlp.down)
-        self.dim = attention.head_dim
-        self.heads, self.kv = (layer.weight.shape[0] // self.dim for layer in (attention.q, attention.k))
+        self.dim, self.window = attn.head_dim, attn.window
+        self.heads, self.kv = (layer.weight.shape[0] // self.dim for layer in (attn.q, attn.k))
         self.matmul, self.fp8 = matmul, fp8
 
     def top(self, x: Tensor) -> Tensor | None:
@@ -65,7 +64,7 @@ class Layer:
         grid = qkv.view(batch, -1, self.heads + 2 * self.kv, self.dim).transpose(1, 2)
         parts = [part.detach().requires_grad_() for part in grid.split((self.heads, self.kv, self.kv), 1)]
         with torch.enable_grad():
-            o = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=self.heads != self.kv)
+            o = window_attention(*parts, self.window) if self.window else attention(*parts)
         return parts, o
 
     def backward(self, saved: tuple[Any, ...], gs: Tensor, gu_out: Tensor, rotary: Rotary) -> Tensor:
@@ -152,10 +151,8 @@ class Model:
     """A llama.Model's function over the same weights; `share` scales the gradients of the next forward."""
 
     def __init__(self, model: nn.Module, peak: Peak, *, fp8: bool) -> None:
-        if model.config.tied or model.config.window:
-            raise NotImplementedError(
-                "the fused layer needs an untied head and full causal attention; use --implementation native"
-            )
+        if model.config.tied:
+            raise NotImplementedError("the fused layer needs an untied head; use --implementation native")
         matmul = Fp8Products(fnuz=peak.fnuz) if fp8 else NativeProducts()
         self.config, self.embedding, self.head = model.config, model.embedding, model.head
         self.unit = model.head.out.weight.unit

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import presets
 from errors import RefusedError
+from models.layers import BY_ROWS, WHOLE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,7 @@ def create(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
     from layouts import fsdp2, prepare
 
     family = presets.MODELS[options.model]
-    chunks = options.loss_chunks or (8 if world.gpu else 1)
+    chunks = options.loss_chunks or (BY_ROWS if world.gpu else WHOLE)
     if options.implementation == "transformers":
         from models import hf_llama
 

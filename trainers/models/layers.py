@@ -13,8 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import flash4
+from fused import ops
+from fused.products import accumulate
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_PRODUCTS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype_out") and not torch.version.hip
+WHOLE, BY_ROWS = 1, 0  # numbers of chunks of the loss with a meaning of their own
+ROWS = 8192  # of logits at a time: 2 GB of bfloat16 at Llama 3's vocabulary
 
 
 class BlockModel(nn.Module):
@@ -72,6 +81,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Ten
     """Scaled dot-product attention over [batch, heads, sequence, head_dim]; query heads may
     share key heads.
     """
+    if flash4.takes(q, bias):
+        return flash4.attend(q, k, v, causal=causal)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=bias, is_causal=causal and bias is None, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -81,11 +92,13 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Causal attention to the last `window` positions, itself included, without a sequence² mask.
 
     Queries go in blocks of `window`; each sees its own block and the one before through one small mask
-    [window, 2·window], so work and memory grow with sequence · window.
+    [window, 2·window], so work and memory grow with sequence · window. FlashAttention 4 has windows itself.
     """
     batch, heads, length, dim = q.shape
     if length <= window:
         return attention(q, k, v)
+    if flash4.takes(q, None):
+        return flash4.attend(q, k, v, causal=True, window=window)
     q, k, v = (F.pad(x, (0, 0, 0, -length % window)).unflatten(2, (-1, window)) for x in (q, k, v))
     k, v = (torch.cat((F.pad(x, (0, 0, 0, 0, 1, 0))[:, :, :-1], x), 3) for x in (k, v))
     blocks = q.shape[2]
@@ -100,19 +113,27 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Cross entropy of x·weightᵀ; the gradient is made in forward, chunk by chunk, while logits exist."""
+    """Cross entropy of x·weightᵀ; the gradient is made in forward, chunk by chunk, while logits exist.
+
+    Each chunk's logits become their own gradient in place, in one pass (`ops.cross_entropy_`), and products
+    add to the weight's gradient as they are made: no float32 logits, nothing computed twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
-        count, loss = x.shape[0], x.new_zeros((), dtype=torch.float32)
-        dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
+        losses, dx = [], torch.empty_like(x)
+        # One chunk is one product, which sums in float32 itself; more are summed in float32.
+        kind = weight.dtype if chunks == 1 else torch.float32
+        dweight = torch.empty_like(weight, dtype=kind)
+        cross_entropy, fresh = ops.pick("cross_entropy_", x.device), True
         for rows, target, out in zip(x.chunk(chunks), labels.chunk(chunks), dx.chunk(chunks), strict=True):
-            part, dlogits = _loss_and_gradient(rows @ weight.t(), target, count)
-            loss = loss + part  # not in place: torch 2.11's compiler then loses the gradient
-            torch.mm(dlogits, weight, out=out)
-            dweight += dlogits.t() @ rows
+            logits = rows @ weight.t()
+            losses.append(cross_entropy(logits, target, 1 / x.shape[0]))
+            torch.mm(logits, weight, out=out)
+            _add_product(dweight, logits.t(), rows, fresh=fresh)
+            fresh = False
         ctx.save_for_backward(dx, dweight.to(weight.dtype))
-        return loss
+        return torch.cat(losses).mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,20 +141,27 @@ class _ChunkedLoss(torch.autograd.Function):
         return dx * grad, dweight * grad, None, None
 
 
-def _loss_and_gradient(logits: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Sum of cross entropies divided by `count`, and its gradient in the logits' type."""
-    exact = logits.float()
-    log_sum = torch.logsumexp(exact, -1, keepdim=True)
-    loss = (log_sum - exact.gather(1, labels[:, None])).sum() / count
-    hot = torch.arange(logits.shape[1], device=logits.device)[None] == labels[:, None]
-    return loss, ((torch.exp(exact - log_sum) - hot.float()) / count).to(logits.dtype)
+def _add_product(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
+    """As `accumulate`; a torch without products of another type than their operands rounds each one first."""
+    if out.dtype == a.dtype or not a.is_cuda or _PRODUCTS_IN_FLOAT32:
+        accumulate(out, a, b, fresh=fresh)
+        return
+    product = a @ b
+    out.copy_(product) if fresh else out.add_(product)
+
+
+@torch.compiler.disable
+def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+    """Mean cross entropy of x·weightᵀ. Not compiled: torch 2.11's compiler loses gradients made in place."""
+    loss: Tensor = _ChunkedLoss.apply(x, weight, labels, chunks)
+    return loss
 
 
 class LossHead(nn.Module):
     """Final norm, projection to the vocabulary and mean cross entropy.
 
     `chunks` splits the rows before the projection: 8192 x 128256 logits are 4.2 GB in float32, thrice
-    (pytorch/torchtitan#996). One chunk is plain autograd.
+    (pytorch/torchtitan#996). WHOLE is plain autograd. BY_ROWS makes chunks of about ROWS rows.
     """
 
     def __init__(self, norm: nn.Module, out: nn.Module, chunks: int) -> None:
@@ -147,9 +175,10 @@ class LossHead(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy over every position, float32."""
         rows, labels = self.norm(x).flatten(0, 1), labels.flatten()
-        if self.chunks == 1:
+        if self.chunks == WHOLE:
             return F.cross_entropy(self.out(rows).float(), labels)
-        return _ChunkedLoss.apply(rows, self.out.weight, labels, self.chunks)
+        chunks = self.chunks or -(-rows.shape[0] // ROWS)
+        return chunked_loss(rows, self.out.weight, labels, chunks)
 
 
 def run_blocks(blocks: nn.ModuleDict, x: Tensor, *context: object) -> Tensor:

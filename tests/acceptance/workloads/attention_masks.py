@@ -130,18 +130,14 @@ def _by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 
 def _by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    from flash_attn import flash_attn_varlen_func
-
     places, longest = ends(), max(LENGTHS)
-    out = flash_attn_varlen_func(*_rows(q, k, v), places, places, longest, longest, causal=True)
+    out = flash_package.packed_rows(_rows(q, k, v), (places, places), (longest, longest), causal=True)
     return out.transpose(0, 1)[None]
 
 
 def _window_by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    from flash_attn import flash_attn_func
-
     rows = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    return flash_attn_func(*rows, causal=True, window_size=(WINDOW - 1, 0)).transpose(1, 2)
+    return flash_package.rows(*rows, causal=True, window=WINDOW - 1).transpose(1, 2)
 
 
 @functools.cache

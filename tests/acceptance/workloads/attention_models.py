@@ -24,6 +24,7 @@ from workloads import (
     attention_refusals,
     cases,
     device,
+    flash_package,
     operands,
 )
 from workloads.attention import Shape
@@ -222,11 +223,9 @@ def _by_torch(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
 
 
 def _by_package(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    from flash_attn import flash_attn_func
-
     rows = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    window = (problem.window - 1, 0) if problem.mask == "window" else (-1, -1)
-    out = flash_attn_func(*rows, causal=problem.mask in {"causal", "window"}, window_size=window)
+    window = problem.window - 1 if problem.mask == "window" else None
+    out = flash_package.rows(*rows, causal=problem.mask in {"causal", "window"}, window=window)
     return out.transpose(1, 2)
 
 

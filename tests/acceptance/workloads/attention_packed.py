@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from workloads import attention, cases, device
+from workloads import attention, cases, device, flash_package
 from workloads.gates import Reading
 
 
@@ -94,9 +94,8 @@ def _by_torch(pack: Pack, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
 
 
 def _by_package(pack: Pack, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    from flash_attn import flash_attn_varlen_func
-
-    out = flash_attn_varlen_func(*_arguments(pack, q, k, v), causal=pack.causal)
+    *rows, ends, key_ends, longest, key_longest = _arguments(pack, q, k, v)
+    out = flash_package.packed_rows(rows, (ends, key_ends), (longest, key_longest), causal=pack.causal)
     return out.transpose(0, 1)[None]
 
 

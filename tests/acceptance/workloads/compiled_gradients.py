@@ -145,7 +145,7 @@ def _chunked_loss() -> Iterable[Reading]:
     labels = torch.randint(VOCABULARY, (128,), generator=operands.generator(5), device=device())
 
     def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        value: torch.Tensor = layers._ChunkedLoss.apply(x, w, labels, CHUNKS)
+        value: torch.Tensor = layers.chunked_loss(x, w, labels, CHUNKS)
         return value
 
     got, eager = _gradients(_compiled(loss), rows, weight), _gradients(loss, rows, weight)

@@ -1,17 +1,21 @@
 """The flash_attn package, if the image has it, forward and backward against float64.
 
-In: a dtype and a tier. Out: the report of `cases.run`.
+In: a dtype and a tier. Out: the report of `cases.run`. FlashAttention 4 is `flash_attn.cute`, of the package
+flash-attn-4: it returns the log-sum-exp too, takes packed sequences by name, and compiles its kernels when
+they are first called. FlashAttention 2 is `flash_attn`.
 """
 
 import functools
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from workloads import attention, cases
+from workloads import attention, cases, device
 from workloads.attention import Shape
 from workloads.gates import Reading, exact
 
@@ -26,11 +30,65 @@ MORE_SHAPES = (
     Shape(b=1, hq=8, hkv=2, sq=2048, sk=2048, d=128, causal=True, peaked=True),
 )
 REPEATS = 50
+# Names of device kernels: of CUTLASS, CK and Triton for FlashAttention 2, of CuTe DSL for FlashAttention 4.
+KERNELS = {False: r"flash_|Fmha|attn_(fwd|bwd)|bwd_kernel", True: r"flash_?attn_?cute"}
 
 
 def available() -> bool:
     """Whether the package is installed."""
     return importlib.util.find_spec("flash_attn") is not None
+
+
+def is_v4() -> bool:
+    """Whether the package is FlashAttention 4 alone: beside FlashAttention 2, jobs that name none get 2."""
+    if not available():
+        return False
+    import flash_attn
+
+    return (
+        not hasattr(flash_attn, "flash_attn_func") and importlib.util.find_spec("flash_attn.cute") is not None
+    )
+
+
+def rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, window: int | None = None, **more: Any
+) -> torch.Tensor:
+    """Attention with (B, S, H, D) in and out; with a window a query sees so many keys before its own."""
+    if window is not None:
+        more["window_size"] = (window, 0)
+    if not is_v4():
+        from flash_attn import flash_attn_func
+
+        return flash_attn_func(q, k, v, causal=causal, **more)
+    from flash_attn.cute import flash_attn_func as flash_attn_4_func
+
+    return _first(flash_attn_4_func(q, k, v, causal=causal, **more))
+
+
+def packed_rows(
+    tensors: Iterable[torch.Tensor],
+    ends: tuple[torch.Tensor, torch.Tensor],
+    longest: tuple[int, int],
+    *,
+    causal: bool,
+) -> torch.Tensor:
+    """Attention of packed sequences, (T, H, D) in and out: where queries and keys end, and the longest."""
+    q, k, v = tensors
+    if not is_v4():
+        from flash_attn import flash_attn_varlen_func
+
+        return flash_attn_varlen_func(q, k, v, *ends, *longest, causal=causal)
+    from flash_attn.cute import flash_attn_varlen_func as flash_attn_4_varlen_func
+
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    return _first(
+        flash_attn_4_varlen_func(q, k, v, **dict(zip(names, (*ends, *longest), strict=True)), causal=causal)
+    )
+
+
+def _first(returned: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The output without the log-sum-exp, which releases return or not."""
+    return returned[0] if isinstance(returned, tuple) else returned
 
 
 def uses_triton() -> bool:
@@ -49,17 +107,39 @@ def check(dtype: str, tier: str) -> dict[str, Any]:
 def _cases(dtype: str, shapes: Iterable[Shape]) -> Iterator[cases.Case]:
     for shape in shapes:
         yield str(shape), functools.partial(_against_float64, shape, dtype)
+    if device().type == "cuda":
+        yield "its own kernels ran", functools.partial(_own_kernels, dtype)
     if not uses_triton():
         yield f"deterministic over {REPEATS} runs", functools.partial(_deterministic, dtype)
 
 
 def attend(leaves: list[torch.Tensor], *, causal: bool, deterministic: bool = False) -> torch.Tensor:
     """Attention with (B, H, S, D) in and out; the package itself uses (B, S, H, D)."""
-    from flash_attn import flash_attn_func
-
     q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
-    out: torch.Tensor = flash_attn_func(q, k, v, causal=causal, deterministic=deterministic)
-    return out.transpose(1, 2)
+    return rows(q, k, v, causal=causal, deterministic=deterministic).transpose(1, 2)
+
+
+def _own_kernels(dtype: str) -> Iterable[Reading]:
+    """Forward and backward run kernels of the package, by their names."""
+    seen = kernels(lambda: _results(_leaves(dtype), None))
+    own = [name for name in seen if re.search(KERNELS[is_v4()], name, re.IGNORECASE)]
+    yield Reading(
+        "kernels of the package that are missing", float(max(0, 2 - len(own))), 0.0, str(seen)[:400]
+    )
+
+
+def _leaves(dtype: str) -> list[torch.Tensor]:
+    *qkv, _ = attention.inputs(Shape(b=1, sq=256, sk=256, causal=True), dtype)
+    return [tensor.requires_grad_() for tensor in qkv]
+
+
+def kernels(call: Callable[[], object]) -> list[str]:
+    """The device kernels of a second call, which compiles nothing."""
+    call()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    return sorted({e.name for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA})
 
 
 def _against_float64(shape: Shape, dtype: str) -> Iterable[Reading]:
@@ -79,6 +159,6 @@ def _deterministic(dtype: str) -> Iterable[Reading]:
             yield exact(got, expected, name=f"{name} of run {number}")
 
 
-def _results(leaves: list[torch.Tensor], g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _results(leaves: list[torch.Tensor], g: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     out = attend(leaves, causal=True, deterministic=True)
-    return (out.detach(), *torch.autograd.grad(out, leaves, g))
+    return (out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out) if g is None else g))

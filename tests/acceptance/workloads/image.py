@@ -6,6 +6,7 @@ Nothing here needs a device, and `libraries` needs no torch.
 
 import ctypes
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -23,6 +24,7 @@ MODULES = (
     "torch.distributed",
     "triton",
     "flash_attn",
+    "flash_attn.cute",
     "torchao",
     "transformers",
     "amdsmi",
@@ -141,10 +143,17 @@ def _collective() -> list[int] | None:
 
 
 def _is_installed(module: str) -> bool:
+    if module == "flash_attn.cute":  # FlashAttention 2 has a folder of this name, without what it imports
+        return bool([*importlib.metadata.distributions(name="flash-attn-4")])
     return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _version_of(module: str) -> str | None:
     if not _is_installed(module):
         return None
-    return str(importlib.import_module(module).__version__)
+    loaded = importlib.import_module(module)
+    # FlashAttention 4 is `flash_attn.cute` in a namespace without a version; its own `__version__` is 0.0.0.
+    if module == "flash_attn" and not hasattr(loaded, "__version__"):
+        importlib.import_module("flash_attn.cute")
+        return importlib.metadata.version("flash-attn-4")
+    return str(loaded.__version__)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workloads import arch, attention, device, fp8, operands, speed_conditions, timing
+from workloads import arch, attention, device, flash_package, fp8, operands, speed_conditions, timing
 from workloads.reference import precision
 
 GEMM = {"cuda": speed_conditions.GEMM, "cpu": ((256, 256, 256),)}
@@ -22,6 +22,7 @@ ATTENTION = {
     "cpu": attention.Shape(b=1, hq=2, hkv=1, sq=128, sk=128, d=64, causal=True),
 }
 Timed = Callable[[Callable[[], object]], list[float]]
+PACKAGE = "flash-attn-4"  # the backend in the conditions
 BACKWARD_OVER_FORWARD = 2.5  # five products instead of two (FlashAttention-2, arXiv 2307.08691, section 4.1)
 
 
@@ -94,6 +95,26 @@ def attention_backward(backend: str) -> list[dict[str, Any]]:
         seconds = timing.repeats(call)
     flops = BACKWARD_OVER_FORWARD * _flops(shape)
     return [_attention(shape, backend, [flops / s / 1e12 for s in seconds])]
+
+
+def package_forward() -> list[dict[str, Any]]:
+    """As `attention_forward`, by the flash_attn package."""
+    shape = ATTENTION[device().type]
+    q, k, v, _ = attention.inputs(shape, "bf16")
+    with torch.no_grad():
+        seconds = timing.repeats(lambda: flash_package.attend([q, k, v], causal=True))
+    return [_attention(shape, PACKAGE, [_flops(shape) / s / 1e12 for s in seconds])]
+
+
+def package_backward() -> list[dict[str, Any]]:
+    """As `attention_backward`, by the flash_attn package."""
+    shape = ATTENTION[device().type]
+    *qkv, g = attention.inputs(shape, "bf16")
+    leaves = [tensor.requires_grad_() for tensor in qkv]
+    out = flash_package.attend(leaves, causal=True)
+    seconds = timing.repeats(functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True))
+    flops = BACKWARD_OVER_FORWARD * _flops(shape)
+    return [_attention(shape, PACKAGE, [flops / s / 1e12 for s in seconds])]
 
 
 def _flops(shape: attention.Shape) -> float:

@@ -75,6 +75,13 @@ def test_versions_compare_as_numbers(pattern: str, value: str, fits: bool):
         ("R7-wheel-torch[2.8.3]", "cuda=12.8 torch=2.9.1 flash_attn=2.8.3 flash_attn_from=wheel"),
         ("R7-no-rocm-wheel", "rocm=7.2 flash_attn=2.8.3 flash_attn_from=wheel"),
         ("R7-ampere", "cuda=12.6 flash_attn=2.8.3 arch=sm_75"),
+        ("R7-v4-index", "cuda=13.0 torch=2.11.0 flash_attn=4.0.0b36 flash_attn_from=source"),
+        ("R7-v2-not-index", "cuda=13.0 torch=2.11.0 flash_attn=2.8.3 flash_attn_from=index"),
+        ("R7-v4-nvidia", "rocm=7.2 torch=2.11.0 arch=gfx942 flash_attn=4.0.0b36"),
+        ("R7-v4-archs", "cuda=13.0 flash_attn=4.0.0b36 arch=sm_80"),
+        ("R7-v4-cuda", "cuda=12.6 flash_attn=4.0.0b36 arch=sm_90"),
+        ("R7-v4-driver", "cuda=12.8 flash_attn=4.0.0b36 driver=570.124.06"),
+        ("R7-v4-python", "torch=2.8.0 flash_attn=4.0.0b36 python=3.9"),
         ("R8-cuda11", "cuda=11.8 torch=2.8.0"),
         ("R8-cuda13", "cuda=13.0 torch=2.8.0"),
         ("R9-nccl-cuda13[2.13.0]", "cuda=13.0 torch=2.13.0 nccl=2.30.7"),
@@ -89,6 +96,18 @@ def test_versions_compare_as_numbers(pattern: str, value: str, fits: bool):
 def test_each_rule_refuses_what_breaks_it(rule: str, question: str):
     assert rule in _broken(question)
     assert _ask(question).judgement.answer == "refused"
+
+
+@pytest.mark.parametrize(
+    ("rule", "question"),
+    [
+        ("R7-v4-torch", "torch=2.3.1 flash_attn=4.0.0b36"),
+        ("R7-v4-before-release", "cuda=13.0 flash_attn=4.0.0b36"),
+    ],
+)
+def test_what_is_not_confirmed_is_for_experimental_stacks_alone(rule: str, question: str):
+    assert rule in _broken(question)
+    assert _ask(question).judgement.answer == "unknown"
 
 
 def test_the_combination_of_the_design_is_allowed_and_shows_the_rules_it_satisfies():

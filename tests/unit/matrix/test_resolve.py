@@ -36,6 +36,14 @@ def test_flash_attention_comes_as_a_wheel_only_where_everything_matches():
     assert all(form == "source" for id_, form in forms.items() if id_.startswith("rocm"))
 
 
+def test_flash_attention_4_is_a_package_of_the_index_and_a_declared_one():
+    (stack,) = (found for found in STACKS.values() if "-fa4" in found.id)
+    assert stack.flash_attn
+    assert (stack.flash_attn.form, stack.flash_attn.package) == ("index", "flash-attn-4")
+    assert "flash-attn-4==4.0.0b36" in stack.requirements
+    assert stack.experimental
+
+
 @pytest.mark.parametrize(
     ("id_", "torch"),
     [

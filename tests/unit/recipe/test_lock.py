@@ -179,3 +179,11 @@ def test_an_official_wheel_has_the_name_that_its_setup_looks_for(selector: str, 
     (extension,) = extensions.extensions(resolve.select(STACKS, [selector])[0])
     assert extension.wheel == wheel
     assert extension.pin == f"flash-attn=={wheel.split('-')[1].lower()}"
+
+
+def test_flash_attention_4_is_no_stage_of_its_own_and_asks_for_the_compiler_of_its_cuda() -> None:
+    stack = resolve.select(STACKS, ["*-fa4*"])[0]
+    assert extensions.extensions(stack) == ()
+    assert extensions.needs(stack) == ("flash-attn-4[cu13]",)
+    assert extensions.needs(dataclasses.replace(stack, runtime_version="12.8")) == ()
+    assert not extensions.toolchain(stack)
