@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 
+# Parameters that say what a site put in place of a registry (base) and of the indexes (wheels).
+SITE_SOURCES = ("baseFrom", "wheelsFrom")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """How an image was built.
