@@ -176,7 +176,7 @@ class Database:
         return {f"/{name}": digest for digest, name in pairs} | dict(package.conffiles)
 
     def info(self, package: Package) -> tuple[Path, ...]:
-        """dpkg's own files about a package."""
+        """Dpkg's own files about a package."""
         return tuple(sorted((self.admin / "info").glob(f"{package.key}.*")))
 
     @cached_property
@@ -219,7 +219,7 @@ def _conffiles(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         words = line.split()
         # `obsolete` and `remove-on-upgrade` follow the sum of what the package no longer has.
-        if len(words) == 2 and words[1] != "newconffile":  # noqa: PLR2004
+        if len(words) == 2 and words[1] != "newconffile":
             yield words[0], words[1]
 
 

@@ -290,7 +290,7 @@ def _link(tree: _Tree, name: str, link: str, target: str, root: Path) -> None:
 
 
 def _copy_database(tree: _Tree, chosen: Sequence[Package], database: Database) -> None:
-    """dpkg's entries of these packages alone, so that dpkg, apt and an SBOM know what is there."""
+    """Dpkg's entries of these packages alone, so that dpkg, apt and an SBOM know what is there."""
     admin = "var/lib/dpkg"
     tree.texts[f"{admin}/status"] = "".join(f"{package.stanza}\n\n" for package in chosen).encode()
     tree.texts[f"{admin}/available"] = b""

@@ -15,11 +15,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stackcheck.engine import apt_archive
-from stackcheck.errors import BuildError, ConfigurationError, EngineError
+from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import indexes, rocm
 from stackcheck.recipe.extensions import extensions, needs, toolchain
+from stackcheck.recipe.house import House
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
 
@@ -74,7 +75,7 @@ class _Locking:
 
     def __init__(self, stack: Stack, folder: Path, upstream: Upstream, wheelhouse: Path | None) -> None:
         self.stack = stack
-        self.wheelhouse = wheelhouse
+        self.house = House(wheelhouse) if wheelhouse else None
         self.folder = folder
         self.upstream = upstream
         self.missing: list[str] = []
@@ -108,27 +109,13 @@ class _Locking:
         return LockResult(missing=tuple(self.missing), kept=tuple(self.kept))
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
+        if self.house:
+            return self.house.resolve(wanted, python=self.stack.python, constraints=constraints)
+
         def question(places: Sequence[str]) -> str:
             return indexes.resolve(wanted, python=self.stack.python, places=places, constraints=constraints)
 
-        return self._ask(question)
-
-    def _ask(self, question: Callable[[Sequence[str]], _Answer]) -> _Answer:
-        """Ask the one folder of wheels if there is one, else the indexes."""
-        if self.wheelhouse is None:
-            return ask(self.stack, self.upstream, question)
-        try:
-            return question(["--no-index", f"--find-links={self.wheelhouse}"])
-        except UnresolvedError as error:
-            # Not `missing`: an earlier lock of the indexes must not stay beside this folder.
-            raise BuildError(
-                f"the folder of wheels does not yield {self.stack.id}",
-                where=str(self.wheelhouse),
-                got=f"no wheel that is {error.package}, for Python {self.stack.python}, with all that it needs",
-                expected="every package of the stack and all that they need, as wheels",
-                next_step=f"stackcheck wheelhouse {self.wheelhouse} --from-environment PYTHON {self.stack.id} "
-                "names what is absent; carry those wheels here",
-            ) from error
+        return ask(self.stack, self.upstream, question)
 
     def _write(self, name: str, wanted: Sequence[str], make: Callable[[], str]) -> bool:
         """Write one lock; if that fails, an earlier one stays if it covers the same packages."""
@@ -145,7 +132,7 @@ class _Locking:
         index = f"{TORCH_INDEX}/{self.stack.wheel_tag}" if self.stack.wheel_tag else "not needed"
         what = {"requirements": "Every package", "toolchain": "What compiles the wheels"}.get(name, name)
         head = _HEAD.format(what=what, id=self.stack.id, index=index)
-        if self.wheelhouse:
+        if self.house:
             head += "# The hashes are those of wheels in a folder, which wheelhouse.json lists: an index has others.\n"
         write_atomically(path, ((head + text).encode(),))
         return True
@@ -225,7 +212,13 @@ class _Locking:
         locked = indexes.read_lock(path)
         names = [*(pin.partition("==")[0] for pin in self.stack.frozen), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
-        found = self._ask(lambda places: indexes.files(pins, python=self.stack.python, places=places))
+        if self.house:
+            return {pin.partition("==")[0]: of for pin, of in self.house.files(pins).items()}
+        found = ask(
+            self.stack,
+            self.upstream,
+            lambda places: indexes.files(pins, python=self.stack.python, places=places),
+        )
         return {name: {f: s for f, s in of.items() if f.endswith(".whl")} for name, of in found.items()}
 
 

@@ -294,7 +294,7 @@ def _tags(info: Path, stem: str) -> str:
     path = info / "WHEEL"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     tags = [tag.strip().split("-") for tag in re.findall(r"^Tag:(.*)$", text, re.MULTILINE)]
-    if not tags or any(len(tag) != 3 for tag in tags):  # noqa: PLR2004
+    if not tags or any(len(tag) != 3 for tag in tags):
         raise BuildError(
             "its file WHEEL names no tag, so nothing says where it may be installed",
             where=stem,
