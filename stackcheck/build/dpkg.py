@@ -1,7 +1,8 @@
 """What dpkg says of this host: which packages are installed, what they need, which files are theirs.
 
-In: dpkg's own database (`/var/lib/dpkg`). Out: a `Database`; the closure of named packages; the files of one package with
-the MD5 sums that dpkg keeps. Formats: deb-control(5), dpkg-divert(1), update-alternatives(1).
+In: dpkg's own database (`/var/lib/dpkg`). Out: a `Database`; the closure of named packages; the files of
+one package with the MD5 sums that dpkg keeps. Formats: deb-control(5), dpkg-divert(1),
+update-alternatives(1).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Package:
 
     Attributes:
         stanza: Its part of dpkg's status file, as it is there.
-        key: How dpkg names its files: `NAME`, or `NAME:ARCHITECTURE` where several may be installed beside each other.
+        key: How dpkg names its files: `NAME`, or `NAME:ARCHITECTURE` where it may have several of one name.
         needs: One entry for each dependency: the names of its alternatives.
         conffiles: Path -> MD5 sum of each configuration file.
     """
@@ -113,7 +114,8 @@ class Database:
         """
         essential = [name for name, package in self.packages.items() if package.essential]
         chosen: dict[str, Package] = {}
-        queue = [((name,), "the stack") for name in names] + [((name,), "dpkg") for name in essential]
+        queue: list[tuple[tuple[str, ...], str]] = [((name,), "the stack") for name in names]
+        queue += [((name,), "dpkg") for name in essential]
         absent = []
         while queue:
             alternatives, asker = queue.pop(0)
@@ -124,12 +126,13 @@ class Database:
                 chosen[package.name] = package
                 queue += [(need, package.name) for need in package.needs]
         if absent:
+            names = sorted({line.split()[0].strip(",") for line in absent})
             raise BuildError(
                 "this host lacks packages of the base",
                 where=str(self.admin),
                 got="\n    ".join(["not installed:", *sorted(set(absent))]),
                 expected="each of them installed",
-                next_step=f"apt-get install {' '.join(sorted({line.split(',')[0].split()[0] for line in absent}))}",
+                next_step=f"apt-get install {' '.join(names)}",
             )
         return tuple(chosen[name] for name in sorted(chosen))
 

@@ -1,9 +1,10 @@
 """A base cut from the packages that this host itself has: `stackcheck base --from-host`.
 
-In: package names, dpkg's database. Out: `build/bases/host-<key>.tar` with the files of those packages, of the essential ones and of all
-that they need, and nothing else of the host; the same bytes from any host with these packages. Every file is held to dpkg's
-MD5 sum. What packages make when they are installed is made here from their own data: users, choices among alternatives, the file of
-trusted certificates; the loader's cache and Python's byte code are made by the Dockerfile.
+In: package names, dpkg's database. Out: `build/bases/host-<key>.tar` with the files of those packages, of
+the essential ones and of all that they need, and nothing else of the host; the same bytes from any host
+with these packages. Every file is held to dpkg's MD5 sum. What packages make when they are installed is
+made here from their own data: users, choices among alternatives, the file of trusted certificates; the
+loader's cache and Python's byte code are made by the Dockerfile.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import dataclasses
 import fnmatch
 import hashlib
 import io
-import os
 import re
 import secrets
 import shutil
@@ -191,7 +191,7 @@ def _take(tree: _Tree, package: Package, database: Database, root: Path, *, keep
                 _problem(tree, package, f"{listed} of {package.name} is missing")
             continue
         if stat.S_ISLNK(status.st_mode):
-            tree.links[place] = os.readlink(path)
+            tree.links[place] = str(path.readlink())
         elif stat.S_ISREG(status.st_mode) and not _is_as_shipped(path, sums.get(listed)):
             if keep_changed and listed in package.conffiles:
                 tree.changed.append(listed)
@@ -230,7 +230,7 @@ def _merged(tree: _Tree, name: str, root: Path) -> str:
     link = root / first
     if first not in MERGED or not link.is_symlink():
         return name
-    target = os.readlink(link)
+    target = str(link.readlink())
     tree.links[first] = target
     return f"{target.strip('/')}/{rest}" if rest else first
 

@@ -1,8 +1,8 @@
 """A stack of the matrix, locked to what a site itself has: a base cut from its host, a folder of wheels.
 
-In: a stack, a cut base or a folder of wheels. Out: the stack's files in images/ (pins, lock, Dockerfile, and base.json or
-wheelhouse.json, which list what the site has). They differ from the committed ones, and say so: a hash of a wheel that was
-made from an environment is not one of an index.
+In: a stack, a cut base or a folder of wheels. Out: the stack's files in images/ (pins, lock, Dockerfile,
+and base.json or wheelhouse.json, which list what the site has). They differ from the committed ones, and
+say so: a hash of a wheel that was made from an environment is not one of an index.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def lock_to(stack: Stack, wheelhouse: Path, root: Path) -> Stack:
 
 
 def ready(stack: Stack, wheelhouse: Path, root: Path, report: Callable[[str], None]) -> Stack:
-    """The stack as it can be built from a folder that `stackcheck wheelhouse` made: locked to it if it is not yet.
+    """A stack, locked to the folder that `stackcheck wheelhouse` made if it is not yet.
 
     A folder that was downloaded for the lock of the indexes has no list, and nothing is done.
 

@@ -209,7 +209,7 @@ def again(
 
 
 def _made_from(kept: Sequence[Statement]) -> dict[str, Any]:
-    """What a site put in place of a registry and the indexes, as the provenance has it; nothing if it did not."""
+    """What a site put in place of a registry and the indexes, as the provenance has it; else nothing."""
     for statement in kept:
         if statement.predicate_type == PROVENANCE:
             parameters = statement.predicate["buildDefinition"]["externalParameters"]

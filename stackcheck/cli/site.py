@@ -1,4 +1,4 @@
-"""The verbs `base` and `wheelhouse`. In: what this host has. Out: a base and wheels for a build without a network."""
+"""The verbs `base` and `wheelhouse`. In: what this host has. Out: a base and wheels for a build."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
+    from stackcheck.build.host_base import Cut
     from stackcheck.matrix.stack import Stack
 
 app = new_app()
@@ -50,28 +51,33 @@ def make_base(
     if dry_run:
         print("\n".join(f"{one.id}: would be cut from {', '.join(one.base.packages)}" for one in stacks))
         return
-    made = []
+    made: dict[str, Cut] = {}
     for stack in stacks:
         report(f"{stack.id}: cutting a base of {', '.join(stack.base.packages)} and what they need")
-        cut = host_base.cut(
+        made[stack.id] = host_base.cut(
             stack.base.packages,
             plans.bases(root.resolve()),
             system=host_base.release_words(apt.host_release()),
             keep_changed=keep_changed,
         )
-        site_lock.take_base(stack, cut, root.resolve())
-        made.append({"stack": stack.id, "base": str(cut.path), **cut.facts()})
+        site_lock.take_base(stack, made[stack.id], root.resolve())
     if as_json:
-        print_json(made)
+        print_json([{"stack": name, "base": str(cut.path), **cut.facts()} for name, cut in made.items()])
         return
-    for one in made:
-        shown = {key: one[key] for key in ("stack", "system", "base", "digest")}
-        shown["packages"] = str(len(one["packages"]))  # type: ignore[arg-type]
-        shown["size"] = f"{one['size_bytes'] / 1e6:.1f} MB"  # type: ignore[operator]
-        for key in ("left_out", "changed"):
-            if one[key]:
-                shown[key] = " ".join(one[key])  # type: ignore[call-overload]
-        print_facts({key: str(value) for key, value in shown.items()})
+    for name, cut in made.items():
+        print_facts({"stack": name} | _told(cut))
+
+
+def _told(cut: Cut) -> dict[str, str]:
+    told = {
+        "system": cut.system,
+        "base": str(cut.path),
+        "digest": cut.digest,
+        "packages": str(len(cut.packages)),
+        "size": f"{cut.size_bytes / 1e6:.1f} MB",
+    }
+    told |= {"left out": " ".join(cut.left_out)} if cut.left_out else {}
+    return told | ({"changed": " ".join(cut.changed)} if cut.changed else {})
 
 
 def _require_release(stack: Stack) -> None:
@@ -109,7 +115,7 @@ def make_wheelhouse(
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Fill a folder with wheels of installed packages: those that the stacks need, or all without a selector."""
+    """Fill a folder with wheels of installed packages: what the stacks need, or all without a selector."""
     from stackcheck.build.wheels import environment
     from stackcheck.recipe.extensions import needs
 

@@ -1,7 +1,7 @@
 """One folder of wheels instead of indexes: exact versions with the hash of every file.
 
-In: requirements, the folder. Out: the text of a lock, hashes of files by name. uv chooses the versions; the hashes are read
-from the files here, because not every uv states those of a folder.
+In: requirements, the folder. Out: the text of a lock, hashes of files by name. uv chooses the versions; the
+hashes are read from the files here, because not every uv states those of a folder.
 """
 
 from __future__ import annotations
@@ -68,6 +68,6 @@ class House:
             where=str(self.folder),
             got=f"no wheel of {package} for Python {python}, or not of what it needs",
             expected="every package of the stack and all that they need, as wheels",
-            next_step=f"stackcheck wheelhouse {self.folder} --from-environment PYTHON STACK names what is absent; "
-            "carry those wheels into the folder",
+            next_step="carry into the folder what this names as absent: "
+            f"stackcheck wheelhouse {self.folder} --from-environment PYTHON STACK",
         )

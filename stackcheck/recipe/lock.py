@@ -133,7 +133,7 @@ class _Locking:
         what = {"requirements": "Every package", "toolchain": "What compiles the wheels"}.get(name, name)
         head = _HEAD.format(what=what, id=self.stack.id, index=index)
         if self.house:
-            head += "# The hashes are those of wheels in a folder, which wheelhouse.json lists: an index has others.\n"
+            head += "# The hashes are those of wheels in one folder (wheelhouse.json): an index has others.\n"
         write_atomically(path, ((head + text).encode(),))
         return True
 

@@ -1,8 +1,8 @@
 """`stackcheck wheelhouse --from-environment`: a folder of wheels from what is installed.
 
-In: an interpreter, a folder, and the requirements that the wheels are for (none: everything). Out: the wheels of what the
-requirements need and the folder lacks, several at a time, and `wheelhouse.json`. A wheel that the folder already has, such as one
-that was carried to the host, stays and is preferred.
+In: an interpreter, a folder, and the requirements that the wheels are for (none: everything). Out: the
+wheels of what the requirements need and the folder lacks, several at a time, and `wheelhouse.json`. A wheel
+that the folder already has, such as one that was carried to the host, stays and is preferred.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The distributions that are installed in a Python environment, as their RECORD files list them.
 
-In: an interpreter. Out: an `Environment`: for each distribution the files of the wheel that it came from, with the hash that
-RECORD states. What an installer wrote itself (byte code, launchers of entry points, notes of its own) is left out:
-the next installer writes it again. Format: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+In: an interpreter. Out: an `Environment`: for each distribution the files of the wheel that it came from,
+with the hash that RECORD states. What an installer wrote itself (byte code, launchers of entry points,
+notes of its own) is left out: the next installer writes it again. Format:
+https://packaging.python.org/en/latest/specifications/recording-installed-packages/
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TIMEOUT_S = 120.0
 _ASK = """
 import importlib.metadata, json, platform, sys, sysconfig
 found = [str(getattr(d, "_path", "")) for d in importlib.metadata.distributions()]
-print(json.dumps({"python": platform.python_version(), "prefix": sys.prefix, "paths": sysconfig.get_paths(), "found": found}))
+paths = sysconfig.get_paths()
+version = platform.python_version()
+print(json.dumps({"python": version, "prefix": sys.prefix, "paths": paths, "found": found}))
 """
 # Written by the installer, and not by the wheel.
 _NOTES = frozenset(
@@ -134,7 +137,7 @@ def read(found: Environment, names: Sequence[str]) -> tuple[Distribution, ...]:
     """The named distributions, if a wheel can be made again from every one of them.
 
     Raises:
-        BuildError: Some have no RECORD, are editable, or list a file without a hash or outside the environment.
+        BuildError: One has no RECORD, is editable, or lists a file without a hash or outside the environment.
     """
     read_, problems = [], []
     for name in names:
@@ -190,7 +193,7 @@ def _record(info: Path, stem: str) -> list[list[str]]:
             "it has no RECORD, so nothing says which files are its own",
             where=stem,
             got=str(info),
-            next_step=f"install it from a wheel: pip install --force-reinstall --no-deps {stem.replace('-', '==', 1)}",
+            next_step=f"install it from a wheel: pip install --force-reinstall --no-deps {_pin(stem)}",
         )
     return [row for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) if row]
 
@@ -245,7 +248,7 @@ def _hash(stated: str, stem: str, path: str) -> tuple[str, bytes]:
             "its RECORD lists a file without a hash",
             where=stem,
             got=f"{path} {stated or '(none)'}",
-            next_step=f"install it again from a wheel, with pip or uv: {stem.replace('-', '==', 1)}",
+            next_step=f"install it again from a wheel, with pip or uv: {_pin(stem)}",
         )
     return algorithm, digest
 
@@ -258,7 +261,7 @@ def _place(found: Environment, place: Path, info: Path, stem: str) -> tuple[Kind
     headers = found.prefix / "include" / "site" / f"python{'.'.join(found.python.split('.')[:2])}"
     folders: tuple[tuple[Kind, Path], ...] = (
         ("scripts", found.paths["scripts"]),
-        *(("headers", headers / spelt) for spelt in dict.fromkeys((name, name.replace("_", "-")))),  # type: ignore[misc]
+        *(("headers", headers / spelt) for spelt in dict.fromkeys((name, name.replace("_", "-")))),
         ("data", found.prefix),
     )
     for kind, folder in folders:
@@ -268,7 +271,7 @@ def _place(found: Environment, place: Path, info: Path, stem: str) -> tuple[Kind
         "its RECORD lists a file outside the environment",
         where=stem,
         got=str(place),
-        next_step=f"install it again from a wheel: {stem.replace('-', '==', 1)}",
+        next_step=f"install it again from a wheel: {_pin(stem)}",
     )
 
 
@@ -299,7 +302,7 @@ def _tags(info: Path, stem: str) -> str:
             "its file WHEEL names no tag, so nothing says where it may be installed",
             where=stem,
             got=str(path),
-            next_step=f"install it again from a wheel: {stem.replace('-', '==', 1)}",
+            next_step=f"install it again from a wheel: {_pin(stem)}",
         )
     build = re.search(r"^Build:\s*(\S+)$", text, re.MULTILINE)
     joined = [".".join(sorted(dict.fromkeys(column))) for column in zip(*tags, strict=True)]
@@ -313,6 +316,11 @@ def _order(member: Member) -> tuple[bool, str]:
 
 def _stem(info: Path) -> str:
     return info.name.rpartition(".")[0]
+
+
+def _pin(stem: str) -> str:
+    """As pip takes it."""
+    return stem.replace("-", "==", 1)
 
 
 def _real(path: Path) -> Path:

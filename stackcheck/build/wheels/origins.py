@@ -1,7 +1,8 @@
 """`wheelhouse.json`: where each wheel of a folder comes from.
 
-In: a folder that `stackcheck wheelhouse` has filled. Out: for each file its hash and its origin. `environment`: made from an
-installed distribution, every file as its RECORD says; no index has this hash. `given`: it was in the folder before.
+In: a folder that `stackcheck wheelhouse` has filled. Out: for each file its hash and its origin.
+`environment`: made from an installed distribution, every file as its RECORD says; no index has this hash.
+`given`: it was in the folder before.
 """
 
 from __future__ import annotations

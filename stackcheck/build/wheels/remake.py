@@ -1,8 +1,8 @@
 """One installed distribution -> its wheel again.
 
-In: a `Distribution`. Out: a wheel, the same bytes in every run. Each file is held to the hash that RECORD states
-while it is copied, so that what was changed after its installation never gets into a wheel. The wheel is another file than the
-one of the index (order, times, no compression), so it has another hash.
+In: a `Distribution`. Out: a wheel, the same bytes in every run. Each file is held to the hash that RECORD
+states while it is copied, so that what was changed after its installation never gets into a wheel. The
+wheel is another file than the one of the index (order, times, no compression), so it has another hash.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _copy(
 def _add_script(
     archive: zipfile.ZipFile, entry: zipfile.ZipInfo, data: bytes, member: Member, distribution: Distribution
 ) -> str:
-    """A script whose first line names an interpreter gets `#!python` there: the next installer fills it in."""
+    """A script that names its interpreter gets `#!python` there: the next installer fills it in."""
     _check(hashlib.new(member.algorithm, data).digest(), member, distribution)
     data = _INTERPRETER.sub(rb"#!\g<window>\n", data, count=1)
     archive.writestr(entry, data)
@@ -124,7 +124,7 @@ def _changed(distribution: Distribution, member: Member, got: str, expected: str
 
 
 def _entry(name: str, attributes: int) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, _DATE)  # type: ignore[arg-type]  # six numbers
+    entry = zipfile.ZipInfo(name, _DATE)
     entry.external_attr = attributes
     entry.create_system = 3  # Unix: the attributes are a mode
     return entry

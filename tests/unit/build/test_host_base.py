@@ -1,4 +1,4 @@
-"""A base cut from a host: the packages' files and dpkg's entries for them, nothing else, the same bytes each time."""
+"""A base cut from a host: files of packages and dpkg's entries for them, nothing else, one digest."""
 
 from __future__ import annotations
 

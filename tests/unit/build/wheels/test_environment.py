@@ -1,4 +1,4 @@
-"""A folder of wheels made from an environment: what RECORD says, byte for byte, or a refusal that names the file."""
+"""Wheels made from an environment: what RECORD says, byte for byte, or a refusal that names the file."""
 
 from __future__ import annotations
 
