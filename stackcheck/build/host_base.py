@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from stackcheck.build.dpkg import Package
     from stackcheck.matrix.stack import Stack
 
+# What a bootstrapped base and the distributions' own images have beside the essential packages; torch needs
+# libstdc++6, which comes with it.
+FOUNDATION = ("apt",)
 # Links of the merged /usr, which no package has as files of its own.
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # Folders that a container needs, if no package names them; with their modes.
@@ -123,7 +126,7 @@ def cut(
     """Cut a base from a host's packages.
 
     Args:
-        packages: The named ones; the essential ones and all dependencies are added.
+        packages: The named ones; apt, the essential ones and all dependencies are added.
         folder: Where the tar goes.
         system: The release's name, for the record.
         keep_changed: Take configuration files that the administrator changed as they are.
@@ -134,7 +137,7 @@ def cut(
         FileError: The disk is full, or the folder cannot be written.
     """
     database = Database(root / "var/lib/dpkg")
-    chosen = database.closure(packages)
+    chosen = database.closure([*packages, *FOUNDATION])
     tree = _Tree()
     for package in chosen:
         _take(tree, package, database, root, keep_changed=keep_changed)

@@ -51,6 +51,11 @@ Status: install ok installed
 Architecture: all
 Version: 1
 
+Package: apt
+Status: install ok installed
+Architecture: amd64
+Version: 2.9
+
 Package: removed
 Status: deinstall ok config-files
 Architecture: all
@@ -65,6 +70,7 @@ FILES = {
         "/usr/share/ca-certificates/b.crt": b"B\n",
         "/usr/share/ca-certificates/a.crt": b"A",
     },
+    "apt": {"/usr/bin/apt": b"apt"},
     "secret-tool": {"/usr/bin/secret": b"not asked for"},
 }
 
@@ -124,7 +130,13 @@ def data(path: Path, name: str) -> bytes:
 
 def test_a_base_has_the_closure_of_the_named_packages_and_nothing_else_of_the_host(root: Path) -> None:
     made = cut(root, "python9")
-    assert dict(made.packages) == {"certs": "2026", "libnine": "9.0", "python9": "9.1", "shell": "5.2-1"}
+    assert dict(made.packages) == {
+        "apt": "2.9",
+        "certs": "2026",
+        "libnine": "9.0",
+        "python9": "9.1",
+        "shell": "5.2-1",
+    }
     assert installed_packages(made.path) == made.packages  # dpkg in the image says the same
     found = read(made.path)
     assert found["bin"].linkname == "usr/bin"
