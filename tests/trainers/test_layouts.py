@@ -72,7 +72,8 @@ def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float]
 def test_the_fused_layer_has_windows(record: Record) -> None:
     flags = (*BATCH, "--model", "mistral", "--precision", "bf16", "--parallel", "zero1")
     windowed = record(1, *flags)["losses"]
-    assert record(1, *flags, "--implementation", "fused")["losses"] == pytest.approx(windowed, rel=HALF_BAND)
+    # Without a window the losses differ by 5e-4 to 2e-3.
+    assert record(1, *flags, "--implementation", "fused")["losses"] == pytest.approx(windowed, rel=1e-4)
 
 
 @SLOW
