@@ -68,22 +68,14 @@ def _windows(causal: bool, left: int) -> dict[str, Any]:
     return {"causal": causal, "window_size_left": left, "window_size_right": 0}
 
 
-_FORWARD = "(Tensor q, Tensor k, Tensor v, bool causal, int left) -> (Tensor, Tensor)"
-_BACKWARD = (
-    "(Tensor grad, Tensor[] saved, bool causal, int left, bool deterministic) -> (Tensor, Tensor, Tensor)"
-)
-
-
-@torch.library.custom_op("trainers::fa4", mutates_args=(), schema=_FORWARD)
-def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, left: int) -> tuple[Tensor, Tensor]:
+def _run(q: Tensor, k: Tensor, v: Tensor, causal: bool, left: int) -> tuple[Tensor, Tensor]:
     """The output, and the log-sum-exp [batch, heads, sequence] that backward needs."""
     with torch.no_grad():
         found = _interface()._flash_attn_fwd(q, k, v, return_lse=True, **_windows(causal, left))  # noqa: SLF001
     return found[0].contiguous(), found[1].contiguous()
 
 
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, left: int) -> tuple[Tensor, Tensor]:
+def _shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool, left: int) -> tuple[Tensor, Tensor]:
     del k, causal, left
     batch, length, heads, _ = q.shape
     return (
@@ -92,31 +84,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, left: int) -> tuple[Tensor,
     )
 
 
-@torch.library.custom_op("trainers::fa4_backward", mutates_args=(), schema=_BACKWARD)
-def _gradients(
-    grad: Tensor,
-    saved: list[Tensor],
-    causal: bool,
-    left: int,
-    deterministic: bool,
+def _run_backward(
+    grad: Tensor, saved: list[Tensor], causal: bool, left: int, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, out, lse = saved
     run = _interface()._flash_attn_bwd  # noqa: SLF001
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    more = {**_windows(causal, left), "deterministic": deterministic}
+    more = {**_windows(causal, left), "deterministic": exact}
     run(q, k, v, out, grad, lse, dq=dq, dk=dk, dv=dv, **more)
     return dq, dk, dv
 
 
-@_gradients.register_fake
-def _(
-    grad: Tensor,
-    saved: list[Tensor],
-    causal: bool,
-    left: int,
-    deterministic: bool,
+def _shapes_backward(
+    grad: Tensor, saved: list[Tensor], causal: bool, left: int, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del grad, causal, left, deterministic
+    del grad, causal, left, exact
     q, k, v = (x.new_empty(x.shape) for x in saved[:3])
     return q, k, v
 
@@ -126,10 +108,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(q, k, v, *output)
 
 
-def _backward(ctx: Any, grad: Tensor, _lse: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor, _lse: Tensor) -> tuple[Tensor | None, ...]:
     exact = torch.are_deterministic_algorithms_enabled()
-    dq, dk, dv = _gradients(grad, list(ctx.saved_tensors), ctx.causal, ctx.left, exact)
+    dq, dk, dv = _backward(grad, list(ctx.saved_tensors), ctx.causal, ctx.left, exact)
     return dq, dk, dv, None, None
 
 
-_forward.register_autograd(_backward, setup_context=_keep)
+_forward: Any = torch.library.custom_op(
+    "trainers::fa4",
+    _run,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, bool causal, int left) -> (Tensor, Tensor)",
+)
+_backward: Any = torch.library.custom_op(
+    "trainers::fa4_backward",
+    _run_backward,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor[] saved, bool causal, int left, bool exact) -> (Tensor, Tensor, Tensor)",
+)
+_forward.register_fake(_shapes)
+_backward.register_fake(_shapes_backward)
+_forward.register_autograd(_differentiate, setup_context=_keep)

@@ -41,7 +41,7 @@ class Flops:
     hardware: float
 
 
-def per_token(work: Work, *, recompute: bool = False) -> Flops:
+def per_token(work: Work, *, recompute: float = 0.0) -> Flops:
     """6 operations a weight (2 x 3 passes); 12 a layer, width and key (2 products x 2
     operations x 3 passes).
     """
@@ -51,7 +51,7 @@ def per_token(work: Work, *, recompute: bool = False) -> Flops:
     return Flops(
         noncausal=noncausal,
         causal=gemm + attention * work.keys_causal,
-        hardware=noncausal * (4 / 3 if recompute else 1),
+        hardware=noncausal * (1 + recompute / 3),
     )
 
 
@@ -96,7 +96,7 @@ def gpt(config: mpt.Config, seq_len: int) -> Work:
     )
 
 
-def flux(config: flux_model.Config, image_tokens: int, text_tokens: int, *, recompute: bool = False) -> Flops:
+def flux(config: flux_model.Config, image_tokens: int, text_tokens: int, *, recompute: float = 0.0) -> Flops:
     """Operations per image: each stream's weights x its own tokens, and bidirectional attention over both.
 
     torchtitan counts half of the attention, as if it were causal; this counts all of it.
@@ -111,4 +111,4 @@ def flux(config: flux_model.Config, image_tokens: int, text_tokens: int, *, reco
     embedders = (256 + d) * d * (2 if config.guidance else 1) + (config.pooled_width + d) * d
     layers = config.double_blocks + config.single_blocks
     work = 6.0 * (gemm + modulation + embedders) + 12.0 * layers * d * tokens * tokens
-    return Flops(noncausal=work, causal=work, hardware=work * (4 / 3 if recompute else 1))
+    return Flops(noncausal=work, causal=work, hardware=work * (1 + recompute / 3))

@@ -21,7 +21,7 @@ Parallel = Literal["fsdp2", "full_shard", "shard_grad_op", "no_shard", "hybrid_s
 Storage = Literal["fp32", "bf16"]  # of gradients while they are summed, and of AdamW's moments
 CompileScope = Literal["block", "model"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "fa4"]
-Recompute = Literal["none", "full"]
+Recompute = Literal["none", "half", "full"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -285,7 +285,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
         "--recompute",
         choices=get_args(Recompute),
         default="none",
-        help="activation checkpointing of each block",
+        help="activation checkpointing of no block, every other one, or each",
     )
     add("--device", choices=get_args(Device), default="auto", help="torch calls ROCm's device cuda too")
     add("--deterministic", action=toggle, default=False, help="refuse kernels that are not deterministic")

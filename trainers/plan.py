@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from world import World
 
 
+RECOMPUTED = {"none": 0.0, "half": 0.5, "full": 1.0}  # share of the blocks that run forward again
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Sizes of a step. `global_batch` = micro_batch x accumulate x data ranks, in samples.
@@ -69,7 +72,7 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
         lr=options.lr or preset.lr,
         unit=preset.unit,
         units_per_sample=seq_len if preset.unit == "tokens" else 1,
-        flops=presets.flops_per_unit(preset, seq_len, recompute=options.recompute == "full"),
+        flops=presets.flops_per_unit(preset, seq_len, recompute=RECOMPUTED[options.recompute]),
         peak=peaks.find(world),
     )
 

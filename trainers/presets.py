@@ -193,8 +193,11 @@ def find(family: str, size: str, *, layers: int | None = None) -> Preset:
 MODELS = {"llama": llama, "mistral": mistral, "moe": moe, "mpt": mpt, "gpt": gpt, "flux": flux}
 
 
-def flops_per_unit(preset: Preset, seq_len: int, *, recompute: bool) -> flops.Flops:
-    """Floating-point operations of one token at this sequence length, or of one image."""
+def flops_per_unit(preset: Preset, seq_len: int, *, recompute: float) -> flops.Flops:
+    """Floating-point operations of one token at this sequence length, or of one image.
+
+    `recompute` is the share of the blocks whose forward runs twice.
+    """
     config = preset.config
     if isinstance(config, flux.Config):
         return flops.flux(config, config.side**2, config.text_tokens, recompute=recompute)

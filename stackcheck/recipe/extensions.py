@@ -133,6 +133,7 @@ def template_values(stack: Stack) -> Mapping[str, Any]:
 
 
 def _flash_attn(stack: Stack, flash: FlashAttention) -> Extension:
+    assert flash.form != "index"  # that one is a package of the image, and is not made
     build, because = _flash_attn_build(stack, flash)
     return Extension(
         name=FLASH_ATTN,

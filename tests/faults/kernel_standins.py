@@ -48,6 +48,45 @@ PACKAGE.flash_attn_func = _flash_attn_func  # type: ignore[attr-defined]
 PACKAGE.flash_attn_varlen_func = _flash_attn_varlen_func  # type: ignore[attr-defined]
 
 
+def _flash_attn_4_func(q: Any, k: Any, v: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    return PACKAGE.flash_attn_func(q, k, v, **options), None
+
+
+def _flash_attn_4_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    qv: Any = None,
+    *,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+) -> tuple[torch.Tensor, None]:
+    assert qv is None
+    ends = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return PACKAGE.flash_attn_varlen_func(q, k, v, *ends, causal=causal), None
+
+
+# FlashAttention 4: a folder around `cute`, whose functions return a pair and take where members end by name.
+CUTE = ModuleType("flash_attn.cute")
+CUTE.flash_attn_func = _flash_attn_4_func  # type: ignore[attr-defined]
+CUTE.flash_attn_varlen_func = _flash_attn_4_varlen_func  # type: ignore[attr-defined]
+
+
+def by_package_4() -> dict[str, Any]:
+    """As the checks of the package, its packs and its windows judge FlashAttention 4, in one report."""
+    modules = {"flash_attn": ModuleType("flash_attn"), "flash_attn.cute": CUTE}
+    with mock.patch.dict(sys.modules, modules), mock.patch.object(flash_package, "REPEATS", 2):
+        reports = (
+            flash_package.check("bf16", "smoke"),
+            attention_masks.packed("package"),
+            attention_masks.windowed("package"),
+        )
+    return {"cases": [case for report in reports for case in report["cases"]]}
+
+
 @contextlib.contextmanager
 def package() -> Iterator[None]:
     """`import flash_attn` finds the stand-in."""

@@ -138,6 +138,16 @@ MUTANTS: dict[str, Mutant] = {
         (standins.PACKAGE, "flash_attn_func"),
         lambda original, *args, **kwargs: original(*args, **kwargs) * (1 + 0.01 * torch.rand(())),
     ),
+    "FlashAttention 4 loses a row of dq": (
+        "flash package 4",
+        (standins.PACKAGE, "flash_attn_func"),
+        changes.bad_backward(0),
+    ),
+    "FlashAttention 4 zeroes a tile of a pack": (
+        "flash package 4",
+        (standins.PACKAGE, "flash_attn_varlen_func"),
+        changes.after(changes.zero_tile),
+    ),
     "dropout does not scale what it keeps": ("dropout", SDPA, changes.unscaled_dropout),
     "dropout drops half of its share": ("dropout", SDPA, changes.half_the_dropout),
     "dropout has one mask for all heads": ("dropout", SDPA, changes.one_mask),

@@ -29,7 +29,7 @@ MPT_GFLOP = {"1b": 9.10, "3b": 17.92, "7b": 43.17, "13b": 82.14, "30b": 188.3, "
 
 
 def per_token(model: str, size: str, seq_len: int) -> flops.Flops:
-    return presets.flops_per_unit(presets.find(model, size), seq_len, recompute=False)
+    return presets.flops_per_unit(presets.find(model, size), seq_len, recompute=0.0)
 
 
 @pytest.mark.parametrize("size", FOUNDRY)
@@ -67,8 +67,10 @@ def test_flux_costs_64_5_tflop_per_512_image() -> None:
 
 def test_hardware_flops_add_a_third_when_activations_are_recomputed() -> None:
     plain = per_token("gpt", "22b", 2048)
-    again = presets.flops_per_unit(presets.find("gpt", "22b"), 2048, recompute=True)
+    again = presets.flops_per_unit(presets.find("gpt", "22b"), 2048, recompute=1.0)
     assert again.hardware == pytest.approx(plain.noncausal * 4 / 3)
+    half = presets.flops_per_unit(presets.find("flux", "dev-512"), 0, recompute=0.5)
+    assert half.hardware == pytest.approx(half.noncausal * 7 / 6)
     assert again.noncausal == plain.noncausal == plain.hardware
 
 

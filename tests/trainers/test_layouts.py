@@ -42,6 +42,7 @@ LAYOUTS = {
     "tensor": (2, "--tp", "2", "--micro-batch", "8"),
     "pipeline": (2, "--pp", "2", "--micro-batch", "2"),
     "recompute": (2, "--recompute", "full"),
+    "recompute every other block": (2, "--recompute", "half"),
     "chunked-loss": (2, "--loss-chunks", "4"),
 }
 
@@ -65,6 +66,14 @@ def test_losses_equal_one_process(layout: str, alone: list[float], record: Recor
 def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float], record: Record) -> None:
     got = record(2, *BATCH, "--precision", "bf16", "--parallel", "zero1", *flags)
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
+
+
+@SLOW
+def test_the_fused_layer_has_windows(record: Record) -> None:
+    flags = (*BATCH, "--model", "mistral", "--precision", "bf16", "--parallel", "zero1")
+    windowed = record(1, *flags)["losses"]
+    # Without a window the losses differ by 5e-4 to 2e-3.
+    assert record(1, *flags, "--implementation", "fused")["losses"] == pytest.approx(windowed, rel=1e-4)
 
 
 @SLOW

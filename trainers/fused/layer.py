@@ -64,7 +64,8 @@ class Layer:
         grid = qkv.view(batch, -1, self.heads + 2 * self.kv, self.dim).transpose(1, 2)
         parts = [part.detach().requires_grad_() for part in grid.split((self.heads, self.kv, self.kv), 1)]
         with torch.enable_grad():
-            o = window_attention(*parts, self.window) if self.window else attention(*parts)
+            q, k, v = parts
+            o = window_attention(q, k, v, self.window) if self.window else attention(q, k, v)
         return parts, o
 
     def backward(self, saved: tuple[Any, ...], gs: Tensor, gu_out: Tensor, rotary: Rotary) -> Tensor:

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -151,23 +151,24 @@ def compile_and_recompute(model: BlockModel, options: Options, *, gpu: bool) -> 
     versions before pytorch/pytorch#182580). The compiled forward goes inside what is recomputed.
     """
     compiled = gpu if options.compile is None else options.compile
-    recompute, whole = options.recompute == "full", options.compile_scope == "model"
-    if recompute:
-        for block in model.blocks.values():
-            inner = compiled and not whole
-            forward = torch.compile(block.forward, fullgraph=model.whole_graph) if inner else block.forward
-            block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
-    if compiled and (whole or not recompute):
-        compile_in_place(model, options.compile_scope)
+    whole, blocks = options.compile_scope == "model", list(model.blocks.values())
+    again = {"none": [], "half": blocks[::2], "full": blocks}[options.recompute]
+    for block in again:
+        inner = compiled and not whole
+        forward = torch.compile(block.forward, fullgraph=model.whole_graph) if inner else block.forward
+        block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
+    if compiled:
+        kept = [block for block in blocks if not any(block is one for one in again)]
+        compile_in_place(model, kept, options.compile_scope)
 
 
-def compile_in_place(model: BlockModel, scope: CompileScope) -> None:
-    """Compile each block, or the whole model with its layout's hooks.
+def compile_in_place(model: BlockModel, blocks: Iterable[nn.Module], scope: CompileScope) -> None:
+    """Compile these blocks, or the whole model with its layout's hooks.
 
     In place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
     """
     if scope == "model":
         model.compile()
         return
-    for block in model.blocks.values():
+    for block in blocks:
         block.compile(fullgraph=model.whole_graph)

@@ -40,14 +40,12 @@ def available() -> bool:
 
 
 def is_v4() -> bool:
-    """Whether the package is FlashAttention 4 alone: beside FlashAttention 2, jobs that name none get 2."""
-    if not available():
+    """Whether the package is FlashAttention 4: its `flash_attn` is a folder, without functions of its own."""
+    try:
+        import flash_attn
+    except ImportError:
         return False
-    import flash_attn
-
-    return (
-        not hasattr(flash_attn, "flash_attn_func") and importlib.util.find_spec("flash_attn.cute") is not None
-    )
+    return not hasattr(flash_attn, "flash_attn_func")
 
 
 def rows(
