@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
-from stackcheck.build import bootstrap, platforms, stages
+from stackcheck.build import bootstrap, host_base, platforms, stages
 from stackcheck.errors import BuildError
 from stackcheck.recipe import render
 
@@ -72,13 +72,16 @@ def make_plan(
     """Check and read a stack's files, make its base, and hash what decides the image.
 
     Raises:
-        BuildError: The stack is not rendered or not locked, or its base cannot be made.
+        BuildError: The stack is not rendered or not locked, or its base cannot be made or is not here.
         ConfigurationError: The generated files do not follow from matrix.yaml and the templates.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()
     rootfs = None
-    if stack.base.kind == "bootstrap":
+    if stack.base.kind == "host":
+        _check_architecture(stack, platform)
+        rootfs = host_base.load(stack, bases(root))
+    elif stack.base.kind == "bootstrap":
         assert stack.base.suite
         _check_architecture(stack, platform)
         rootfs = bootstrap.bootstrap(
@@ -97,7 +100,9 @@ def look_ahead(stack: Stack, engine: str, root: Path, *, platform: str | None = 
     files = checked_files(stack, root)
     platform = platform or platforms.native()
     rootfs = None
-    if stack.base.kind == "bootstrap":
+    if stack.base.kind == "host":
+        rootfs = host_base.load(stack, bases(root))
+    elif stack.base.kind == "bootstrap":
         assert stack.base.suite
         _check_architecture(stack, platform)
         name = bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
@@ -174,7 +179,8 @@ def _plan(
         f"file:images/{stack.id}/{name}": digest for name, digest in digests.items() if name != "pins.json"
     }
     if rootfs:
-        inputs[f"urn:stackcheck:rootfs:{stack.base.suite}"] = rootfs.digest
+        origin = "host:" if stack.base.kind == "host" else ""
+        inputs[f"urn:stackcheck:rootfs:{origin}{stack.base.suite}"] = rootfs.digest
     elif stack.base.digest:
         inputs[f"docker:{stack.base.reference}"] = stack.base.digest
     decided = [RECIPE, COMPRESSION, bootstrap.SOURCE_DATE_EPOCH, engine, sorted(inputs.items())]

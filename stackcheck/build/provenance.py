@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 
+# Parameters that say what a site put in place of a registry (base) and of the indexes (wheels).
+SITE_SOURCES = ("baseFrom", "wheelsFrom")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """How an image was built.
@@ -45,9 +49,20 @@ def of_build(stack: Stack, image: Image) -> Provenance:
     if stack.matrix_digest:
         dependencies["file:matrix.yaml"] = stack.matrix_digest
     finished = dt.datetime.fromisoformat(image.built) if image.built else None
+    named = {"stack": stack.id, "torch": stack.torch, "python": stack.python, "os": stack.os}
     return Provenance(
-        parameters={"stack": stack.id, "torch": stack.torch, "python": stack.python, "os": stack.os},
+        parameters={**named, **site_sources(stack)},
         dependencies=dependencies,
         started=finished - dt.timedelta(seconds=image.seconds) if finished else None,
         finished=finished,
     )
+
+
+def site_sources(stack: Stack) -> Mapping[str, str]:
+    """What a site put in place of a registry and the indexes; empty for a stack that came from those."""
+    found = {}
+    if stack.base.kind == "host":
+        found["baseFrom"] = f"the packages of a host ({stack.os}), each file with the MD5 sum that dpkg keeps"
+    if stack.wheels_from:
+        found["wheelsFrom"] = stack.wheels_from
+    return found

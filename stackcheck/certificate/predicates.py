@@ -19,6 +19,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stackcheck import __version__
+from stackcheck.build.provenance import SITE_SOURCES
 from stackcheck.certificate.statement import (
     PAYLOAD_TYPE,
     PROVENANCE,
@@ -195,13 +196,26 @@ def again(
         "experimental": experimental,
     }
     summary = _summary(
-        scope | _certificate_field(result, verdict, archs) | {"knownIssues": [*map(dict, known_issues)]},
+        scope
+        | _certificate_field(result, verdict, archs)
+        | {"knownIssues": [*map(dict, known_issues)]}
+        | _made_from(kept),
         status=verdict.status,
         resource=f"pkg:oci/{image.stack_id or 'image'}@{image.manifest_digest}",
         evidence=evidence,
         now=now,
     )
     return (*evidence, _statement(image, VSA, summary))
+
+
+def _made_from(kept: Sequence[Statement]) -> dict[str, Any]:
+    """What a site put in place of a registry and the indexes, as the provenance has it; else nothing."""
+    for statement in kept:
+        if statement.predicate_type == PROVENANCE:
+            parameters = statement.predicate["buildDefinition"]["externalParameters"]
+            found = {name: parameters[name] for name in SITE_SOURCES if name in parameters}
+            return {"madeFrom": found} if found else {}
+    return {}
 
 
 def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statement:

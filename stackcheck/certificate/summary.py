@@ -107,6 +107,7 @@ class _Passed(_Certificate):
     archs: _Archs = _Archs()
     bounds: dict[str, int] = Field(default_factory=dict)
     knownIssues: tuple[_KnownIssue, ...] = ()  # noqa: N815
+    madeFrom: dict[str, str] = Field(default_factory=dict)  # noqa: N815
 
 
 class _Summary(_Part):

@@ -31,6 +31,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "outdated": ("matrix", "Compare pins with the newest versions in the package indexes."),
     "compat": ("explain", "Check the compatibility rules for contradictions."),
     "lock": ("matrix", "Write the pins and hashes of stacks."),
+    "base": ("site", "Make the base of stacks from this host's own packages."),
+    "wheelhouse": ("site", "Make wheels from what is installed in an environment."),
     "mirror": ("mirror", "List which files a site has to copy for stacks."),
     "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
     "build": ("build", "Build the images of stacks."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stackcheck import vendors
-from stackcheck.build import build, forecast, platforms
+from stackcheck.build import build, forecast, platforms, site_lock
 from stackcheck.build.wheels.wheel_cache import OFF, default_folder
 from stackcheck.cli.options import (
     HERE,
@@ -34,7 +34,7 @@ from stackcheck.matrix import resolve
 from stackcheck.recipe import mirrors as sites
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from stackcheck.build.image import Image
     from stackcheck.matrix.stack import Stack
@@ -63,6 +63,8 @@ def build_images(
         return
     report = Progress()
     with exclusive(root.resolve(), "stackcheck build", report):
+        if options.wheelhouse:
+            chosen = locked_to(options.wheelhouse, chosen, root.resolve(), report)
         engine = connected(report)
         built = build.build(chosen, engine, root=root.resolve(), report=report, options=options)
     if as_json:
@@ -90,6 +92,13 @@ def build_options(
         no_cache=no_cache,
         mirrors=sites.load(mirrors),
     )
+
+
+def locked_to(
+    wheelhouse: Path, stacks: Sequence[Stack], root: Path, report: Callable[[str], None]
+) -> tuple[Stack, ...]:
+    """The stacks, locked to a folder of wheels if `stackcheck wheelhouse` made it and they are not yet."""
+    return tuple(site_lock.ready(stack, wheelhouse, root, report) for stack in stacks)
 
 
 def connected(report: Progress, *, builds: bool = True) -> Engine:

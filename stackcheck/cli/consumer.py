@@ -277,9 +277,13 @@ def _notes(verified: Verified) -> list[str]:
     static = verified.facts.get("archs", {}).get("staticOnly", [])
     never_ran = [f"static only: {arch}: the image has code for it, which never ran" for arch in static]
     experimental = ["this stack is experimental"] if verified.facts["experimental"] else []
+    made = [
+        f"{name.removesuffix('From')} from {text}"
+        for name, text in sorted(verified.facts.get("madeFrom", {}).items())
+    ]
     driver = verified.facts.get("driver", {})  # a certificate of before says nothing of the documents
     unlisted = [driver["says"]] if driver.get("state") == "unlisted" else []
-    return [*experimental, *unlisted, *never_ran, *waivers, *issues]
+    return [*experimental, *made, *unlisted, *never_ran, *waivers, *issues]
 
 
 def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -80,6 +80,8 @@ def make_images(
     settings = _settings(root, target=target, key=key, force=force)
     settings = dataclasses.replace(settings, build=options)
     with exclusive(settings.root, "stackcheck images", report):
+        if options.wheelhouse:
+            chosen = building.locked_to(options.wheelhouse, chosen, settings.root, report)
         ended = list(flow.images(chosen, building.connected(report), settings, report))
     outcomes.show(ended, as_json=as_json)
     errors = [outcome.error for outcome in ended if outcome.error]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, new_app
+from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, Wheelhouse, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -176,11 +176,13 @@ def render(
 def lock(
     selectors: Selectors = None,
     *,
+    wheelhouse: Wheelhouse = None,
     mirrors: MirrorsFile = None,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
     """Write the pins and hashes of stacks."""
+    from stackcheck.build import site_lock
     from stackcheck.recipe import lock as locking
     from stackcheck.recipe import mirrors as sites
     from stackcheck.recipe.upstream import Upstream
@@ -193,6 +195,10 @@ def lock(
             rows.append((stack.id, "would be locked"))
             continue
         report(f"locking {stack.id}")
+        if wheelhouse:
+            now = site_lock.lock_to(stack, wheelhouse.resolve(), root.resolve())
+            rows.append((stack.id, _locked_or(now.missing)))
+            continue
         done = locking.lock(stack, root / "images", upstream)
         rows.append((stack.id, _locked_or(done.missing)))
         rows += [(stack.id, f"not changed: {reason}") for reason in done.kept]

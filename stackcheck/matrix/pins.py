@@ -37,6 +37,13 @@ class Source(_Lenient):
     sha256: Sha256 | None = None
 
 
+class HostBase(_Lenient):
+    """A base that was cut from the packages of a host: the digest of its tar."""
+
+    from_: Literal["host"] = Field(alias="from")
+    digest: Digest
+
+
 class Pins(_Lenient):
     """The lock of one stack.
 
@@ -44,12 +51,16 @@ class Pins(_Lenient):
         missing: What could not be found out, one reason each; empty when the stack is locked.
         bases: Image name and tag -> digest; None where the registry was out of reach.
         sources: Package name -> its source archive.
+        wheels_from: Where its wheels come from, if that is no index: one sentence for people.
+        rootfs: What stands in for the base of the matrix, if a site has cut one from a host.
     """
 
     schema_: Literal[1] = Field(alias="schema")
     missing: Annotated[tuple[Reason, ...], Field(strict=False)]
     bases: Mapping[Reference, Digest | None] = Field(default_factory=dict)
     sources: Mapping[Token, Source] = Field(default_factory=dict)
+    rootfs: HostBase | None = None
+    wheels_from: Reason | None = None
 
 
 def read_pins(root: Path) -> dict[str, Pins]:

@@ -145,6 +145,7 @@ def stack_of(
         extensions=tuple(Package(name=n, version=v) for n, v in sorted((settings.extensions or {}).items())),
         replacements=tuple(_replacements(cell, values, own)),
         matrix_digest=found.digest,
+        wheels_from=pins.wheels_from if pins else None,
     )
 
 
@@ -188,6 +189,8 @@ def _base(cell: Cell, settings: StackSettings, found: Matrix, pins: Pins | None)
     # What the wheels of a runtime expect of the system: without torch there are none.
     expected = found.runtimes[cell.runtime].system_packages if cell.torch else ()
     packages = tuple(dict.fromkeys((*system.packages, *expected, *settings.system_packages)))
+    if pins and pins.rootfs:
+        return _shared_base(kind="host", digest=pins.rootfs.digest, suite=cell.os, packages=packages)
     if system.bootstrap:
         return _shared_base(kind="bootstrap", suite=system.bootstrap, packages=packages)
     digest = pins.bases.get(system.image or "") if pins else None

@@ -78,14 +78,15 @@ class Base:
     """What an image, or a stage that compiles, starts from.
 
     Attributes:
-        kind: `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages.
+        kind: `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages;
+            `host`: one that was cut from the packages of a host.
         reference: The image's name and tag, where there is one.
         digest: `sha256:…`; None while it is not known here.
-        suite: The distribution's release, for a bootstrap.
+        suite: The distribution's release, for a bootstrap or a cut.
         packages: Distribution packages to install.
     """
 
-    kind: Literal["registry", "bootstrap"]
+    kind: Literal["registry", "bootstrap", "host"]
     reference: str | None = None
     digest: str | None = None
     suite: str | None = None
@@ -108,6 +109,7 @@ class Stack:
         matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
             was not read from a file.
         known_issues: Reported faults of its versions on its architectures.
+        wheels_from: Where the locked wheels come from, if that is no index: one sentence for people.
     """
 
     id: str
@@ -136,6 +138,7 @@ class Stack:
     replacements: tuple[Replacement, ...] = ()
     matrix_digest: str | None = None
     known_issues: tuple[KnownIssue, ...] = ()
+    wheels_from: str | None = None
 
     @property
     def wheel_tag(self) -> str | None:

@@ -43,6 +43,7 @@ def resolve(
     python: str,
     places: Sequence[str],
     constraints: Sequence[str] = (),
+    with_hashes: bool = True,
 ) -> str:
     """A lock of every package that the requirements ask for, and of what those need, as pip reads it.
 
@@ -51,11 +52,15 @@ def resolve(
         python: `3.12`.
         places: uv's options that name indexes and folders.
         constraints: Versions that a package has if it is needed at all.
+        with_hashes: Whether each package has the hashes of its files.
 
     Raises:
         ConfigurationError: uv is missing.
         UnresolvedError: A package is in none of the places, or a place does not answer.
     """
+    if not with_hashes:
+        options = ["--no-header", "--no-annotate", *places]
+        return _compile(requirements, python, options, {"constraints.txt": constraints})
     options = ["--generate-hashes", "--no-header", "--no-annotate", *places]
     text = _compile(requirements, python, options, {"constraints.txt": constraints})
     return _with_hashes(text, python=python, places=places)

@@ -20,6 +20,7 @@ from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import indexes, rocm
 from stackcheck.recipe.extensions import extensions, needs, toolchain
+from stackcheck.recipe.house import House
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
 
@@ -60,25 +61,30 @@ class LockResult:
     kept: tuple[str, ...]
 
 
-def lock(stack: Stack, images: Path, upstream: Upstream | None = None) -> LockResult:
+def lock(
+    stack: Stack, images: Path, upstream: Upstream | None = None, *, wheelhouse: Path | None = None
+) -> LockResult:
     """Lock one stack.
 
     Args:
         stack: With its present pins.
         images: Where the stack's folder is.
         upstream: Asks registries and release pages; share one, and a host that does not answer is asked once.
+        wheelhouse: The only folder that wheels come from; no index is asked.
 
     Raises:
+        BuildError: The folder lacks a wheel; nothing was written.
         ConfigurationError: uv is missing.
     """
-    return _Locking(stack, images / stack.id, upstream or Upstream()).run()
+    return _Locking(stack, images / stack.id, upstream or Upstream(), wheelhouse).run()
 
 
 class _Locking:
     """The locking of one stack: what is known so far, and what is missing."""
 
-    def __init__(self, stack: Stack, folder: Path, upstream: Upstream) -> None:
+    def __init__(self, stack: Stack, folder: Path, upstream: Upstream, wheelhouse: Path | None) -> None:
         self.stack = stack
+        self.house = House(wheelhouse) if wheelhouse else None
         self.folder = folder
         self.upstream = upstream
         self.missing: list[str] = []
@@ -100,6 +106,7 @@ class _Locking:
             "missing": self.missing,
             "bases": self._bases(),
             "sources": {extension.name: self._source(extension) for extension in extensions(self.stack)},
+            **({"rootfs": self.before["rootfs"]} if "rootfs" in self.before else {}),
             **self._smi(),
             "wheels": self._wheels(path) if image else self.before.get("wheels", {}),
         }
@@ -121,6 +128,9 @@ class _Locking:
             (self.folder / f"{CHOSEN}.lock").unlink(missing_ok=True)
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
+        if self.house:
+            return self.house.resolve(wanted, python=self.stack.python, constraints=constraints)
+
         def question(places: Sequence[str]) -> str:
             return indexes.resolve(wanted, python=self.stack.python, places=places, constraints=constraints)
 
@@ -140,6 +150,8 @@ class _Locking:
             return False
         index = f"{TORCH_INDEX}/{self.stack.wheel_tag}" if self.stack.wheel_tag else "not needed"
         head = _HEAD.format(what=_WHAT.get(name, name), index=index)
+        if self.house:
+            head += "# The hashes are those of wheels in one folder (wheelhouse.json): an index has others.\n"
         write_atomically(path, ((head + text).encode(),))
         return True
 
@@ -218,6 +230,8 @@ class _Locking:
         locked = _of_image(path)
         names = [*(pin.partition("==")[0] for pin in self.stack.frozen), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
+        if self.house:
+            return {pin.partition("==")[0]: of for pin, of in self.house.files(pins).items()}
         found = ask(
             self.stack,
             self.upstream,

@@ -168,6 +168,8 @@ def labels(stack: Stack) -> Mapping[str, str]:
 
 
 def _base_labels(base: Base) -> Mapping[str, str]:
+    if base.kind == "host":
+        return {"stackcheck.base": f"{base.suite}, cut from the packages of a host"}
     if base.kind == "bootstrap":
         return {"stackcheck.base": f"Debian {base.suite}, from its packages"}
     name = {"org.opencontainers.image.base.name": str(base.reference)}

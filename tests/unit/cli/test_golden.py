@@ -6,6 +6,7 @@ flow is real; only the engine and the host are fake. What changes from run to ru
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import hashlib
@@ -24,6 +25,9 @@ import speed_results
 from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, FakeEngine, answer, call
 from small_images import new_key
 from stackcheck import cli
+from stackcheck.build import host_base
+from stackcheck.build.dpkg import Database
+from stackcheck.build.wheels import installed
 from stackcheck.certificate import keys
 from stackcheck.cli import build
 from stackcheck.engine import doctor
@@ -133,6 +137,46 @@ def policy_asks_for_more(world: World) -> None:
 
 def no_result(world: World) -> None:
     world.engine.answer = lambda _told: None
+
+
+def on_debian_12(world: World) -> None:
+    told = {"ID": "debian", "VERSION_CODENAME": "bookworm", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"}
+    world.patch.setattr("stackcheck.engine.apt.host_release", lambda: told)
+
+
+def without_python(world: World) -> None:
+    """A host that has nothing but dpkg."""
+    folder = world.root / "dpkg"
+    folder.mkdir()
+    stanza = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+    (folder / "status").write_text(stanza)
+    world.patch.setattr(host_base, "Database", lambda _admin: Database(folder))
+
+
+def small_environment(world: World) -> None:
+    """An environment with one package; the interpreter itself is not asked."""
+    site, scripts = world.root / "env" / "site", world.root / "env" / "bin"
+    info = site / "thing-1.2.dist-info"
+    info.mkdir(parents=True)
+    wheel = b"Wheel-Version: 1.0\nTag: py3-none-any\n"
+    (info / "WHEEL").write_bytes(wheel)
+    (site / "thing.py").write_bytes(b"")
+    lines = [
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip('=')},{len(data)}\n"
+        for name, data in (("thing.py", b""), ("thing-1.2.dist-info/WHEEL", wheel))
+    ]
+    (info / "RECORD").write_text("".join(lines))
+    found = installed.Environment(
+        python="3.12.3",
+        prefix=world.root / "env",
+        paths={"scripts": scripts, "purelib": site, "platlib": site},
+        infos={"thing": info},
+    )
+    world.patch.setattr(installed, "environment", lambda _interpreter: found)
+
+
+def changed_environment(world: World) -> None:
+    (world.root / "env" / "site" / "thing.py").write_bytes(b"changed")
 
 
 def another_key(world: World) -> None:
@@ -285,6 +329,20 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("--root", "nowhere")),
         Case(("cpu-*",), lock_that_cannot_be_written),
         Case(("cpu-*",), broken_matrix),
+    ),
+    "base": (
+        Case(("--from-host", "--dry-run", "cpu-*"), on_debian_12),
+        Case(("cpu-*",)),
+        Case(("--from-host", "rocm7.2.4-torch2.11*")),
+        Case(("--from-host", "nope")),
+        Case(("--from-host", "cpu-*"), without_python),
+    ),
+    "wheelhouse": (
+        Case(("house", "--from-environment", "python"), small_environment),
+        Case(("house", "cpu-*", "--from-environment", "python")),
+        Case(("house", "--from-environment", "python"), changed_environment),
+        Case(("house",)),
+        Case(("house", "nope", "--from-environment", "python")),
     ),
     "mirror": (
         Case(("--print", "rocm7.2.4-torch2.9.1-*")),

@@ -196,6 +196,12 @@ def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value: str):
         matrix.parse(_changed(env={"NAME": value}))
 
 
+@pytest.mark.parametrize("name", ["flash-attn", "flash-attn-4"])
+def test_flash_attention_is_chosen_by_its_axis_alone(name: str):
+    with pytest.raises(ConfigurationError, match=f"packages: {name} is chosen by `flash_attn`"):
+        matrix.parse(_changed(packages={name: "2.8.3"}))
+
+
 def test_two_stacks_of_one_id_are_refused():
     value = _changed()
     value["stacks"].append(value["stacks"][0])

@@ -1,0 +1,73 @@
+"""One folder of wheels instead of indexes: exact versions with the hash of every file.
+
+In: requirements, the folder. Out: the text of a lock, hashes of files by name. uv chooses the versions; the
+hashes are read from the files here, because not every uv states those of a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import BuildError
+from stackcheck.recipe import indexes
+from stackcheck.recipe.requirements import read_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+class House:
+    """A folder of wheels; each file is read once.
+
+    Raises:
+        BuildError: The folder does not yield what is asked for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._hashes: dict[str, str] = {}
+
+    def resolve(self, wanted: Sequence[str], *, python: str, constraints: Sequence[str] = ()) -> str:
+        """A lock of the requirements and of all that they need, as pip reads it."""
+        places = ["--no-index", f"--find-links={self.folder}"]
+        try:
+            text = indexes.resolve(
+                wanted, python=python, places=places, constraints=constraints, with_hashes=False
+            )
+        except indexes.UnresolvedError as error:
+            raise self._refusal(error.package, python) from error
+        pins = re.findall(r"^[\w.-]+==\S+", text, re.MULTILINE)
+        of = self.files(pins)
+        entries = [
+            " \\\n".join([pin, *(f"    --hash=sha256:{digest}" for digest in sorted(set(found.values())))])
+            for pin, found in of.items()
+        ]
+        return "".join(f"{entry}\n" for entry in entries)
+
+    def files(self, pins: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """Pin -> file name -> SHA-256, of the folder's wheels of that name and version."""
+        names = sorted(path.name for path in self.folder.glob("*.whl"))
+        of = {pin: [name for name in names if read_packages(pin)[0].is_of(name)] for pin in pins}
+        missing = [name for found in of.values() for name in found if name not in self._hashes]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self._hashes |= dict(zip(missing, pool.map(self._sha256, missing), strict=True))
+        return {pin: {name: self._hashes[name] for name in found} for pin, found in of.items()}
+
+    def _sha256(self, name: str) -> str:
+        with (self.folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _refusal(self, package: str, python: str) -> BuildError:
+        return BuildError(
+            "the folder of wheels does not yield the stack",
+            where=str(self.folder),
+            got=f"no wheel of {package} for Python {python}, or not of what it needs",
+            expected="every package of the stack and all that they need, as wheels",
+            next_step="carry into the folder what this names as absent: "
+            f"stackcheck wheelhouse {self.folder} --from-environment PYTHON STACK",
+        )
