@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 import result_files
 from small_images import NOW, STACK_ID, certify, make_image, new_key
 from stackcheck.certificate import keys, predicates, signing
-from stackcheck.cli import consumer
 from stackcheck.certificate.statement import (
     PROVENANCE,
     SBOM,
@@ -31,6 +30,7 @@ from stackcheck.certificate.statement import (
     status,
     time_verified,
 )
+from stackcheck.cli import consumer
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
 from stackcheck.matrix.policy import Waiver
 
