@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import pathlib
 import stat
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,7 @@ from stackcheck.certificate.statement import (
     status,
     time_verified,
 )
+from stackcheck.cli import consumer
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
 from stackcheck.matrix.policy import Waiver
 
@@ -315,3 +317,16 @@ def test_a_signing_key_is_not_named_as_a_public_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="named as a public one"):
         keys.load_or_create(tmp_path / "bob.pub")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_site_built_from_is_in_the_provenance_in_the_summary_and_in_verify(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    made = {"baseFrom": "the packages of a host", "wheelsFrom": "2 wheels made from an environment"}
+    said = predicates_of(certify(image, key, parameters={"torch": "2.11.0", **made}))
+    assert said[PROVENANCE]["buildDefinition"]["externalParameters"] == {"torch": "2.11.0", **made}
+    told = said[VSA]["urn:stackcheck:certificate:v1"]
+    assert told["madeFrom"] == made
+    notes = consumer._notes(SimpleNamespace(facts=told))  # type: ignore[arg-type]
+    assert notes[:2] == ["base from the packages of a host", "wheels from 2 wheels made from an environment"]
+    assert "madeFrom" not in predicates_of(certify(image, key))[VSA]["urn:stackcheck:certificate:v1"]

@@ -112,6 +112,7 @@ def certify(
     bound_class: BoundClass | None = None,
     known_issues: tuple[dict[str, Any], ...] = (),
     name: str | None = None,
+    parameters: dict[str, str] | None = None,
 ) -> tuple[Envelope, ...]:
     """The signed statements of a run that ended just before `now`."""
     checks = [result_files.check("test_a.py::test_one[1]")]
@@ -134,7 +135,9 @@ def certify(
     found = Bound(bound=5.0, direction="min", unit="GB/s", kind=bound_class or "measured")
     judged = verdict.judge(run, needed, Bounds({(ids[1], 0): found} if bound_class else {}))
     provenance = Provenance(
-        parameters={"stack": STACK_ID}, dependencies={"file:Dockerfile": result_files.DIGEST}, started=now
+        parameters=parameters or {"stack": STACK_ID},
+        dependencies={"file:Dockerfile": result_files.DIGEST},
+        started=now,
     )
     return predicates.certify(
         *(image, run, judged, provenance, sbom_of(image)),
