@@ -124,8 +124,8 @@ class Model(BlockModel):
         if self.embedding is not None:
             x = self.embedding(x)
         rotary = Rotary.table(x.shape[1], self.config.head_dim, self.config.theta, x.device)
-        mask = None if documents is None else document_mask(documents)
-        return run_blocks(self.blocks, x, rotary, mask)
+        mask = () if documents is None else (document_mask(documents),)
+        return run_blocks(self.blocks, x, rotary, *mask)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, vocabulary]."""

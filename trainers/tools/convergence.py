@@ -5,9 +5,10 @@ r"""A shortened convergence run: train on real text, and see the in-context scor
 
 The text is this machine's corpus (corpus.py). The questions are from documents that training never sees:
 which of four continuations follows this context? Three are from other documents, so guessing scores 0.25.
-Choices are ranked by mean log-probability per token, as LLM Foundry ranks them. Out: one JSON line with the
-scores after the first step and at the end. Exit code 0: they rose by more than three standard errors. 1: they
-did not, or the job failed. 2: refused.
+Choices are ranked by mean log-probability per token, as LLM Foundry ranks them; a margin is the right one's
+above the mean of the others. Out: one JSON line with the scores after the first step and at the end. Exit
+code 0: the margin of the same questions rose by more than three standard errors. 1: it did not, or the job
+failed. 2: refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import math
 import random
+import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +70,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         corpus.made() / "heldout.jsonl", streams.tokenizer(job.tokenizer), length, options.questions
     )
     start, end = (scores(options, job, step, length, asked) for step in (1, options.steps))
-    error = math.sqrt(sum(s * (1 - s) for s in (start["accuracy"], end["accuracy"])) / len(asked))
+    gains = [after - before for before, after in zip(start.pop("margins"), end.pop("margins"), strict=True)]
+    error = statistics.stdev(gains) / math.sqrt(len(gains))
     return {
         "model": f"{job.model} {job.size}",
         "steps": options.steps,
@@ -78,8 +81,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "questions": len(asked),
         "start": start,
         "end": end,
+        "margin_gain": statistics.mean(gains),
         "standard_error": error,
-        "rose": end["accuracy"] - start["accuracy"] > ERRORS * error,
+        "rose": statistics.mean(gains) > ERRORS * error,
     }
 
 
@@ -130,8 +134,8 @@ def questions(path: Path, by: streams.Tokenizer, length: int, count: int) -> lis
 
 def scores(
     options: argparse.Namespace, job: command_line.Options, step: int, length: int, asked: list[Question]
-) -> dict[str, float]:
-    """The share of right answers, and the mean log-probability (nat) of a token of the right continuation."""
+) -> dict[str, Any]:
+    """Share of right answers, mean log-probability of a token of the right one, each margin (nat)."""
     device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = evaluate.load(options.folder / f"step_{step:08}", job.model, job.size, device, kind)
@@ -140,7 +144,11 @@ def scores(
     means = [total / len(choice) for (total, _), (_, choice) in zip(scorer.scores(pairs), pairs, strict=True)]
     ranked = [means[i : i + CHOICES] for i in range(0, len(means), CHOICES)]
     right = sum(row[0] > max(row[1:]) for row in ranked)
-    return {"accuracy": right / len(asked), "right_nats": sum(row[0] for row in ranked) / len(asked)}
+    return {
+        "accuracy": right / len(asked),
+        "right_nats": statistics.mean(row[0] for row in ranked),
+        "margins": [row[0] - statistics.mean(row[1:]) for row in ranked],
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -31,7 +31,10 @@ HEAD = ("row", "published on", "published", "ours", "ratio", "unit", "how")
 
 def main(arguments: list[str]) -> int:
     """The exit code."""
-    options = _parser().parse_args(arguments)
+    # argparse gives what follows -- to the first positional argument that is still open: none here.
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:cut])
+    options.flags = arguments[cut + 1 :]
     try:
         document = rows.document(options.document)
         machine = machine_of(options)
@@ -182,7 +185,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--count", type=int, help="of --device")
     add("--out", type=Path, help="keep results here, a JSON line a row, and run only what is missing")
-    add("flags", nargs="*", help="more flags of train.py, after --")
+    parser.set_defaults(flags=[])
+    parser.epilog = "More flags of train.py for every row follow after --."
     return parser
 
 
