@@ -85,7 +85,7 @@ def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kep
     )
     return Kept(
         run=run,
-        points=tuple(points(found["points"], digest)),
+        points=tuple(points(found, digest)),
         notable=dict.fromkeys(run.failed, "failed") | found["notable"] | dict.fromkeys(waived, "waived"),
         judged=dt.datetime.fromisoformat(head["judged"]),
         result_digest=head["result_digest"],
@@ -93,9 +93,10 @@ def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kep
     )
 
 
-def points(kept: Mapping[str, Any], digest: str) -> Iterator[Point]:
+def points(found: Mapping[str, Any], digest: str) -> Iterator[Point]:
     """The points that an abstract holds, for the record of this digest."""
-    for check, rows in kept.items():
+    for check, rows in found["points"].items():
+        chips = found["chips"].get(check)
         for name, unit, value, repeats, direction, bound, ceiling in rows:
             yield Point(
                 record=digest,
@@ -107,4 +108,5 @@ def points(kept: Mapping[str, Any], digest: str) -> Iterator[Point]:
                 direction=direction,
                 bound=bound,
                 ceiling=ceiling,
+                chips=chips,
             )

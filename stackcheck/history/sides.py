@@ -54,7 +54,7 @@ def of_result(body: bytes, label: str) -> Side:
     """The side of a result.json."""
     result = from_json(body)
     found = abstract.of(result)
-    points = tuple(reading.points(found["points"], label))
+    points = tuple(reading.points(found, label))
     return Side(label=label, node=found["run"]["node"], points=points, facts=facts_of(result))
 
 
