@@ -80,6 +80,7 @@ def certify(
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
     name: str | None = None,
+    against: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
 
@@ -95,6 +96,7 @@ def certify(
         archs: The architectures that the stack declares; those that never ran are named.
         known_issues: The reported faults of the stack's versions.
         name: Under which tag the image is published; None: its stack id.
+        against: What a pair with a certified image found.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
@@ -110,6 +112,7 @@ def certify(
         archs=archs,
         known_issues=known_issues,
         name=name,
+        against=against,
     )
     return tuple(sign(statement, key) for statement in made)
 
@@ -126,6 +129,7 @@ def statements(
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
     name: str | None = None,
+    against: Mapping[str, Any] | None = None,
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
@@ -146,6 +150,7 @@ def statements(
         archs=archs,
         known_issues=known_issues,
         name=name,
+        against=against,
     )
 
 
@@ -160,6 +165,7 @@ def again(
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
     name: str | None = None,
+    against: Mapping[str, Any] | None = None,
 ) -> tuple[Statement, ...]:
     """The statements of one more run of an image whose provenance and SBOM are stated already. Pure.
 
@@ -173,6 +179,7 @@ def again(
         archs: The architectures that the stack declares.
         known_issues: The reported faults of the stack's versions.
         name: The floating tag that the image was certified under; None: its stack id.
+        against: What a pair with a certified image found.
 
     Returns:
         The test result, `kept`, and the VSA that names all of them by digest.
@@ -193,7 +200,7 @@ def again(
         "name": name or image.stack_id,
         "configDigest": image.config_digest,
         "experimental": experimental,
-    }
+    } | ({"against": dict(against)} if against else {})
     summary = _summary(
         scope | _certificate_field(result, verdict, archs) | {"knownIssues": [*map(dict, known_issues)]},
         status=verdict.status,

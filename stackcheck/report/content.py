@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.errors import StackcheckError
 from stackcheck.history.records import result_of
+from stackcheck.history import watch
 from stackcheck.history.runs import Query
 from stackcheck.report import details, night, speed, standing
 from stackcheck.suite import results
@@ -156,7 +157,7 @@ def _points(history: History, runs: Sequence[Run]) -> Iterator[tuple[Run, Point]
         wanted = {run.record for run in window}  # a window's edge may cut runs of one moment
         query = Query(since=window[0].started, until=until, newest_first=False)
         for run, point in history.points(query):
-            if run.record in wanted and (point.direction is not None or speed.is_figure(point)):
+            if run.record in wanted and (point.direction is not None or watch.is_figure(point)):
                 yield run, point
 
 
