@@ -162,6 +162,7 @@ def steps(history: History, run: Run) -> tuple[Finding, ...]:
 
 def series(pairs: Iterable[tuple[Run, Point]]) -> Iterator[drift.Series]:
     """What `drift.warnings` reads: one series for each watched metric of each chip, the oldest first."""
+    pairs = list(pairs)
     found: dict[tuple[str, Key], list[tuple[Run, Point]]] = defaultdict(list)
     for run, point in pairs:
         found[run.node, key(point)].append((run, point))
@@ -170,7 +171,7 @@ def series(pairs: Iterable[tuple[Run, Point]]) -> Iterator[drift.Series]:
         direction = drift.better(each[-1][1].unit, each[-1][1].direction)
         if (check, metric) in chosen and direction:
             yield drift.Series(
-                node=chip(*each[-1]),
+                node=each[-1][0].node,  # two chips of one machine are one witness
                 check=check,
                 metric=metric,
                 direction=direction,

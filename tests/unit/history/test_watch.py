@@ -82,7 +82,9 @@ def test_a_step_is_named_only_if_two_metrics_or_two_nodes_show_it(small_checkout
     before = [night(number, 800.0) for number in range(20)]
     run = newest(history, *before, *(night(number, 784.0) for number in range(20, 26)))
     assert watch.steps(history, run) == ()  # one metric of one node
-    run = newest(history, *(night(number, 784.0, copy=0.98) for number in range(26, 32)))
+    healthy = [night(number, 800.0, node="b") for number in range(30, 50)]
+    both = [night(number, 784.0, copy=0.98, node="b") for number in range(50, 56)]
+    run = newest(history, *healthy, *both)
     (found,) = watch.steps(history, run)
     assert found.rule == "step"
     assert len(found.metrics) == 2
