@@ -1,11 +1,11 @@
 """How often each rule of stackcheck/history/drift.py finds a slow-down, and how often it cries wolf.
 
-Usage: python benchmarks/drift.py. Prints the tables of docs/trust.md, in about two minutes; the draws are seeded.
+Usage: python benchmarks/drift.py. Prints the tables of docs/trust.md, in two minutes, from seeded draws.
 
 Recorded noise: 20 fresh healthy processes on one H200 (docs/results/paired-h200.json, made by
 benchmarks/slowdown.py) for pairs; repeats in one process (docs/results/suites-h200-x2-standard.json) for the
-noisiest judged metric; the numeric margins of two runs for themselves. Assumed, as no node has recorded nights yet: how nights differ, and that 3 % of the
-runs are 4 to 12 % slow.
+noisiest judged metric; two standard runs for the numeric margins. Assumed, as no node has recorded nights
+yet: how nights differ, and that 3 % of the runs are 4 to 12 % slow.
 """
 
 from __future__ import annotations
@@ -205,7 +205,9 @@ def margins() -> None:
     recorded = list(recorded_margins().values())
     differences = [b - a for a, b in recorded]
     moved = [abs(each) for each in differences if each]
-    print(f"recorded: {len(recorded)} margins in two runs, {len(recorded) - len(moved)} equal to the last bit;")
+    print(
+        f"recorded: {len(recorded)} margins in two runs, {len(recorded) - len(moved)} equal to the last bit;"
+    )
     print(f"the largest difference is {max(moved, default=0.0):.2g} of the gate")
     print()
     print("| a margin grows by | found the first night |")

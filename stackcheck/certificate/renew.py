@@ -88,7 +88,9 @@ def renew(
         manifest = store.read_manifest(parsed.name)
         known = attachments.read_envelopes(store, manifest.digest, public_key)
         before = admit(manifest, known, now=now)
-        made = _statements(subject, result, verdict, before, _kept(before, known, reference), verified)
+        made = _statements(
+            subject, result, verdict, _kept(before, known, reference), before=before, verified=verified
+        )
         envelopes: Sequence[Envelope] = tuple(sign(statement, key) for statement in made)
         (summary,) = (item for item in made if item.predicate_type == VSA)
         envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
@@ -159,8 +161,9 @@ def _statements(
     subject: Subject,
     result: RunResult,
     verdict: Verdict,
-    before: Statement,
     kept: Sequence[Statement],
+    *,
+    before: Statement,
     verified: dt.datetime,
 ) -> tuple[Statement, ...]:
     return predicates.again(

@@ -129,7 +129,9 @@ class _Passed(_Certificate):
 
     @model_validator(mode="after")
     def _not_slower(self) -> Self:
-        slower = [each.name for each in self.against.metrics if each.verdict == "slower"] if self.against else []
+        slower = (
+            [each.name for each in self.against.metrics if each.verdict == "slower"] if self.against else []
+        )
         if slower:
             raise ValueError(f"PASSED, although a pair found it slower: {', '.join(slower)}")
         return self

@@ -39,8 +39,9 @@ def bisect_stacks(
 ) -> None:
     """Find which component makes a check fail: build stacks between two, and run only this check in each.
 
-    Each answer is kept, and the same command goes on where it was interrupted. Exit 0: the component is named;
-    2: the check does not pass in the good stack, or does not fail in the bad one; 9: the machine is unfit.
+    Each answer is kept, and the same command goes on where it was interrupted. Exit 0: the component is
+    named; 2: the check does not pass in the good stack, or does not fail in the bad one; 9: the machine is
+    unfit.
     """
     from stackcheck import flow
     from stackcheck.certificate import keys

@@ -29,8 +29,8 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="A run id, a result.json, a stack or image (its newest run), driver=VERSION, row:NAME (a figure of "
-        "a founding document) or ours:NAME (ours of that row); with --paired a stack id or an image.",
+        help="A run id, a result.json, a stack or image (its newest run), driver=VERSION, row:NAME (a figure "
+        "of a founding document) or ours:NAME (ours of that row); with --paired a stack id or an image.",
     ),
 ]
 

@@ -302,7 +302,7 @@ def _notes(verified: Verified) -> list[str]:
     driver = verified.facts.get("driver", {})  # a certificate of before says nothing of the documents
     unlisted = [driver["says"]] if driver.get("state") == "unlisted" else []
     noisy = [
-        f"too noisy to compare with {verified.facts['against']['reference']}: {each['name']} of {each['check']}"
+        f"{each['name']} of {each['check']} was too noisy to compare with the reference"
         for each in verified.facts.get("against", {}).get("metrics", ())
         if each["verdict"] == "noisy"
     ]

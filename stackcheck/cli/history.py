@@ -159,7 +159,9 @@ def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -
     found = {each: None for run in newest.values() for each in watch.look(history, run)}
     rows = [(each.rule, f"{each.since}", f"{each.loss:.1%}", each.stack, each.words) for each in found]
     if as_json:
-        print_json([dataclasses.asdict(each) | {"since": f"{each.since}", "words": each.words} for each in found])
+        print_json(
+            [dataclasses.asdict(each) | {"since": f"{each.since}", "words": each.words} for each in found]
+        )
     elif rows:
         print_table(WATCH_COLUMNS, rows)
     else:
@@ -292,7 +294,7 @@ def _series_row(key: tuple[str, ...], pairs: Sequence[tuple[Run, Point]]) -> tup
 
 
 def _own_nights(pairs: Sequence[tuple[Run, Point]]) -> str:
-    """How the newest value of each machine stands against the last nights of the same chips; the worst one."""
+    """How the newest value of each chip stands against its own last nights; the worst of them."""
     from stackcheck.history import watch
 
     found = watch.against_own_nights(pairs)

@@ -148,7 +148,7 @@ def certify_image(
 ) -> None:
     """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it.
 
-    With --against, exit 6 if the image is slower than REF in a figure, and 9 if this node is too noisy to tell.
+    With --against, exit 6 if the image is slower than REF in a figure, and 9 if this node is too noisy.
     """
     settings = _settings(root, vendor=vendor, key=key, force=force, plain_http=plain_http)
     reference = _reference(against, settings) if against else None
@@ -162,7 +162,7 @@ def certify_image(
         subject = flow.find_subject(name, engine, settings, report)
         judged, paired = flow.test(subject, engine, settings, report), None
         if reference:
-            judged, paired = _paired(subject, judged, reference, engine, settings, report)
+            judged, paired = _paired(subject, judged, reference, engine, settings=settings, report=report)
         flow.sign(subject, judged, settings, paired)
     facts: dict[str, Any] = {
         "verdict": judged.verdict.status,
@@ -217,6 +217,7 @@ def _paired(
     judged: flow.JudgedRun,
     reference: Verified,
     engine: Engine,
+    *,
     settings: flow.FlowSettings,
     report: Progress,
 ) -> tuple[flow.JudgedRun, dict[str, Any] | None]:
@@ -227,7 +228,7 @@ def _paired(
     if judged.verdict.status != "PASSED":
         report(f"{subject.name}: not compared with {reference.reference}, as it did not pass")
         return judged, None
-    return against.gate(subject, judged, reference, engine, settings, report)
+    return against.gate(subject, judged, reference, engine, settings=settings, report=report)
 
 
 def _settings(

@@ -42,7 +42,7 @@ def node_id(device_ids: Iterable[str]) -> str:
 def _chips(used: Iterable[str], known: Sequence[str]) -> str | None:
     """Which of a machine's devices a check ran on, by their places in the order of ids: `0`, or `0,3`.
 
-    None: all of them, or none that the machine has. Together with `node_id` this is the anonymous id of a chip.
+    None: all of them, or none that the machine has. With `node_id` this is the anonymous id of a chip.
     """
     places = sorted(known.index(device) for device in set(used) if device in known)
     return ",".join(map(str, places)) if 0 < len(places) < len(known) else None

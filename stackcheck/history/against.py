@@ -53,6 +53,7 @@ def gate(
     judged: JudgedRun,
     reference: Verified,
     engine: Engine,
+    *,
     settings: FlowSettings,
     report: Callable[[str], None],
 ) -> tuple[JudgedRun, dict[str, Any]]:

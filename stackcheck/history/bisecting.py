@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.history.mixing import Component
     from stackcheck.matrix.policy import Tier
-    from stackcheck.matrix.stack import Stack
     from stackcheck.recipe.upstream import Upstream
 
 FOLDER = Path("build") / "bisect"
@@ -152,7 +151,9 @@ class Search:
         except (BuildError, ConfigurationError) as error:
             if whole:
                 raise
-            return Tried(steps=steps, outcome="unknown", why=f"{error.what}: {error.got or error.where or ''}")
+            return Tried(
+                steps=steps, outcome="unknown", why=f"{error.what}: {error.got or error.where or ''}"
+            )
         out = self._settings.root / FOLDER / subject.name
         plan = run.plan(subject, tier=self._tier, root=self._settings.root, out=out)
         plan = dataclasses.replace(plan, only=_expression(self._check))
@@ -241,7 +242,7 @@ def scratch(root: Path) -> Path:
 
 
 def _expression(check: str) -> str:
-    """pytest's -k for one check: its file, and its name."""
+    """Pytest's -k for one check: its file, and its name."""
     file, _, name = check.partition("::")
     return f"{file} and {name}"
 

@@ -1,7 +1,7 @@
 """The founding documents' figures, and ours beside them. In: a checkout. Out: `FoundingRow`s.
 
-Published: `trainers/rows.yaml`. Ours: the lines that `python trainers/tools/table.py DOCUMENT --out FILE` writes,
-in `build/rows/*.jsonl` and `docs/results/rows*.jsonl`; of one row on one machine the last line counts.
+Published: `trainers/rows.yaml`. Ours: the lines that `python trainers/tools/table.py DOCUMENT --out FILE`
+writes, in `build/rows/*.jsonl` and `docs/results/rows*.jsonl`; the last line of a row and machine counts.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ _ROW, _OURS = "row:", "ours:"
 SHOWN = 8  # digits of a run id
 
 
-def find(
-    name: str, history: History, root: Path, *, like: Run | None = None
-) -> tuple[Side, Run | None]:
+def find(name: str, history: History, root: Path, *, like: Run | None = None) -> tuple[Side, Run | None]:
     """The side that a name stands for, and its run; None for a file that is not in the history.
 
     Args:
@@ -69,7 +67,8 @@ def _of_row(name: str, root: Path) -> Side:
             raise NothingSelectedError(
                 "this row was not measured here",
                 got=reasons or f"no line for {row.name} in {' or '.join(founding.MEASURED)}",
-                next_step=f"python trainers/tools/table.py {row.document} --only {row.id} --out build/rows/{row.document}.jsonl",
+                next_step=f"python trainers/tools/table.py {row.document} --only {row.id} --out "
+                f"build/rows/{row.document}.jsonl",
             )
         value, machine, words = measured[-1].value, measured[-1].machine, measured[-1].words
     if value is None:
@@ -86,7 +85,9 @@ def _of_row(name: str, root: Path) -> Side:
         ceiling=None,
     )
     facts = {"row": {"name": row.name, "machine": machine, "convention": row.convention, "source": words}}
-    return Side(label=f"{kind} {row.name} ({machine})", node=f"{kind} {machine}", points=(point,), facts=facts)
+    return Side(
+        label=f"{kind} {row.name} ({machine})", node=f"{kind} {machine}", points=(point,), facts=facts
+    )
 
 
 def of_result(body: bytes, label: str) -> Side:

@@ -23,8 +23,9 @@ class Culprit:
     """What the search found.
 
     Attributes:
-        kind: `one`: one step alone breaks it. `together`: two steps do, and neither of them alone. `one of`: one
-            of several steps, between which nothing can be tested. `more`: a step that needs several others.
+        kind: `one`: one step alone breaks it. `together`: two steps do, and neither of them alone. `one of`:
+            one of several steps, between which nothing can be tested. `more`: a step that needs several
+            others.
             `good fails` and `bad passes`: the ends are not what they were said to be.
         steps: The steps, the one that the search found first.
     """

@@ -1,9 +1,9 @@
-"""What the earlier nights of a machine say of its newest run. In: a history, a run. Out: `Finding`s: warnings.
+"""What the earlier nights of a machine say of its newest run. In: a history, a run. Out: `Finding`s.
 
 Two of the rules of `drift.py` look at earlier nights, and both only warn: a figure against the last nights of
 the same chips, and a step that two nodes or two metrics agree on. The hard floor is judged by
-`nightly/floor.py`, as it needs the certificate. What is watched: the figures that a bound judges; on a machine
-without bounds, figures with a unit per second; and how near the numerics came to their gates.
+`nightly/floor.py`, as it needs the certificate. What is watched: the figures that a bound judges; on a
+machine without bounds, figures with a unit per second; and how near the numerics came to their gates.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class Finding:
                 f"{named} on {self.nodes[0]}: {value:.5g} {unit}, {self.loss:.1%} worse than its own nights "
                 f"({usual:.5g})"
             )
-        return (
-            f"a step since {self.since}: up to {self.loss:.1%} worse on {', '.join(self.nodes)} in {named}"
-        )
+        return f"a step since {self.since}: up to {self.loss:.1%} worse on {', '.join(self.nodes)} in {named}"
 
 
 def look(history: History, run: Run) -> tuple[Finding, ...]:
@@ -103,7 +101,7 @@ class Standing:
 def against_own_nights(pairs: Iterable[tuple[Run, Point]]) -> list[Standing]:
     """For each metric of each chip its newest value against the nights before; the oldest pair comes first.
 
-    A metric of fewer nights than `drift.FEWEST_NIGHTS`, and one that nothing says a direction of, is left out.
+    A metric of fewer nights than `drift.FEWEST_NIGHTS`, and one without a direction, is left out.
     """
     found: dict[tuple[str, str, Key], list[tuple[Run, Point]]] = defaultdict(list)
     for run, point in pairs:
@@ -211,4 +209,3 @@ def chip(run: Run, point: Point) -> str:
 def _alike(other: Run, run: Run) -> bool:
     """Whether a run can be compared with another: neither unfit, nor one measured and the other simulated."""
     return other.status != "UNFIT" and other.simulated == run.simulated
-

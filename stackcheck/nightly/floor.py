@@ -1,4 +1,4 @@
-"""The hard floor. In: what a certificate states of its figures, and a run. Out: the checks far below it. Pure.
+"""The hard floor. In: the figures that a certificate states, and a run. Out: the checks far below it. Pure.
 
 A bound allows the slowest chip of a model, and a derived bound much more. No night explains a loss of 10 %
 against the run that was certified: it counts as a failure, and like one it is repeated once, at once.

@@ -185,7 +185,10 @@ def _slow(item: Item) -> tuple[str, ...]:
 def _shown(run: JudgedStep) -> list[str]:
     """The first warnings that earlier nights give, and how many there are: a chat shows one line."""
     more = len(run.warnings) - WARNINGS_SHOWN
-    return [*run.warnings[:WARNINGS_SHOWN], *([f"and {more} more figures, see night.json"] if more > 0 else [])]
+    return [
+        *run.warnings[:WARNINGS_SHOWN],
+        *([f"and {more} more figures, see night.json"] if more > 0 else []),
+    ]
 
 
 def _kind(ended: Ended) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import StackcheckError
-from stackcheck.history.records import result_of
 from stackcheck.history import founding, watch
+from stackcheck.history.records import result_of
 from stackcheck.history.runs import Query
 from stackcheck.report import details, night, speed, standing
 from stackcheck.suite import results

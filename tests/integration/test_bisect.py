@@ -1,4 +1,4 @@
-"""A package version with a planted fault is found between two stacks, with real images and the real suites."""
+"""A package version with a planted fault is found between two stacks, with real images and suites."""
 
 from __future__ import annotations
 
@@ -96,7 +96,18 @@ def test_the_package_with_the_fault_is_named_with_real_images(
     for verb in ("lock", "render"):
         done = stackcheck(checkout, verb)
         assert done.returncode == 0, done.stderr
-    search = ("bisect", "--good", "cpu-old", "--bad", "cpu-new", "--check", CHECK, "--tier", "smoke", "--json")
+    search = (
+        "bisect",
+        "--good",
+        "cpu-old",
+        "--bad",
+        "cpu-new",
+        "--check",
+        CHECK,
+        "--tier",
+        "smoke",
+        "--json",
+    )
     done = stackcheck(checkout, *search)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

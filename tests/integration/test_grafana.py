@@ -39,7 +39,17 @@ print(JSONEncoder().encode(Dashboard.from_json(json.load(sys.stdin))))
 def types(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with Grafana's types for Python."""
     folder = tmp_path_factory.mktemp("grafana")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        PACKAGE,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -53,7 +63,10 @@ def lost(given: object, kept: object, place: str = "") -> list[str]:
         other = kept if isinstance(kept, dict) else {}
         missing = [f"{place}/{name}" for name in given if name not in other]
         return missing + [
-            each for name in given if name in other for each in lost(given[name], other[name], f"{place}/{name}")
+            each
+            for name in given
+            if name in other
+            for each in lost(given[name], other[name], f"{place}/{name}")
         ]
     if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
         pairs = enumerate(zip(given, kept, strict=True))

@@ -27,7 +27,8 @@ ORDER = (
 # `nightly` several. `nightly --force` runs what is not due, and its images have to be published; `report`
 # also shows others.
 # `bisect --force` forgets what an earlier search found, and its tier only has to have the check.
-# `render --check` looks, `history --check` and `bisect --check` name a check; `--all` lists equal metrics, or what does not fit.
+# `render --check` looks, `history --check` and `bisect --check` name a check; `--all` lists equal
+# metrics, or what does not fit.
 TWO_MEANINGS = {
     "--all": 2,
     "--check": 3,

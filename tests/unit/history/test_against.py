@@ -35,7 +35,10 @@ def suites(loss: float, noise: float) -> Callable[[dict[str, Any]], str]:
             value,
             unit="TFLOP/s",
             repeats=[value] * 5,
-            **{"verdict": "recorded", "bound": None, "direction": None, "source": None},
+            verdict="recorded",
+            bound=None,
+            direction=None,
+            source=None,
         )
         checks = [result_files.check(name, devices=[], metrics=[figure]) for name in CHECKS]
         same = result_files.told_again(told)

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 ROWS = """
 amd-container:
   title: "AMD, training container"
-  defaults: {count: 8}
+  defaults: {count: 8, metric: tflops_noncausal, unit: TFLOP/s/GPU, convention: noncausal}
   jobs: {llama-8b: "--model llama"}
   rows:
-    - {id: mi300x-8b, device: MI300X, job: llama-8b, precision: bf16, metric: tflops_noncausal, value: 500, unit: TFLOP/s/GPU, convention: noncausal, source: Table 1}
-    - {id: mi325x-8b, device: MI325X, job: llama-8b, metric: tflops_noncausal, value: [590, 610], unit: TFLOP/s/GPU, convention: noncausal, source: Table 2}
+    - {id: mi300x-8b, device: MI300X, precision: bf16, value: 500, source: Table 1}
+    - {id: mi325x-8b, device: MI325X, value: [590, 610], source: Table 2}
 """
 LINE = {
     "document": "amd-container",

@@ -1,4 +1,4 @@
-"""What earlier nights say of a run: a chip is compared with itself, steps need two witnesses, margins count."""
+"""What earlier nights say of a run: a chip is compared with itself, a step needs two witnesses."""
 
 from __future__ import annotations
 

@@ -74,4 +74,6 @@ def test_a_loss_of_ten_percent_is_repeated_once_and_then_revokes(nights: Nights)
     plan = nights.play(node, force=True)
     assert plan.items[0].ended.action == "revoke"
     assert summary.exit_code(plan) == 6
-    assert f"far below its certificate: gemm_tflops of {SPEED}: 616 TFLOP/s, 12.0% worse" in summary.line(plan)
+    assert f"far below its certificate: gemm_tflops of {SPEED}: 616 TFLOP/s, 12.0% worse" in summary.line(
+        plan
+    )
