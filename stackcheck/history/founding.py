@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FiniteFloat, ValidationError
 
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.files import strictjson, yamlfile
@@ -24,12 +24,17 @@ FILE = "trainers/rows.yaml"
 MEASURED = ("docs/results/rows*.jsonl", "build/rows/*.jsonl")
 
 
+def _number(value: object) -> object:
+    """The strict YAML gives every scalar as text: what is published as `null` has no number."""
+    return None if value == "null" else value
+
+
 class _Published(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
     id: str
     metric: str
     unit: str = ""
-    value: FiniteFloat | tuple[FiniteFloat, FiniteFloat] | None = None
+    value: Annotated[FiniteFloat | tuple[FiniteFloat, FiniteFloat] | None, BeforeValidator(_number)] = None
     convention: str = "none"
     source: str = ""
     device: str | None = None
@@ -133,6 +138,13 @@ def find(name: str, root: Path) -> FoundingRow:
     found = [row for row in rows if name in {row.name, row.id}]
     if len(found) == 1:
         return found[0]
+    if not rows:
+        raise NothingSelectedError(
+            "this checkout has no founding documents' figures",
+            where=str(root / FILE),
+            got="no such file",
+            expected="the file with the published figures",
+        )
     near = [row.name for row in rows if name in row.name][:5]
     raise NothingSelectedError(
         "no founding document has this row" if not found else "several founding documents have this row",

@@ -25,6 +25,7 @@ amd-container:
   jobs: {llama-8b: "--model llama"}
   rows:
     - {id: mi300x-8b, device: MI300X, precision: bf16, value: 500, source: Table 1}
+    - {id: a-figure-without-a-number, device: MI300X, value: null, source: Figure 3}
     - {id: mi325x-8b, device: MI325X, value: [590, 610], source: Table 2}
 """
 LINE = {
@@ -70,7 +71,7 @@ def test_the_page_has_every_row_and_our_figure_beside_it(checkout: Path, tmp_pat
     assert founding.load(tmp_path) == ()
     made = report_content.whole(founding=founding.load(checkout))
     text = page.render(made).decode()
-    assert "<strong>2 of 2 rows</strong> were tried here" in text
+    assert "<strong>2 of 3 rows</strong> were tried here" in text
     assert '<td class="number" data-label="ratio">1.24</td>' in text
     assert "needs &lt;8&gt; devices" in text
     assert "| amd-container/mi300x-8b | MI300X x8, bf16 | 500 | H200 x2 | 620 | 1.24 | TFLOP/s/GPU |" in (
