@@ -113,7 +113,7 @@ def compare(a: Side, b: Side) -> Comparison:
 
 def _compared(key: tuple[str, str, str], a: Point | None, b: Point | None, margin: float) -> Compared:
     check, name, unit = key
-    direction = (b and b.direction) or (a and a.direction)
+    direction = (b.direction if b else None) or (a.direction if a else None)
     better = drift.better(unit, direction)
     ratio = b.value / a.value if a and b and a.value else None
     interval = _interval(a.repeats, b.repeats) if a and b else None

@@ -46,6 +46,7 @@ class Finding:
         loss: The largest loss, as a share; of a numeric margin, in shares of its gate.
         since: The night from which on it holds.
         against: What the newest value was compared with, and the value; only for one figure.
+        simulated: Whether nobody ran it.
     """
 
     rule: Rule
@@ -56,6 +57,7 @@ class Finding:
     loss: float
     since: dt.date
     against: tuple[float, float, str] | None = None
+    simulated: bool = False
 
     @property
     def words(self) -> str:
@@ -134,6 +136,7 @@ def _finding(found: Standing) -> Finding:
         loss=found.loss,
         since=run.started.date(),
         against=(found.usual - shift, point.value, point.unit),
+        simulated=run.simulated,
     )
 
 
@@ -152,6 +155,7 @@ def steps(history: History, run: Run) -> tuple[Finding, ...]:
             nodes=warned.nodes,
             loss=warned.loss,
             since=(EPOCH + dt.timedelta(days=warned.night)).date(),
+            simulated=run.simulated,
         )
         for warned in drift.warnings(series(pairs))
         if newest - warned.night < NEW_NIGHTS

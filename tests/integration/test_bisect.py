@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CHECK = "test_image.py::test_nothing_runs_unasked_when_python_starts"
-# The smallest stacks that the suites accept, on the real base: they have no torch.
+# The smallest stacks that the suites accept, on the real base: they have no torch. The suites run under the
+# tool's own pytest, whose header asks for the metadata of the image's.
 MATRIX = """
 schema: 1
 publish: oci:dist
-packages: {{psutil: 7.2.2, pyyaml: 6.0.3}}
+packages: {{psutil: 7.2.2, pytest: 9.2.0, pyyaml: 6.0.3}}
 policy: {{certifies: {{cpu: smoke, amd: standard, nvidia: standard}}}}
 runtimes:
   cpu: {{vendor: cpu, tested_on: [{{device: CPU, count: 1}}]}}
