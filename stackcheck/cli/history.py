@@ -33,6 +33,7 @@ SERIES_COLUMNS = (
     *("METRIC", "CHECK", "STACK", "DEVICE", "RUNS", "MEDIAN", "NEWEST", "UNIT", "OWN NIGHTS", "OVER TIME"),
 )
 WATCH_COLUMNS = ("RULE", "SINCE", "LOSS", "STACK", "WHAT")
+WATCHED_RUNS = 2000
 SHOWN_DIGITS = 8  # of a run id
 SHOWN_DIGEST = len("sha256:") + 12
 
@@ -149,13 +150,14 @@ def show_history(
 def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -> None:
     """What got worse: the newest run of each stack on each machine, against the machine's own last nights.
 
-    These are warnings, as each night prints them: the exit code is 0. Steps are named if two machines or two
-    metrics show them.
+    The options choose the runs, of the newest 2000. These are warnings, as each night prints them: the exit
+    code is 0. Steps are named if two machines or two metrics show them.
     """
     from stackcheck.history import watch
 
     history = open_history(root.resolve())
-    newest = {(run.stack, run.node): run for run in reversed(history.runs(query)) if run.status != "UNFIT"}
+    runs = history.runs(dataclasses.replace(query, limit=WATCHED_RUNS))
+    newest = {(run.stack, run.node): run for run in reversed(runs) if run.status != "UNFIT"}
     found = {each: None for run in newest.values() for each in watch.look(history, run)}
     rows = [(each.rule, f"{each.since}", f"{each.loss:.1%}", each.stack, each.words) for each in found]
     if as_json:

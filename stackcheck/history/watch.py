@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stackcheck.history.runs import Point, Run
 
 OWN_NIGHTS = 30  # of the same chips, that a figure is compared with
+POINTS_READ = 200_000  # at most, for the steps of one stack
 NEW_NIGHTS = 10  # a step before them was warned of then
 MARGIN_UNIT = "of the gate"  # of numeric_worst_margin: 1 is the gate itself
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -143,8 +144,9 @@ def _finding(found: Standing) -> Finding:
 def steps(history: History, run: Run) -> tuple[Finding, ...]:
     """The steps of the last nights that two nodes or two metrics show, for a stack on a device model."""
     start = run.started - dt.timedelta(days=drift.NIGHTS)
-    asked = Query(stack=run.stack, device_model=run.device_model, since=start, newest_first=False)
-    pairs = [(other, point) for other, point in history.points(asked) if _alike(other, run)]
+    # The newest points, if there are too many: a shared history can have forty machines.
+    asked = Query(stack=run.stack, device_model=run.device_model, since=start, limit=POINTS_READ)
+    pairs = [pair for pair in reversed(history.points(asked)) if _alike(pair[0], run)]
     newest = (run.started - EPOCH).days
     return tuple(
         Finding(
