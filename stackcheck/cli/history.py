@@ -103,7 +103,10 @@ def filtered(verb: Callable[..., None]) -> Callable[..., None]:
     own = dict(inspect.signature(verb, eval_str=True).parameters)
     del own["query"]
     first = [own.pop("context")] if "context" in own else []
-    found = [*first, *inspect.signature(_filters, eval_str=True).parameters.values(), *own.values()]
+    last = [own.pop(name) for name in ("as_json", "root") if name in own]
+    asked = dict(inspect.signature(_filters, eval_str=True).parameters)
+    driver = asked.pop("driver")  # other verbs have it too, and it stands where it stands there
+    found = [*first, *asked.values(), *own.values(), driver, *last]
     run.__annotations__ = {each.name: each.annotation for each in found}
     run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # what Typer reads
     return run
