@@ -151,14 +151,15 @@ def questions(metric: str, check: str) -> dict[str, Query]:
     }
 
 
-def slowest_of(repeats: int, ask: Any) -> tuple[float, int]:
-    """The slowest of some calls, in milliseconds, and how many rows came."""
-    times, rows = [], 0
+def slowest_of(repeats: int, ask: Any) -> tuple[float, float, int]:
+    """The slowest of some calls in milliseconds, the most processor time of one, and how many rows came."""
+    times, used, rows = [], [], 0
     for _ in range(repeats):
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         rows = len(ask())
+        used.append((time.process_time() - cpu) * 1e3)
         times.append((time.perf_counter() - start) * 1e3)
-    return max(times), rows
+    return max(times), max(used), rows
 
 
 def main() -> None:
@@ -198,8 +199,8 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
     check = next(check for check in template["checks"] if check["metrics"] and check["metrics"][0]["repeats"])
     for name, query in questions(f"{check['metrics'][0]['name']}*", check["id"]).items():
         asks_runs = "runs" in name.split("metric", maxsplit=1)[0]
-        took, count = slowest_of(5, lambda q=query, f=history.runs if asks_runs else history.points: f(q))
-        rows.append((name, f"{took:.0f} ms", f"{count} rows"))
+        took, used, count = slowest_of(5, lambda q=query, f=history.runs if asks_runs else history.points: f(q))
+        rows.append((name, f"{took:.0f} ms", f"{used:.0f} ms of processor time, {count} rows"))
     sizes = [path.stat().st_size for path in place.rglob("*.gz")]
     rows.append(("records on disk", f"{sum(sizes) / 1e6:.0f} MB", f"{len(sizes)} files"))
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
