@@ -199,7 +199,9 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
     check = next(check for check in template["checks"] if check["metrics"] and check["metrics"][0]["repeats"])
     for name, query in questions(f"{check['metrics'][0]['name']}*", check["id"]).items():
         asks_runs = "runs" in name.split("metric", maxsplit=1)[0]
-        took, used, count = slowest_of(5, lambda q=query, f=history.runs if asks_runs else history.points: f(q))
+        took, used, count = slowest_of(
+            5, lambda q=query, f=history.runs if asks_runs else history.points: f(q)
+        )
         rows.append((name, f"{took:.0f} ms", f"{used:.0f} ms of processor time, {count} rows"))
     sizes = [path.stat().st_size for path in place.rglob("*.gz")]
     rows.append(("records on disk", f"{sum(sizes) / 1e6:.0f} MB", f"{len(sizes)} files"))

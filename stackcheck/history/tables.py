@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 from stackcheck.history.runs import Point, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from stackcheck.history.reading import Kept
 
@@ -170,10 +170,13 @@ def run_row(kept: Kept) -> dict[str, Any]:
     return row | {"result": kept.result_digest, "judged": micros(kept.judged)}
 
 
-def point_row(point: Point) -> tuple[Any, ...]:
-    """A point as the last columns of `points`, from `value` on."""
-    packed = struct.pack(f"<{len(point.repeats)}d", *point.repeats) or None
-    return point.value, packed, point.direction, point.bound, point.ceiling, point.chips
+def point_rows(measured: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str, str], tuple[Any, ...]]]:
+    """The points of an abstract: of each its series, and the last columns of `points`, from `value` on."""
+    for check, rows in measured["points"].items():
+        chips = measured["chips"].get(check)
+        for name, unit, value, repeats, direction, bound, ceiling in rows:
+            packed = struct.pack(f"<{len(repeats)}d", *repeats) or None
+            yield (check, name, unit), (value, packed, direction, bound, ceiling, chips)
 
 
 def to_run(row: Sequence[Any]) -> Run:
@@ -187,7 +190,7 @@ def to_run(row: Sequence[Any]) -> Run:
 
 
 def to_point(record: str, key: Sequence[str], row: Sequence[Any]) -> Point:
-    """The point of a series (check, name, unit) and the columns that `point_row` made."""
+    """The point of a series (check, name, unit) and the columns that `point_rows` made."""
     value, packed, direction, bound, ceiling, chips = row
     repeats = struct.unpack(f"<{len(packed) // 8}d", packed) if packed else ()
     return Point(
