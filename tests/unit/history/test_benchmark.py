@@ -62,5 +62,5 @@ def test_the_benchmark_prints_its_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"rebuild of 30 runs, 48 metrics each +\d+\.\d s", done.stdout)
     assert re.search(r"append one more run .* 30 old records untouched", done.stdout)
-    assert re.search(r"a metric of all runs, newest +\d+ ms +[1-9]\d* rows", done.stdout)
+    assert re.search(r"a metric of all runs, newest +\d+ ms +\d+ ms of processor time, [1-9]\d* rows", done.stdout)
     assert len(list((tmp_path / "made" / "records").rglob("*.gz"))) == 31
