@@ -1,11 +1,11 @@
 """How often each rule of stackcheck/history/drift.py finds a slow-down, and how often it cries wolf.
 
-Usage: python benchmarks/drift.py. Prints the tables of docs/trust.md, in about two minutes.
+Usage: python benchmarks/drift.py. Prints the tables of docs/trust.md, in two minutes, from seeded draws.
 
 Recorded noise: 20 fresh healthy processes on one H200 (docs/results/paired-h200.json, made by
 benchmarks/slowdown.py) for pairs; repeats in one process (docs/results/suites-h200-x2-standard.json) for the
-noisiest judged metric. Assumed, as no node has recorded nights yet: how nights differ, and that 3 % of the
-runs are 4 to 12 % slow.
+noisiest judged metric; two standard runs for the numeric margins. Assumed, as no node has recorded nights
+yet: how nights differ, and that 3 % of the runs are 4 to 12 % slow.
 """
 
 from __future__ import annotations
@@ -188,8 +188,46 @@ def fleets(spread: float) -> None:
     )
 
 
+def recorded_margins() -> dict[str, list[float]]:
+    """Check -> how near its numerics came to their gate, in the two standard runs of H200s."""
+    found: dict[str, list[float]] = {}
+    for name in ("suites-h200-x1-standard.json", "suites-h200-x2-standard.json"):
+        document = json.loads((RESULTS / name).read_text())
+        for check in document["checks"]:
+            for metric in check["metrics"]:
+                if metric["name"] == "numeric_worst_margin" and metric["value"] is not None:
+                    found.setdefault(check["id"], []).append(metric["value"])
+    return {check: values for check, values in found.items() if len(values) == 2}
+
+
+def margins() -> None:
+    """Rule 3 for the numeric margins, with the recorded differences of two runs as the noise of a night."""
+    recorded = list(recorded_margins().values())
+    differences = [b - a for a, b in recorded]
+    moved = [abs(each) for each in differences if each]
+    print(
+        f"recorded: {len(recorded)} margins in two runs, {len(recorded) - len(moved)} equal to the last bit;"
+    )
+    print(f"the largest difference is {max(moved, default=0.0):.2g} of the gate")
+    print()
+    print("| a margin grows by | found the first night |")
+    print("|---|---|")
+    for growth in (0.0, 0.02, 0.05, 0.1, 0.2):
+        found = [margin_found(CHANCE.choice(recorded)[0], differences, growth) for _ in range(PAIRS)]
+        print(f"| {growth:g} of its gate | {sum(found) / PAIRS:.3f} |")
+
+
+def margin_found(usual: float, differences: Sequence[float], growth: float) -> bool:
+    """Whether a margin that has grown is found against 30 nights; 1 is added as history/watch.py does."""
+    nights = [1 + usual + CHANCE.choice(differences) for _ in range(30)]
+    value = 1 + usual + growth + CHANCE.choice(differences)
+    return bool(drift.below_own_baseline(nights, value, "max"))
+
+
 def main() -> None:
     pairs()
+    print()
+    margins()
     print()
     print("| rule | spread of nights | false alarms in 30 nights |", end="")
     print(" | ".join(f" {drop:.0%} slower: night 1/3/7" for drop in NIGHT_DROPS), "|")

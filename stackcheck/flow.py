@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
 from stackcheck.build import build
@@ -33,7 +33,7 @@ from stackcheck.suite import subject as subjects
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from stackcheck.build.image import Image
@@ -312,8 +312,12 @@ def hold_to_rows(
     return dataclasses.replace(judged, verdict=after)
 
 
-def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[Envelope, ...]:
+def sign(
+    subject: Subject, judged: JudgedRun, settings: FlowSettings, against: Mapping[str, Any] | None = None
+) -> tuple[Envelope, ...]:
     """Sign the statements about an image, PASSED or FAILED, and write them to `build/<name>/statements/`.
+
+    `against` is what a pair with a certified image found, if there was one.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
@@ -328,7 +332,9 @@ def sign(subject: Subject, judged: JudgedRun, settings: FlowSettings) -> tuple[E
             expected=f"{needed}, which certifies {subject.vendor} (policy in matrix.yaml)",
             next_step=f"stackcheck certify {subject.name}",
         )
-    return signing.sign_to_files(subject, judged.result, judged.verdict, judged.folder, settings.key)
+    return signing.sign_to_files(
+        subject, judged.result, judged.verdict, judged.folder, settings.key, against=against
+    )
 
 
 def publish_signed(

@@ -81,6 +81,7 @@ def certify(
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
     name: str | None = None,
+    against: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
 
@@ -96,6 +97,7 @@ def certify(
         archs: The architectures that the stack declares; those that never ran are named.
         known_issues: The reported faults of the stack's versions.
         name: Under which tag the image is published; None: its stack id.
+        against: What a pair with a certified image found.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
@@ -111,6 +113,7 @@ def certify(
         archs=archs,
         known_issues=known_issues,
         name=name,
+        against=against,
     )
     return tuple(sign(statement, key) for statement in made)
 
@@ -127,6 +130,7 @@ def statements(
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
     name: str | None = None,
+    against: Mapping[str, Any] | None = None,
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
@@ -147,6 +151,7 @@ def statements(
         archs=archs,
         known_issues=known_issues,
         name=name,
+        against=against,
     )
 
 
@@ -161,6 +166,7 @@ def again(
     archs: Sequence[str] = (),
     known_issues: Sequence[Mapping[str, Any]] = (),
     name: str | None = None,
+    against: Mapping[str, Any] | None = None,
 ) -> tuple[Statement, ...]:
     """The statements of one more run of an image whose provenance and SBOM are stated already. Pure.
 
@@ -174,6 +180,7 @@ def again(
         archs: The architectures that the stack declares.
         known_issues: The reported faults of the stack's versions.
         name: The floating tag that the image was certified under; None: its stack id.
+        against: What a pair with a certified image found.
 
     Returns:
         The test result, `kept`, and the VSA that names all of them by digest.
@@ -194,7 +201,7 @@ def again(
         "name": name or image.stack_id,
         "configDigest": image.config_digest,
         "experimental": experimental,
-    }
+    } | ({"against": dict(against)} if against else {})
     summary = _summary(
         scope
         | _certificate_field(result, verdict, archs)

@@ -12,20 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
+from stackcheck.build.image import Image
 from stackcheck.certificate.verify import as_certificate_error, image_blobs
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import EngineError, FileError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.stores import open_store
+from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
+    from stackcheck.matrix.policy import Policy
+    from stackcheck.matrix.stack import Stack
     from stackcheck.oci.store import Store
-    from stackcheck.vendors import ContainerNeeds
+    from stackcheck.suite.subject import Subject
+    from stackcheck.vendors import ContainerNeeds, Vendor
 
 WORKSPACE = "/workspace"
 SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs; nothing is reserved
@@ -89,6 +94,50 @@ def pull(
             next_step=f"remove the image and pull it again: docker image rm {name}",
         )
     return name
+
+
+def pulled_subject(
+    verified: Verified,
+    engine: Engine,
+    policy: Policy,
+    *,
+    name: str,
+    vendor: Vendor,
+    layout: Path,
+    stack: Stack | None = None,
+    report: Callable[[str], None],
+    plain_http: bool = False,
+) -> Subject:
+    """A published image as the suites run in it: exactly the certified bytes.
+
+    Args:
+        verified: The image.
+        engine: Where it goes.
+        policy: What a certificate requires.
+        name: The subject's name.
+        vendor: The vendor whose checks run.
+        layout: Where a layout of it would be; nothing reads it, as the image stays in its store.
+        stack: The image's stack; None: no machine is named, and no waiver applies.
+        report: Called with each line of progress.
+        plain_http: Use http for a registry that is not on a loopback address.
+
+    Raises:
+        CertificateError: The store does not hold what was certified.
+        EngineError: The engine refused the image.
+    """
+    loaded = pull(verified, engine, report=report, plain_http=plain_http)
+    image = Image(
+        stack_id=verified.stack_id,
+        reference=engine.inspect(loaded).id,  # a name may move between the runs
+        config_digest=verified.config_digest,
+        manifest_digest=verified.digest,
+        layout=layout,
+        size_bytes=0,
+        layers=(),
+        reused=True,
+        seconds=0.0,
+    )
+    return subjects.of_image(image, policy, stack, name=name, vendor=vendor)
 
 
 def run(

@@ -88,7 +88,9 @@ def renew(
         manifest = store.read_manifest(parsed.name)
         known = attachments.read_envelopes(store, manifest.digest, public_key)
         before = admit(manifest, known, now=now)
-        made = _statements(subject, result, verdict, _kept(before, known, reference), verified)
+        made = _statements(
+            subject, result, verdict, _kept(before, known, reference), before=before, verified=verified
+        )
         envelopes: Sequence[Envelope] = tuple(sign(statement, key) for statement in made)
         (summary,) = (item for item in made if item.predicate_type == VSA)
         envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
@@ -156,7 +158,13 @@ def _kept(before: Statement, known: Sequence[Envelope], where: str) -> tuple[Sta
 
 
 def _statements(
-    subject: Subject, result: RunResult, verdict: Verdict, kept: Sequence[Statement], verified: dt.datetime
+    subject: Subject,
+    result: RunResult,
+    verdict: Verdict,
+    kept: Sequence[Statement],
+    *,
+    before: Statement,
+    verified: dt.datetime,
 ) -> tuple[Statement, ...]:
     return predicates.again(
         subject.image,
@@ -168,6 +176,7 @@ def _statements(
         archs=subject.stack.archs if subject.stack else (),
         known_issues=subject.known_issues,
         name=subject.name,
+        against=facts(before).get("against"),  # it is about the same bytes, and says when and on which driver
     )
 
 

@@ -6,7 +6,7 @@ In: an image, its result and verdict, a key. Out: envelopes, also in `build/<nam
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import keys, predicates
 from stackcheck.certificate.statement import Envelope, open_envelope
@@ -15,6 +15,7 @@ from stackcheck.files.atomic import write_atomically
 from stackcheck.suite import last_run, sbom
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 
 def sign_to_files(
-    subject: Subject, result: RunResult, judged: Verdict, folder: Path, key: Path
+    subject: Subject,
+    result: RunResult,
+    judged: Verdict,
+    folder: Path,
+    key: Path,
+    *,
+    against: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
     """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
 
@@ -35,6 +42,7 @@ def sign_to_files(
         judged: The verdict on that run.
         folder: `build/<name>/`, with the image's SBOM.
         key: Path of the signing key; it is made if there is none.
+        against: What a pair with a certified image found.
 
     Raises:
         ConfigurationError: The key or the SBOM cannot be used.
@@ -53,13 +61,19 @@ def sign_to_files(
         archs=subject.stack.archs if subject.stack else (),
         known_issues=subject.known_issues,
         name=subject.name,
+        against=against,
     )
-    for old in (folder / "statements").glob("*.json"):
-        old.unlink()
+    forget(folder)
     for number, envelope in enumerate(envelopes):
         path = folder / "statements" / f"{number}.dsse.json"
         write_atomically(path, (envelope.body,))
     return envelopes
+
+
+def forget(folder: Path) -> None:
+    """Remove the statements of an earlier verdict, so that nobody publishes them while a new one is made."""
+    for old in (folder / "statements").glob("*.json"):
+        old.unlink()
 
 
 def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:

@@ -84,6 +84,24 @@ class _Archs(_Part):
     staticOnly: tuple[str, ...] = ()  # noqa: N815  # as it is signed
 
 
+class _PairedMetric(_Part):
+    check: str
+    name: str
+    loss: float
+    verdict: Literal["slower", "equal", "noisy"]
+
+
+class _Against(_Part):
+    """What a pair with a certified image found."""
+
+    reference: str
+    digest: Digest
+    at: Moment
+    driver: str | None = None
+    runs: int
+    metrics: tuple[_PairedMetric, ...]
+
+
 class _Certificate(_Part):
     """What every summary states about image and host; a revocation states no more, and its reasons."""
 
@@ -108,6 +126,16 @@ class _Passed(_Certificate):
     bounds: dict[str, int] = Field(default_factory=dict)
     knownIssues: tuple[_KnownIssue, ...] = ()  # noqa: N815
     madeFrom: dict[str, str] = Field(default_factory=dict)  # noqa: N815
+    against: _Against | None = None
+
+    @model_validator(mode="after")
+    def _not_slower(self) -> Self:
+        slower = (
+            [each.name for each in self.against.metrics if each.verdict == "slower"] if self.against else []
+        )
+        if slower:
+            raise ValueError(f"PASSED, although a pair found it slower: {', '.join(slower)}")
+        return self
 
 
 class _Summary(_Part):

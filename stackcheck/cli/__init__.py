@@ -55,6 +55,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("report", "Write the page: what is certified, what failed, how fast it is."),
     "compare": ("compare", "Compare two runs, or run two images in turn on this node."),
     "scale": ("scale", "Predict the speed of a training job on many GPUs."),
+    "bisect": ("bisect", "Find which component between two stacks breaks a check."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
     "key": ("key", "Show the signing key; make it on first use."),

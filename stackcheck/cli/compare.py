@@ -29,8 +29,8 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="A run id, a result.json, a stack or image (its newest run), or driver=VERSION; with --paired "
-        "a stack id or an image.",
+        help="A run id, a result.json, a stack or image (its newest run), driver=VERSION, row:NAME (a figure "
+        "of a founding document) or ours:NAME (ours of that row); with --paired a stack id or an image.",
     ),
 ]
 
@@ -79,8 +79,8 @@ def _compare(a: str, b: str, root: Path, *, every: bool, as_json: bool) -> None:
     from stackcheck.history.history import open_history
 
     history = open_history(root)
-    one, run = sides.find(a, history)
-    other, _ = sides.find(b, history, like=run)
+    one, run = sides.find(a, history, root)
+    other, _ = sides.find(b, history, root, like=run)
     found = compare.compare(one, other)
     if as_json:
         print_json(_document(found))

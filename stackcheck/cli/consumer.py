@@ -15,6 +15,8 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.matrix.policy import Tier as TierName
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stackcheck import vendors
     from stackcheck.certificate.verify import Verified
 
@@ -253,6 +255,7 @@ def _facts(verified: Verified) -> dict[str, object]:
         "checks": f"{len(verified.facts['passed'])} passed, {len(verified.facts['warned'])} waived",
         "bounds": _bounds(verified),
         "static_only": ", ".join(verified.facts.get("archs", {}).get("staticOnly", [])) or None,
+        "against": _against(verified),
         "next": f"stackcheck run {verified.reference} -- python3",
     }
 
@@ -261,6 +264,25 @@ def _bounds(verified: Verified) -> str | None:
     """How many figures a bound judged, by the class of the bounds; None for a certificate that has none."""
     classes = verified.facts.get("bounds", {})
     return ", ".join(f"{count} {name}" for name, count in classes.items()) or None
+
+
+def _against(verified: Verified) -> str | None:
+    """What the pair with a certified image found; None if there was no pair."""
+    found = verified.facts.get("against")
+    return against_words(found) if found else None
+
+
+def against_words(found: Mapping[str, Any]) -> str:
+    """A pair as a certificate states it, in one line."""
+    worst = max(found["metrics"], key=lambda each: float(each["loss"]))
+    counts = ", ".join(
+        f"{sum(each['verdict'] == verdict for each in found['metrics'])} {verdict}"
+        for verdict in ("slower", "equal", "noisy")
+    )
+    return (
+        f"{found['reference']}: {counts}; the largest loss is {worst['loss']:+.1%} ({worst['name']}), "
+        f"{found['runs']} runs of each, {found['at']}"
+    )
 
 
 def _notes(verified: Verified) -> list[str]:
@@ -283,7 +305,12 @@ def _notes(verified: Verified) -> list[str]:
     ]
     driver = verified.facts.get("driver", {})  # a certificate of before says nothing of the documents
     unlisted = [driver["says"]] if driver.get("state") == "unlisted" else []
-    return [*experimental, *made, *unlisted, *never_ran, *waivers, *issues]
+    noisy = [
+        f"{each['name']} of {each['check']} was too noisy to compare with the reference"
+        for each in verified.facts.get("against", {}).get("metrics", ())
+        if each["verdict"] == "noisy"
+    ]
+    return [*experimental, *made, *noisy, *unlisted, *never_ran, *waivers, *issues]
 
 
 def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from stackcheck.history.runs import HistoryError, Point, Query, Run
 from stackcheck.history.spark import sparkline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stackcheck.history.keeping import Imported
 
@@ -28,7 +29,11 @@ group = new_app()
 app.add_typer(group, name="history")
 
 RUN_COLUMNS = ("STARTED", "STACK", "DEVICE", "DRIVER", "TIER", "VERDICT", "FAILED", "RUN", "")
-SERIES_COLUMNS = ("METRIC", "CHECK", "STACK", "DEVICE", "RUNS", "MEDIAN", "NEWEST", "UNIT", "OVER TIME")
+SERIES_COLUMNS = (
+    *("METRIC", "CHECK", "STACK", "DEVICE", "RUNS", "MEDIAN", "NEWEST", "UNIT", "OWN NIGHTS", "OVER TIME"),
+)
+WATCH_COLUMNS = ("RULE", "SINCE", "LOSS", "STACK", "WHAT")
+WATCHED_RUNS = 2000
 SHOWN_DIGITS = 8  # of a run id
 SHOWN_DIGEST = len("sha256:") + 12
 
@@ -85,18 +90,48 @@ StatusOption = Annotated[
 Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many runs, or values of metrics.")]
 
 
-@group.callback(invoke_without_command=True)
-def show_history(
-    context: typer.Context,
+def filtered(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb that takes a `Query`, as one with the options that make it."""
+
+    def run(**given: Any) -> None:
+        since = given.pop("since")
+        chosen = {name: given.pop(name) for name in ("stack", "device_model", "driver", "check", "metric")}
+        query = Query(**chosen, since=times.since(since, "--since") if since else None)
+        verb(query=query, **given)
+
+    run.__doc__, run.__name__ = verb.__doc__, verb.__name__
+    own = dict(inspect.signature(verb, eval_str=True).parameters)
+    del own["query"]
+    first = [own.pop("context")] if "context" in own else []
+    last = [own.pop(name) for name in ("as_json", "root") if name in own]
+    asked = dict(inspect.signature(_filters, eval_str=True).parameters)
+    driver = asked.pop("driver")  # other verbs have it too, and it stands where it stands there
+    found = [*first, *asked.values(), *own.values(), driver, *last]
+    run.__annotations__ = {each.name: each.annotation for each in found}
+    run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # what Typer reads
+    return run
+
+
+def _filters(
     *,
     stack: Stack = None,
-    device: Device = None,
+    device_model: Device = None,
+    driver: Driver = None,
     check: Check = None,
     metric: Metric = None,
     since: Since = None,
+) -> None:
+    """The options that `filtered` gives to a verb."""
+
+
+@group.callback(invoke_without_command=True)
+@filtered
+def show_history(
+    context: typer.Context,
+    *,
+    query: Query,
     status: StatusOption = None,
     limit: Limit = 1000,
-    driver: Driver = None,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
@@ -104,17 +139,8 @@ def show_history(
     if context.invoked_subcommand is not None:
         return
     history = open_history(root.resolve())
-    query = Query(
-        stack=stack,
-        device_model=device,
-        driver=driver,
-        check=check,
-        metric=metric,
-        since=times.since(since, "--since") if since else None,
-        status=status,
-        limit=limit,
-    )
-    if metric is None:
+    query = dataclasses.replace(query, status=status, limit=limit)
+    if query.metric is None:
         found = history.runs(query)
         print_json([_run_json(run) for run in found]) if as_json else _print_runs(found)
         return
@@ -122,32 +148,45 @@ def show_history(
     print_json([_point_json(*each) for each in points]) if as_json else _print_series(points)
 
 
+@group.command("watch")
+@filtered
+def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -> None:
+    """What got worse: the newest run of each stack on each machine, against the machine's own last nights.
+
+    The options choose the runs, of the newest 2000. These are warnings, as each night prints them: the exit
+    code is 0. Steps are named if two machines or two metrics show them.
+    """
+    from stackcheck.history import watch
+
+    history = open_history(root.resolve())
+    runs = history.runs(dataclasses.replace(query, limit=WATCHED_RUNS))
+    newest = {(run.stack, run.node): run for run in reversed(runs) if run.status != "UNFIT"}
+    found = {each: None for run in newest.values() for each in watch.look(history, run)}
+    rows = [(each.rule, f"{each.since}", f"{each.loss:.1%}", each.stack, each.words) for each in found]
+    if as_json:
+        print_json(
+            [dataclasses.asdict(each) | {"since": f"{each.since}", "words": each.words} for each in found]
+        )
+    elif rows:
+        print_table(WATCH_COLUMNS, rows)
+    else:
+        print(f"nothing got worse in the newest runs of {len(newest)} stacks and machines")
+
+
 @group.command("export")
+@filtered
 def export_history(
     *,
+    query: Query,
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write: .parquet or .csv.")],
     table: Annotated[
         Literal["metrics", "runs"], typer.Option("--table", help="One row for each metric, or for each run.")
     ] = "metrics",
-    stack: Stack = None,
-    device: Device = None,
-    driver: Driver = None,
-    check: Check = None,
-    metric: Metric = None,
-    since: Since = None,
     root: Root = HERE,
 ) -> None:
     """Write runs with their metrics to one Parquet or CSV file."""
     from stackcheck.history import export
 
-    query = Query(
-        stack=stack,
-        device_model=device,
-        driver=driver,
-        check=check,
-        metric=metric,
-        since=times.since(since, "--since") if since else None,
-    )
     rows = export.export(open_history(root.resolve()), query, to, table)
     print_facts({"file": str(to), "rows": str(rows)})
 
@@ -238,10 +277,10 @@ def _print_series(points: Sequence[tuple[Run, Point]]) -> None:
     if not points:
         print("no run in the history has such a metric; `stackcheck history` lists the runs")
         return
-    series: dict[tuple[str, ...], list[Point]] = defaultdict(list)
+    series: dict[tuple[str, ...], list[tuple[Run, Point]]] = defaultdict(list)
     for run, point in reversed(points):
         device = f"{run.device_model} x{run.device_count}"
-        series[point.name, point.check, _name(run), device, point.unit].append(point)
+        series[point.name, point.check, _name(run), device, point.unit].append((run, point))
     print_table(SERIES_COLUMNS, [_series_row(key, found) for key, found in sorted(series.items())])
     if len(series) == 1:
         print()
@@ -249,13 +288,25 @@ def _print_series(points: Sequence[tuple[Run, Point]]) -> None:
         print_table(("STARTED", "VALUE", "SPREAD", "DRIVER", "VERDICT", "RUN"), rows)
 
 
-def _series_row(key: tuple[str, ...], points: Sequence[Point]) -> tuple[str, ...]:
+def _series_row(key: tuple[str, ...], pairs: Sequence[tuple[Run, Point]]) -> tuple[str, ...]:
     name, check, stack, device, unit = key
-    values = [point.value for point in points]
+    values = [point.value for _, point in pairs]
     median = statistics.median(values)
     change = f" ({values[-1] / median - 1:+.1%})" if median else ""
     newest = f"{values[-1]:.5g}{change}"
-    return name, check, stack, device, str(len(values)), f"{median:.5g}", newest, unit, sparkline(values)
+    count, line = str(len(values)), sparkline(values)
+    return name, check, stack, device, count, f"{median:.5g}", newest, unit, _own_nights(pairs), line
+
+
+def _own_nights(pairs: Sequence[tuple[Run, Point]]) -> str:
+    """How the newest value of each chip stands against its own last nights; the worst of them."""
+    from stackcheck.history import watch
+
+    found = watch.against_own_nights(pairs)
+    if not found:
+        return "too few"
+    worst = max(found, key=lambda each: (each.is_below, each.loss))
+    return f"BELOW by {worst.loss:.1%}" if worst.is_below else "as usual"
 
 
 def _value_row(run: Run, point: Point) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ In: stacks or an image. Out: a table or JSON on stdout, and an exit code.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from stackcheck.build import forecast, plans
 from stackcheck.certificate import keys, signing
 from stackcheck.cli import build as building
 from stackcheck.cli import outcomes
+from stackcheck.cli.consumer import against_words
 from stackcheck.cli.options import (
     HERE,
     AsJson,
@@ -45,7 +46,10 @@ from stackcheck.suite import subject as subjects
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stackcheck.certificate.verify import Verified
+    from stackcheck.engine.client import Engine
     from stackcheck.matrix.policy import Tier as TierName
+    from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Vendor as VendorName
 
 app = new_app()
@@ -128,34 +132,54 @@ def run_suites(
 def certify_image(
     name: Name,
     *,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="REF",
+            help="A certified image: run both in turn on this node, and refuse this one if it is slower.",
+            show_default="bounds alone decide",
+        ),
+    ] = None,
     vendor: Vendor = None,
     force: Force = False,
     key: SigningKey = None,
     rows: Rows = None,
+    plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it."""
+    """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it.
+
+    With --against, exit 6 if the image is slower than REF in a figure, and 9 if this node is too noisy.
+    """
+    settings = _settings(root, vendor=vendor, key=key, force=force, plain_http=plain_http)
+    reference = _reference(against, settings) if against else None
     if dry_run:
-        _show_plan(name, root, f"test, rows of {rows}, judge, sign" if rows else "test, judge, sign")
+        document = f"rows of {rows}, " if rows else ""
+        pair = f"run in turn with {reference.reference}, " if reference else ""
+        _show_plan(name, root, f"test, {document}judge, {pair}sign")
         return
     report = Progress()
-    settings = _settings(root, vendor=vendor, key=key, force=force)
     with exclusive(settings.root, "stackcheck certify", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
         if rows:  # before the suites: minutes later is too late to hear of a wrong name
             flow.require_rows(rows, subject, settings)
-        judged = flow.test(subject, engine, settings, report)
+        judged, paired = flow.test(subject, engine, settings, report), None
         if rows:
             judged = flow.hold_to_rows(rows, subject, judged, engine=engine, settings=settings, report=report)
-        flow.sign(subject, judged, settings)
-    facts = {
+        if reference:
+            judged, paired = _paired(subject, judged, reference, engine, settings=settings, report=report)
+        flow.sign(subject, judged, settings, paired)
+    facts: dict[str, Any] = {
         "verdict": judged.verdict.status,
         "digest": subject.image.manifest_digest,
         "statements": str(judged.folder / "statements"),
     }
+    if paired:
+        facts["against"] = paired if as_json else against_words(paired)
     if judged.verdict.status == "PASSED":
         facts["next"] = f"stackcheck publish {name}"
     print_json(facts) if as_json else print_facts(facts)
@@ -189,6 +213,31 @@ def publish_image(
         "next": f"stackcheck verify {done.reference}",
     }
     print_json(facts) if as_json else print_facts(facts)
+
+
+def _reference(name: str, settings: flow.FlowSettings) -> Verified:
+    from stackcheck.history import against
+
+    return against.certified(name, settings, keys.load(settings.key).public_key())
+
+
+def _paired(
+    subject: Subject,
+    judged: flow.JudgedRun,
+    reference: Verified,
+    engine: Engine,
+    *,
+    settings: flow.FlowSettings,
+    report: Progress,
+) -> tuple[flow.JudgedRun, dict[str, Any] | None]:
+    """The verdict after the pair; an image that failed its suites is not compared."""
+    from stackcheck.history import against
+
+    signing.forget(judged.folder)
+    if judged.verdict.status != "PASSED":
+        report(f"{subject.name}: not compared with {reference.reference}, as it did not pass")
+        return judged, None
+    return against.gate(subject, judged, reference, engine, settings=settings, report=report)
 
 
 def _settings(

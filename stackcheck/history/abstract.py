@@ -15,18 +15,21 @@ from stackcheck.suite.judgement import NO_IMAGE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-VERSION = 1  # of the abstract; one of another version is made anew from the result
+VERSION = 2  # of the abstract; one of another version is made anew from the result
 POINT = ("name", "unit", "value", "repeats", "direction", "bound", "ceiling")
 
 
 def of(result: Mapping[str, Any]) -> dict[str, Any]:
     """The abstract of a result: the fields of `Run` that it gives, its points by check, how checks ended."""
-    metrics = {check["id"]: list(_points(check["metrics"])) for check in result["checks"] if check["metrics"]}
+    measured = [check for check in result["checks"] if check["metrics"]]
+    known = sorted(device["id"] for device in result["host"]["devices"])
+    chips = {check["id"]: _chips(check.get("devices", ()), known) for check in measured}
     ended = {check["id"]: check["outcome"] for check in result["checks"]}
     return {
         "version": VERSION,
         "run": _run(result),
-        "points": metrics,
+        "points": {check["id"]: list(_points(check["metrics"])) for check in measured},
+        "chips": {check: which for check, which in chips.items() if which},
         "notable": {check: how for check, how in ended.items() if how not in {"passed", "skipped"}},
     }
 
@@ -34,6 +37,15 @@ def of(result: Mapping[str, Any]) -> dict[str, Any]:
 def node_id(device_ids: Iterable[str]) -> str:
     """The anonymous id of the machine that has these devices. A run on some of them has an id of its own."""
     return hashlib.sha256(" ".join(sorted(device_ids)).encode()).hexdigest()[:12]
+
+
+def _chips(used: Iterable[str], known: Sequence[str]) -> str | None:
+    """Which of a machine's devices a check ran on, by their places in the order of ids: `0`, or `0,3`.
+
+    None: all of them, or none that the machine has. With `node_id` this is the anonymous id of a chip.
+    """
+    places = sorted(known.index(device) for device in set(used) if device in known)
+    return ",".join(map(str, places)) if 0 < len(places) < len(known) else None
 
 
 def _run(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from stackcheck.history import drift
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,11 +25,6 @@ ORDER: tuple[Verdict, ...] = ("worse", "unclear", "better", "changed", "only in 
 SAME_MACHINE, OTHER_MACHINE = 0.02, 0.05
 DRAWS, SEED = 1000, 20261122
 FEWEST_REPEATS = 3
-# What is better where no bound says it, by unit.
-BETTER: dict[str, Literal["min", "max"]] = {
-    **dict.fromkeys(("TFLOP/s", "GB/s", "tokens/s", "samples/s", "%"), "min"),
-    **dict.fromkeys(("us", "ms", "s", "of the gate"), "max"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +113,8 @@ def compare(a: Side, b: Side) -> Comparison:
 
 def _compared(key: tuple[str, str, str], a: Point | None, b: Point | None, margin: float) -> Compared:
     check, name, unit = key
-    direction = (b and b.direction) or (a and a.direction)
-    better = direction or BETTER.get(unit)
+    direction = (b.direction if b else None) or (a.direction if a else None)
+    better = drift.better(unit, direction)
     ratio = b.value / a.value if a and b and a.value else None
     interval = _interval(a.repeats, b.repeats) if a and b else None
     verdict: Verdict = "only in B" if a is None else "only in A"

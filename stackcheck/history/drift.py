@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 Direction = Literal["min", "max"]
 
+# What is better where no bound says it, by unit; of what is counted per second more is.
+BETTER: dict[str, Direction] = {
+    "%": "min",
+    **dict.fromkeys(("us", "ms", "s", "of the gate"), "max"),
+}
+
 FLOOR = 0.10  # a loss that no night explains
 PAIRED_LIMIT = 0.01  # the smallest loss of a pair that counts
 NOISE_FACTOR = 2.6  # x the spread of one run: 1 false alarm in 1000 medians of 5 against 5
@@ -36,6 +42,12 @@ PENALTY = 6.0  # x variance x log(nights) for each further step
 TOGETHER = 2  # nights by which two series may disagree on when it happened
 MAD_TO_SD = 1.4826  # of a normal distribution
 EIGHTY_PERCENT = 1.2816  # standard deviations inside which 80 % of a normal distribution lie
+
+
+def better(unit: str, direction: Direction | None) -> Direction | None:
+    """Whether more or less is better: what the bound says, else the unit; None if nothing says it."""
+    rate = unit.endswith("/s") or "/s/" in unit
+    return direction or BETTER.get(unit, "min" if rate else None)
 
 
 def loss(reference: float, value: float, direction: Direction) -> float:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stackcheck.history.records import Records
 
 _PATTERNS = ("stack", "device_model", "driver", "status", "node")
-_VALUES = ("value", "repeats", "direction", "bound", "ceiling")  # as `tables.point_row` orders them
+_VALUES = ("value", "repeats", "direction", "bound", "ceiling", "chips")  # as `tables.point_rows` orders them
 _PREFIX_LIMIT = 50
 
 

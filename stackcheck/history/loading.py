@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from stackcheck.history import reading, tables
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError
-from stackcheck.history.tables import NOTABLE, POINTS, RUNS, SERIES, micros, point_row, run_row
+from stackcheck.history.tables import NOTABLE, POINTS, RUNS, SERIES, micros, point_rows, run_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,10 +45,10 @@ class _Chunk:
     damaged: list[HistoryError] = field(default_factory=list)
 
     def add(self, kept: Kept) -> None:
-        keys = ((point.check, point.name, point.unit) for point in kept.points)
-        numbers = [self.series.setdefault(key, len(self.series)) for key in keys]
+        number = self.series.setdefault
         self.runs.append(run_row(kept))
-        self.points.append([(n, *point_row(point)) for n, point in zip(numbers, kept.points, strict=True)])
+        rows = point_rows(kept.measured)
+        self.points.append([(number(key, len(self.series)), *values) for key, values in rows])
         self.notable.append(kept.notable)
 
 
@@ -61,12 +61,10 @@ def add(connection: sa.Connection, kept: Kept) -> None:
     _insert_rows(connection, NOTABLE, [(check, known, how) for check, how in kept.notable.items()])
     # Two records of one result have equal points, so those that are there stay.
     started = micros(kept.run.started)
-    keys = [(point.check, point.name, point.unit) for point in kept.points]
+    points = list(point_rows(kept.measured))
     # In one order: two writers that add the same new series never wait for each other.
-    series = {key: _series_id(connection, key) for key in sorted(set(keys))}
-    rows = [
-        (series[key], started, known, *point_row(point)) for key, point in zip(keys, kept.points, strict=True)
-    ]
+    series = {key: _series_id(connection, key) for key in sorted({key for key, _ in points})}
+    rows = [(series[key], started, known, *values) for key, values in points]
     if rows:
         names = [column.name for column in POINTS.columns]
         insert = _insert(connection, POINTS).on_conflict_do_nothing()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.history import abstract, drift
-from stackcheck.history.compare import BETTER
 from stackcheck.suite import results, run
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def _values(body: bytes) -> Values:
     found: Values = {}
     for check, rows in abstract.of(json.loads(body))["points"].items():
         for name, unit, value, repeats, direction, _, _ in rows:
-            better = direction or BETTER.get(unit)
+            better = drift.better(unit, direction)
             if better and repeats and value:
                 found[check, name, unit] = value, better
     return found

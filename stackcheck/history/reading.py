@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
@@ -26,19 +27,24 @@ class Kept:
 
     Attributes:
         run: The run.
-        points: Its metrics.
         notable: Id of each check that neither passed nor was skipped -> how it ended, or `waived`.
         judged: When the verdict was given.
         result_digest: Digest of result.json: two records of one result are two verdicts on it.
         head: The record without the result: verdict, fingerprint, source, ….
+        measured: The abstract of the result, which has its metrics.
     """
 
     run: Run
-    points: tuple[Point, ...]
     notable: Mapping[str, str]
     judged: dt.datetime
     result_digest: str
     head: Mapping[str, Any]
+    measured: Mapping[str, Any]
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """Its metrics. A rebuild does without: it would take a third of its time to make them."""
+        return tuple(points(self.measured, self.run.record))
 
 
 def read(data: bytes, digest: str | None = None) -> Kept:
@@ -71,7 +77,11 @@ def read(data: bytes, digest: str | None = None) -> Kept:
 
 
 def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kept:
-    verdict, facts = head["verdict"], dict(found["run"])
+    verdict, facts, columns = head["verdict"], dict(found["run"]), len(abstract.POINT)
+    if not found["chips"].keys() <= found["points"].keys():
+        raise ValueError("chips")
+    if any(len(row) != columns for rows in found["points"].values() for row in rows):
+        raise ValueError("points")
     facts |= {name: dt.datetime.fromisoformat(facts[name]) for name in ("started", "finished")}
     waived = tuple(verdict["warned"])
     run = Run(
@@ -85,17 +95,18 @@ def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kep
     )
     return Kept(
         run=run,
-        points=tuple(points(found["points"], digest)),
         notable=dict.fromkeys(run.failed, "failed") | found["notable"] | dict.fromkeys(waived, "waived"),
         judged=dt.datetime.fromisoformat(head["judged"]),
         result_digest=head["result_digest"],
         head=head,
+        measured=found,
     )
 
 
-def points(kept: Mapping[str, Any], digest: str) -> Iterator[Point]:
+def points(found: Mapping[str, Any], digest: str) -> Iterator[Point]:
     """The points that an abstract holds, for the record of this digest."""
-    for check, rows in kept.items():
+    for check, rows in found["points"].items():
+        chips = found["chips"].get(check)
         for name, unit, value, repeats, direction, bound, ceiling in rows:
             yield Point(
                 record=digest,
@@ -107,4 +118,5 @@ def points(kept: Mapping[str, Any], digest: str) -> Iterator[Point]:
                 direction=direction,
                 bound=bound,
                 ceiling=ceiling,
+                chips=chips,
             )

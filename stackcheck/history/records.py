@@ -71,7 +71,12 @@ def record(
         "abstract": abstract.of(from_json(result)),
     }
     text = json.dumps(head, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return text[:-1].encode() + _RESULT + result + b"}"
+    return joined(text.encode(), result)
+
+
+def joined(head: bytes, result: bytes) -> bytes:
+    """A record of its head, a JSON object without line breaks, and the bytes of result.json."""
+    return head[:-1] + _RESULT + result + b"}"
 
 
 def head_of(data: bytes) -> bytes:

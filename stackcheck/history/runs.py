@@ -81,6 +81,7 @@ class Point:
         direction: `min` if more is better, `max` if less is; None if no bound judges it.
         bound: The bound.
         ceiling: What the device could reach at most.
+        chips: Which of the machine's devices measured it: `0`, or `0,3`; None for all of them.
     """
 
     record: str
@@ -92,6 +93,7 @@ class Point:
     direction: Literal["min", "max"] | None
     bound: float | None
     ceiling: float | None
+    chips: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

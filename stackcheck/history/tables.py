@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 from stackcheck.history.runs import Point, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from stackcheck.history.reading import Kept
 
@@ -70,6 +70,7 @@ POINTS = sa.Table(
     sa.Column("direction", sa.Text),
     sa.Column("bound", sa.Double),
     sa.Column("ceiling", sa.Double),
+    sa.Column("chips", sa.Text),
     sqlite_with_rowid=False,
 )
 NOTABLE = sa.Table(
@@ -124,12 +125,22 @@ def enter(connection: sa.Connection, *, alone: bool) -> None:
 
 def make(connection: sa.Connection) -> None:
     """Make the tables and their indexes, unless they are there."""
-    if sa.inspect(connection).has_table(RUNS.name):
+    found = sa.inspect(connection)
+    if found.has_table(RUNS.name):
+        _extend(connection, found)
         return
     if connection.dialect.name == "postgresql":  # two processes may open a new database at once
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MAKING})")
     make_bare(connection)
     make_indexes(connection)
+
+
+def _extend(connection: sa.Connection, found: sa.Inspector) -> None:
+    """Bring the tables of an earlier version up to date; what is new is empty until the next rebuild."""
+    columns = {column["name"] for column in found.get_columns(POINTS.name)}
+    if "chips" not in columns:
+        again = " IF NOT EXISTS" if connection.dialect.name == "postgresql" else ""  # two may open it at once
+        connection.exec_driver_sql(f"ALTER TABLE points ADD COLUMN{again} chips TEXT")
 
 
 def make_bare(connection: sa.Connection) -> None:
@@ -159,10 +170,13 @@ def run_row(kept: Kept) -> dict[str, Any]:
     return row | {"result": kept.result_digest, "judged": micros(kept.judged)}
 
 
-def point_row(point: Point) -> tuple[Any, ...]:
-    """A point as the last columns of `points`, from `value` on."""
-    packed = struct.pack(f"<{len(point.repeats)}d", *point.repeats) or None
-    return point.value, packed, point.direction, point.bound, point.ceiling
+def point_rows(measured: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str, str], tuple[Any, ...]]]:
+    """The points of an abstract: of each its series, and the last columns of `points`, from `value` on."""
+    for check, rows in measured["points"].items():
+        chips = measured["chips"].get(check)
+        for name, unit, value, repeats, direction, bound, ceiling in rows:
+            packed = struct.pack(f"<{len(repeats)}d", *repeats) or None
+            yield (check, name, unit), (value, packed, direction, bound, ceiling, chips)
 
 
 def to_run(row: Sequence[Any]) -> Run:
@@ -176,8 +190,8 @@ def to_run(row: Sequence[Any]) -> Run:
 
 
 def to_point(record: str, key: Sequence[str], row: Sequence[Any]) -> Point:
-    """The point of a series (check, name, unit) and the columns that `point_row` made."""
-    value, packed, direction, bound, ceiling = row
+    """The point of a series (check, name, unit) and the columns that `point_rows` made."""
+    value, packed, direction, bound, ceiling, chips = row
     repeats = struct.unpack(f"<{len(packed) // 8}d", packed) if packed else ()
     return Point(
         record=record,
@@ -189,6 +203,7 @@ def to_point(record: str, key: Sequence[str], row: Sequence[Any]) -> Point:
         direction=direction,
         bound=bound,
         ceiling=ceiling,
+        chips=chips,
     )
 
 

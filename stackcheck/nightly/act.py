@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from stackcheck import flow
 from stackcheck.build import build
-from stackcheck.build.image import Image
 from stackcheck.certificate import renew as renewing
-from stackcheck.certificate.pull import pull
+from stackcheck.certificate.pull import pulled_subject
 from stackcheck.certificate.revoke import revoke as revoke_image
 from stackcheck.certificate.verify import Verified
 from stackcheck.errors import ConfigurationError
@@ -63,19 +62,17 @@ def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
         verified_at=plan.started,
         facts={},
     )
-    name = pull(verified, engine, report=place.report, plain_http=settings.flow.plain_http)
-    image = Image(
-        stack_id=item.stack_id,
-        reference=engine.inspect(name).id,  # a name may move between the runs
-        config_digest=item.config_digest,
-        manifest_digest=item.digest,
-        layout=settings.flow.folder(item.tag) / "oci",  # not read: the image stays in its store
-        size_bytes=0,
-        layers=(),
-        reused=True,
-        seconds=0.0,
+    return pulled_subject(
+        verified,
+        engine,
+        policy,
+        name=item.tag,
+        vendor=plan.fingerprint.vendor,
+        layout=settings.flow.folder(item.tag) / "oci",
+        stack=stack,
+        report=place.report,
+        plain_http=settings.flow.plain_http,
     )
-    return subjects.of_image(image, policy, stack, name=item.tag, vendor=plan.fingerprint.vendor)
 
 
 def _foreign_subject(item: Item, plan: Plan, policy: Policy, place: Workplace) -> Subject:

@@ -52,12 +52,14 @@ class RunOutcome:
         failed: The checks that failed, or were skipped without an accepted reason.
         reasons: The verdict's reasons.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
+        slow: The checks with a figure far below the certified one (`floor.py`).
     """
 
     status: RunStatus
     failed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
+    slow: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,19 +117,19 @@ def decide(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
     last = runs[-1]
     if last.status == "UNFIT":
         why = "the machine is unfit, so nothing is concluded: " + _first(last.reasons)
-        return Decision(action="nothing", because=why, failed=runs[0].failed)
-    if last.status == "PASSED":
+        return Decision(action="nothing", because=why, failed=_bad(runs[0]))
+    if last.status == "PASSED" and not _slow(runs):
         return _passed(certified, runs)
     if last.lacks_only_bounds:
         why = "figures have no bound on this device model, so nothing is known to be slow"
         return Decision(action="hold", because=why, failed=last.failed)
     if len(runs) == 1:
-        return Decision(action="repeat", because="a failure counts if it repeats", failed=last.failed)
+        return Decision(action="repeat", because="a failure counts if it repeats", failed=_bad(last))
     return _failed_twice(certified, runs)
 
 
 def _passed(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
-    flaky, failed = len(runs) > 1, runs[0].failed
+    flaky, failed = len(runs) > 1, _bad(runs[0])
     if certified.standing == "same":
         why = "this configuration passed again" + (" on the repeat, after one failure" if flaky else "")
         return Decision(action="renew", because=why, failed=failed, flaky=flaky)
@@ -144,7 +146,7 @@ def _passed(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
 
 
 def _failed_twice(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
-    failed = tuple(dict.fromkeys(name for run in runs for name in run.failed))
+    failed = tuple(dict.fromkeys((*(name for run in runs for name in run.failed), *_slow(runs))))
     named = ", ".join(failed) or _first(runs[-1].reasons)
     if certified.standing == "new image":
         why = f"an image without a certificate failed twice: {named}"
@@ -158,6 +160,15 @@ def _failed_twice(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
         return Decision(action="hold", because=why, failed=failed)
     why = f"it failed twice on the certified configuration: {', '.join(lost)}"
     return Decision(action="revoke", because=why, failed=failed)
+
+
+def _slow(runs: Sequence[RunOutcome]) -> tuple[str, ...]:
+    """The checks that are far below their certified figures in every run of the night."""
+    return tuple(name for name in runs[0].slow if all(name in run.slow for run in runs))
+
+
+def _bad(run: RunOutcome) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*run.failed, *run.slow)))
 
 
 def _changes(certified: Certified) -> str:

@@ -10,10 +10,12 @@ import os
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
-from stackcheck.nightly import act, planning, rerun, state
+from stackcheck.history import watch
+from stackcheck.nightly import act, floor, planning, rerun, state
 from stackcheck.nightly.act import Workplace
 from stackcheck.nightly.decide import GOOD, Certified, Decision, RunOutcome, decide, outcome
 from stackcheck.nightly.state import Ended, Item, JudgedStep, LastNight, Plan
+from stackcheck.oci.documents import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +140,7 @@ class _Stage:
         judged = self._judged(
             item, subject, lambda run: run.started >= self.plan.started and run.run_id not in seen
         )
-        item = item.model_copy(update={"runs": (*item.runs, self._recorded(judged))})
+        item = item.model_copy(update={"runs": (*item.runs, self._recorded(item, judged))})
         self._keep(item)
         return item, judged
 
@@ -147,7 +149,7 @@ class _Stage:
         run_id = item.runs[-1].run_id
         judged = self._judged(item, subject, lambda run: run.run_id == run_id)
         if judged.result.run_id != run_id:
-            item = item.model_copy(update={"runs": (self._recorded(judged),)})
+            item = item.model_copy(update={"runs": (self._recorded(item, judged),)})
             self._keep(item)
         return item, judged
 
@@ -155,13 +157,14 @@ class _Stage:
         """A run of the image: the one that `finished` finds in its folder, or a new one."""
         return rerun.judged_run(subject, self._place, self._folder / RUNS / item.tag, finished)
 
-    def _recorded(self, judged: JudgedRun) -> JudgedStep:
+    def _recorded(self, item: Item, judged: JudgedRun) -> JudgedStep:
         # The end of the run, and not this moment: a step that is repeated has to say the same.
         now = judged.result.finished or judged.result.started
         body = (judged.folder / "run" / "result.json").read_bytes()
         host = judged.result.host.model_dump(mode="json")
         record = self._history.append(body, judged.verdict.as_json(), host, source="nightly", judged=now)
-        found = outcome(judged.verdict)
+        found, slow = outcome(judged.verdict), floor.below(item.figures, judged.result)
+        kept = self._history.index.of_result(sha256(body))
         return JudgedStep(
             run_id=judged.result.run_id,
             record=record,
@@ -170,6 +173,9 @@ class _Stage:
             failed=found.failed,
             reasons=found.reasons,
             lacks_only_bounds=found.lacks_only_bounds,
+            slow=tuple(slow),
+            slow_words=tuple(slow.values()),
+            warnings=tuple(each.words for each in watch.look(self._history, kept)) if kept else (),
         )
 
     def _act(self, item: Item, subject: Subject, decision: Decision, judged: JudgedRun | None) -> Ended:

@@ -17,9 +17,9 @@ from stackcheck.certificate.statement import facts, newest
 from stackcheck.errors import EngineError
 from stackcheck.history.abstract import node_id
 from stackcheck.matrix import matrix
-from stackcheck.nightly import candidates, fingerprint
+from stackcheck.nightly import candidates, fingerprint, floor
 from stackcheck.nightly.candidates import Due, Published, Skipped, Tonight
-from stackcheck.nightly.state import Ended, Item, NotRun, Plan
+from stackcheck.nightly.state import Ended, Figure, Item, NotRun, Plan
 from stackcheck.oci.tags import label
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def _as_item(found: Due | Skipped) -> Item | NotRun:
         passed=tuple(sorted(found.certified.passed)),
         stack_id=found.certificate["stackId"],
         config_digest=found.certificate["configDigest"],
+        figures=tuple(Figure(**each) for each in floor.figures(found.certificate)),
     )
 
 

@@ -44,8 +44,22 @@ class LastNight(_Part):
     foreign: Mapping[str, str] = Field(default_factory=dict)
 
 
+class Figure(_Part):
+    """A judged figure of a certificate: check, metric, unit and conditions; its value; what is better."""
+
+    key: tuple[str, str, str, str]
+    value: float
+    direction: Literal["min", "max"]
+
+
 class JudgedStep(_Part):
-    """A run that was judged and recorded."""
+    """A run that was judged and recorded.
+
+    Attributes:
+        slow: Checks with a figure far below the certified one.
+        slow_words: The same in sentences.
+        warnings: What earlier nights say of the run; nothing follows from it.
+    """
 
     run_id: str
     record: str
@@ -54,6 +68,9 @@ class JudgedStep(_Part):
     failed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
+    slow: tuple[str, ...] = ()
+    slow_words: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Ended(_Part):
@@ -85,6 +102,7 @@ class Item(_Part):
         standing: How this host relates to its certificates.
         changes: How this host differs from the nearest certificate.
         passed: The checks that this certificate names as passed.
+        figures: The judged figures that this certificate states.
         runs: The judged runs of this night.
         ended: The end; None while it is to do.
     """
@@ -99,6 +117,7 @@ class Item(_Part):
     passed: tuple[str, ...] = ()
     stack_id: str | None = None
     config_digest: str = ""
+    figures: tuple[Figure, ...] = ()
     runs: tuple[JudgedStep, ...] = ()
     ended: Ended | None = None
 

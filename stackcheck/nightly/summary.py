@@ -14,8 +14,9 @@ from stackcheck.nightly.decide import GOOD
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stackcheck.nightly.state import Ended, Item, Plan
+    from stackcheck.nightly.state import Ended, Item, JudgedStep, Plan
 
+WARNINGS_SHOWN = 3  # of one image, from earlier nights
 # In the order in which a reader wants them: what is bad first.
 WORDS = {
     "revoke": "revoked",
@@ -64,6 +65,8 @@ def warnings(plan: Plan) -> list[str]:
         for item in _with(plan, "renew")
         if item.ended and item.ended.flaky
     ]
+    found += [f"{item.tag}: far below its certificate: {text}" for item in plan.items for text in _slow(item)]
+    found += [f"{item.tag}: {text}" for item in plan.items for run in item.runs[-1:] for text in _shown(run)]
     failed = [item for item in plan.items if item.ended and item.ended.action in {"revoke", "warn", "hold"}]
     if len(failed) > 1 and len(failed) == len(plan.items):
         found.append("every image failed on this host: look at the machine before you blame the images")
@@ -171,6 +174,21 @@ def _rollout(item: Item, ended: Ended) -> str:
 
 def _with(plan: Plan, *actions: str) -> Iterator[Item]:
     return (item for item in plan.items if item.ended and item.ended.action in actions)
+
+
+def _slow(item: Item) -> tuple[str, ...]:
+    """What the last run measured far below the certificate, if it ended the night badly."""
+    bad = item.ended is not None and item.ended.action not in GOOD
+    return item.runs[-1].slow_words if bad and item.runs else ()
+
+
+def _shown(run: JudgedStep) -> list[str]:
+    """The first warnings that earlier nights give, and how many there are: a chat shows one line."""
+    more = len(run.warnings) - WARNINGS_SHOWN
+    return [
+        *run.warnings[:WARNINGS_SHOWN],
+        *([f"and {more} more figures, see night.json"] if more > 0 else []),
+    ]
 
 
 def _kind(ended: Ended) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import StackcheckError
+from stackcheck.history import founding, watch
 from stackcheck.history.records import result_of
 from stackcheck.history.runs import Query
 from stackcheck.report import details, night, speed, standing
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from stackcheck.history.founding import FoundingRow
     from stackcheck.history.history import History
     from stackcheck.history.runs import Point, Run
+    from stackcheck.history.watch import Finding
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.details import LossBand
     from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.published import Published
 
 WINDOW = 400  # runs whose points are read at once: more would need gigabytes
+COMPARED = 60  # runs of last night that are compared with earlier ones
 DETAILED = 80  # runs whose records are read; a record has up to a megabyte
 
 
@@ -64,6 +68,8 @@ class Content:
         here: The machine that is shown first; None if there is nothing to show.
         runs: All runs, oldest first.
         details: Record of a run -> what it tells; only of the runs that are looked at most.
+        founding: The founding documents' figures, and ours.
+        below: Figures of last night that are worse than the last nights of the same chips.
         problems: What could not be read.
     """
 
@@ -80,6 +86,8 @@ class Content:
     band: LossBand | None
     campaign: Campaign | None
     nightly: NightlyFile | None
+    founding: tuple[FoundingRow, ...]
+    below: tuple[Finding, ...]
     problems: tuple[str, ...]
 
     @property
@@ -144,6 +152,8 @@ def gather(
         band=details.loss_band(root),
         campaign=campaign,
         nightly=nightly,
+        founding=founding.load(root),
+        below=_below(history, found_night),
         problems=tuple(problems),
     )
 
@@ -156,8 +166,15 @@ def _points(history: History, runs: Sequence[Run]) -> Iterator[tuple[Run, Point]
         wanted = {run.record for run in window}  # a window's edge may cut runs of one moment
         query = Query(since=window[0].started, until=until, newest_first=False)
         for run, point in history.points(query):
-            if run.record in wanted and (point.direction is not None or speed.is_figure(point)):
+            if run.record in wanted and (point.direction is not None or watch.is_figure(point)):
                 yield run, point
+
+
+def _below(history: History, last: night.Night) -> tuple[Finding, ...]:
+    """What the newest run of each stack and machine of last night measured worse than its own nights."""
+    newest = {(run.stack, run.node): run for run in last.runs if run.status != "UNFIT"}
+    chosen = list(newest.values())[-COMPARED:]
+    return tuple(each for run in chosen for each in watch.below_own_nights(history, run))
 
 
 def _notable(runs: Sequence[Run], groups: Iterable[speed.Group], last: night.Night) -> list[Run]:

@@ -34,7 +34,10 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 
 def render(content: Content) -> str:
     """The report."""
-    parts = (_head(content), _certified(content), _grid(content), _night(content), _speed(content))
+    parts = (
+        *(_head(content), _certified(content), _grid(content)),
+        *(_night(content), _speed(content), _founding(content)),
+    )
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
 
 
@@ -102,6 +105,22 @@ def _cell(cell: standing.Cell | None) -> str:
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _founding(content: Content) -> Iterator[str]:
+    """The rows that were tried here; a checkout without the file has none."""
+    tried = [(row, ours) for row in content.founding for ours in row.ours[-1:]]
+    if not tried:
+        return
+    yield "## The founding documents' figures, and ours"
+    yield ""
+    yield _row("Row", "Published on", "Published", "Ours on", "Ours", "Ratio", "Unit")
+    yield _row(*["---"] * 7)
+    for row, ours in tried:
+        value = "-" if ours.value is None else f"{ours.value:.5g}"
+        ratio = f"{ours.value / row.value:.2f}" if ours.value is not None and row.value else "-"
+        cells = (row.name, row.machine, row.published, ours.machine, value, ratio, row.unit)
+        yield _row(*map(escaped, cells))
 
 
 def _night(content: Content) -> Iterator[str]:

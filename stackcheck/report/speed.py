@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.history import drift
+from stackcheck.history import drift, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -120,7 +120,7 @@ class _Gathered:
     def chosen(self) -> list[_Name]:
         """What a bound judges; else what has a unit per second."""
         judged = [name for name, (_, point) in self.newest.items() if _is_judged(point)]
-        return sorted(judged or (name for name, (_, point) in self.newest.items() if is_figure(point)))
+        return sorted(judged or (name for name, (_, point) in self.newest.items() if watch.is_figure(point)))
 
 
 def groups(points: Iterable[tuple[Run, Point]]) -> tuple[Group, ...]:
@@ -130,11 +130,6 @@ def groups(points: Iterable[tuple[Run, Point]]) -> tuple[Group, ...]:
         place = run.stack, run.device_model, run.device_count
         places.setdefault(place, _Gathered()).add(run, point)
     return tuple(_group(place, places[place]) for place in sorted(places))
-
-
-def is_figure(point: Point) -> bool:
-    """Whether a point is a speed, though no bound judges it."""
-    return point.unit.endswith("/s") or "/s/" in point.unit
 
 
 def _is_judged(point: Point) -> bool:

@@ -7,6 +7,7 @@ import datetime as dt
 import functools
 import json
 import subprocess
+import sys
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ import pytest
 
 import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from small_stacks import ROOT
+from stackcheck import vendors
 from stackcheck.certificate import (
     attached_sbom,
     attachments,
@@ -158,6 +161,42 @@ def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target: str, 
     assert verified(f"{target}:{STACK_ID}").verified_at > NOW + 2 * SECOND
     bundles = attachments.bundles_of(store, manifest.digest)
     assert len(bundles) == len(kinds)  # the manifests of the removed ones are gone, not only their layers
+
+
+def test_find_lists_what_fits_this_host_or_the_one_that_is_named(
+    target: str, image: SmallImage, tmp_path: Path
+) -> None:
+    release(image, target)
+    gpu = make_image(tmp_path / "amd", uuid.uuid4().bytes, stack_id=f"{STACK_ID}-amd")
+    host = result_files.host("amd", "MI300X", driver="6.4.3")
+    envelopes = certify(gpu, KEY, now=NOW, host=host, name=f"{STACK_ID}-amd")
+    publish.publish(
+        gpu.layout,
+        tag=f"{STACK_ID}-amd",
+        envelopes=envelopes,
+        target=target,
+        public_key=KEY.public_key(),
+        report=quiet,
+        key=KEY,
+    )
+    (tmp_path / "key.pub").write_bytes(keys.public_pem(KEY.public_key()))
+
+    def found(*options: str) -> tuple[int, list[str]]:
+        command = [sys.executable, "-m", "stackcheck", "find", target, "--key", str(tmp_path / "key.pub")]
+        done = subprocess.run(
+            [*command, "--json", *options], capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, [each["tag"] for each in json.loads(done.stdout)]
+
+    assert found("--gpu", "MI300X", "--driver", "6.4", "--torch", ">=2.12") == (0, [f"{STACK_ID}-amd"])
+    assert found("--gpu", "MI300X", "--driver", "7.0") == (7, [])
+    assert found("--gpu", "CPU") == (0, [STACK_ID])
+    this_host = vendors.host()
+    if this_host.vendor == "cpu":
+        assert found() == (0, [STACK_ID])
+    else:
+        assert found()[0] == 7
 
 
 def test_promotion_from_a_layout_and_between_repositories_keeps_the_digest(

@@ -78,13 +78,19 @@ Report.plot = (() => {
       cursor: { drag: { x: spec.kind !== "bytes", y: false }, points: { size: 8 } },
       scales: { x, y: { range: (_plot, low, high) => spec.range ? spec.range(low, high) : padded(low, high) } },
       axes: [
-        { ...axis, values: (_plot, splits) => splits.map((value) => (value === null ? "" : kind.tick(value))), space: 70, ...(spec.kind === "bytes" ? { filter: (_plot, splits) => splits } : {}) },
+        { ...axis, values: (_plot, splits) => splits.map((value) => (value === null ? "" : kind.tick(value))), space: 70, ...(spec.kind === "bytes" ? { filter: spaced } : {}) },
         { ...axis, size: 62, values: (_plot, splits) => splits.map((value) => (value === null ? "" : number(value))) },
       ],
       series: [{}, ...spec.series.map(seriesOptions)],
       bands: spec.bands ? spec.bands.map((pair) => ({ series: pair, fill: colour("band") })) : [],
       hooks: { draw: [marks(spec)], setCursor: [onCursor] },
     };
+  };
+  // Every second, third, … size has its words where there is no room for all.
+  const LABEL = 62;
+  const spaced = (plot, splits) => {
+    const every = Math.ceil((splits.length * LABEL * devicePixelRatio) / plot.bbox.width);
+    return splits.map((value, at) => (at % every ? null : value));
   };
   const padded = (low, high) => {
     const room = (high - low || Math.abs(high) || 1) * 0.12;

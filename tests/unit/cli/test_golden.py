@@ -51,6 +51,12 @@ CPU = ("--device-model", "CPU", "--driver", "none")
 RESULT = f"build/{CPU_STACK}/run/result.json"
 GEMM = "test_kernels.py::test_gemm"
 CHECK = "test_devices.py::test_device_count"
+# The two differ in torch, and in what goes with it.
+BISECT = (
+    *("--good", "rocm7.2.4-torch2.12.1-fa2.8.3-py3.12-ubuntu24.04"),
+    *("--bad", "rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"),
+    *("--check", GEMM),
+)
 Capsys = pytest.CaptureFixture[str]
 REAL_CONNECTED = build.connected  # the fixture `engine` replaces it
 
@@ -395,6 +401,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("import", RESULT)),
         Case(("export", "--to", "runs.csv", "--table", "runs")),
         Case(("rebuild",)),
+        Case(("watch",)),
         Case(("--stack", "nope")),
         Case(("--metric", "nope*")),
         Case(("--since", "yesterday")),
@@ -410,6 +417,14 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case((CPU_STACK, RESULT), lambda world: (world.root / RESULT).write_text("{")),
         Case(("--paired", CPU_STACK, CPU_STACK, "--rounds", "1")),
         Case(("--paired", CPU_STACK, CPU_STACK), ran),
+        Case(("row:nope", RESULT)),
+    ),
+    "bisect": (
+        Case((*BISECT, "--dry-run")),
+        Case(("--good", CPU_STACK, "--bad", "nope", "--check", GEMM)),
+        Case(("--good", CPU_STACK, "--bad", CPU_STACK, "--check", GEMM)),
+        Case(("--good", CPU_STACK, "--bad", AMD_STACK, "--check", GEMM)),
+        Case(BISECT, no_engine),
     ),
     "certify": (
         Case((CPU_STACK,)),
@@ -420,6 +435,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case((CPU_STACK, "--rows", "amd-container")),
         Case((CPU_STACK, "--rows", "amd")),
         Case((CPU_STACK, "--rows", "amd-container", "--dry-run")),
+        Case((CPU_STACK, "--against", "oci:dist:nope")),
         Case((CPU_STACK,), no_engine),
     ),
     "publish": (

@@ -26,16 +26,18 @@ ORDER = (
 # `verify` takes one driver, `history` and `find` a pattern; `judge` takes one stack, `history` a pattern,
 # `nightly` several. `nightly --force` runs what is not due, and its images have to be published; `report`
 # also shows others.
-# `render --check` looks, `history --check` names a check; `--all` lists equal metrics, or what does not fit.
+# `bisect --force` forgets what an earlier search found, and its tier only has to have the check.
+# `render --check` looks, `history --check` and `bisect --check` name a check; `--all` lists equal
+# metrics, or what does not fit.
 TWO_MEANINGS = {
     "--all": 2,
-    "--check": 2,
+    "--check": 3,
     "--key": 2,
     "--to": 2,
-    "--tier": 2,
+    "--tier": 3,
     "--driver": 2,
     "--stack": 3,
-    "--force": 2,
+    "--force": 3,
     "--from": 2,
 }
 

@@ -62,5 +62,18 @@ def test_the_benchmark_prints_its_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"rebuild of 30 runs, 48 metrics each +\d+\.\d s", done.stdout)
     assert re.search(r"append one more run .* 30 old records untouched", done.stdout)
-    assert re.search(r"a metric of all runs, newest +\d+ ms +[1-9]\d* rows", done.stdout)
+    assert re.search(
+        r"a metric of all runs, newest +\d+ ms +\d+ ms of processor time, [1-9]\d* rows", done.stdout
+    )
     assert len(list((tmp_path / "made" / "records").rglob("*.gz"))) == 31
+
+
+def test_an_index_of_an_earlier_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    history = filled(tmp_path)
+    made = engine(history.index.url)
+    with made.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE points DROP COLUMN chips")
+    again = History(str(tmp_path / "records"), history.index.url)
+    assert len(again.points(Query())) == 40
+    again.append(body(77), PASSED, None, source="test")
+    assert len(again.points(Query())) == 42

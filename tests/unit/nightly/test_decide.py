@@ -25,6 +25,8 @@ FAILED = RunOutcome(status="FAILED", failed=(GEMM,), reasons=(f"{GEMM} failed: s
 UNFIT = RunOutcome(status="UNFIT", reasons=("the machine was throttled",))
 UNBOUNDED = RunOutcome(status="FAILED", failed=(GEMM,), reasons=("no bound: x",), lacks_only_bounds=True)
 CRASHED = RunOutcome(status="FAILED", reasons=("the run did not finish: its state is crashed",))
+SLOW = RunOutcome(status="PASSED", slow=(GEMM,))
+SLOW_ELSEWHERE = RunOutcome(status="PASSED", slow=(OTHER,))
 CHANGES = ("driver 6.14.5 -> 6.16.6",)
 
 
@@ -43,6 +45,14 @@ TABLE: list[tuple[Standing, tuple[RunOutcome, ...], str]] = [
     ("same", (UNBOUNDED,), "hold"),
     ("same", (FAILED, UNBOUNDED), "hold"),
     ("same", (CRASHED, CRASHED), "hold"),
+    ("same", (SLOW,), "repeat"),  # the hard floor, with one automatic repeat
+    ("same", (SLOW, SLOW), "revoke"),
+    ("same", (SLOW, PASSED), "renew"),
+    ("same", (SLOW, SLOW_ELSEWHERE), "renew"),
+    ("same", (SLOW, UNFIT), "nothing"),
+    ("new driver", (SLOW, SLOW), "warn"),
+    ("new driver", (SLOW, PASSED), "hold"),
+    ("new image", (SLOW, SLOW), "hold"),
     ("changed", (PASSED,), "renew"),
     ("changed", (FAILED,), "repeat"),
     ("changed", (FAILED, PASSED), "hold"),

@@ -119,6 +119,8 @@ def whole(
         band=None,
         campaign=None,
         nightly=None,
+        founding=(),
+        below=(),
         problems=(),
     )
     return dataclasses.replace(made, **changes)

@@ -1,0 +1,147 @@
+"""Gate an image by a certified one. In: a reference and the image that was judged. Out: what the pair found.
+
+Bounds allow the slowest chip of a model, so an image that is 5 % slower can pass them on a good chip. The
+paired comparison on one node finds 2 % (`pairing.py`); what it found is signed into the certificate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from stackcheck import vendors
+from stackcheck.certificate.pull import pulled_subject
+from stackcheck.certificate.verify import verify
+from stackcheck.errors import MachineUnfitError
+from stackcheck.history import pairing
+from stackcheck.matrix import matrix
+from stackcheck.oci.tags import label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from stackcheck.certificate.verify import Verified
+    from stackcheck.engine.client import Engine
+    from stackcheck.flow import FlowSettings, JudgedRun
+    from stackcheck.history.pairing import PairedMetric, PairedRuns
+    from stackcheck.suite.subject import Subject
+
+
+def certified(reference: str, settings: FlowSettings, public_key: EllipticCurvePublicKey) -> Verified:
+    """The certified image that gates others on this host.
+
+    Raises:
+        CertificateError: It is not certified for this host.
+    """
+    host = vendors.host(settings.vendor)
+    return verify(
+        reference,
+        public_key=public_key,
+        device_model=host.devices[0].model if host.devices else "none",
+        driver=host.driver,
+        devices=len(host.devices),
+        plain_http=settings.plain_http,
+    )
+
+
+def gate(
+    candidate: Subject,
+    judged: JudgedRun,
+    reference: Verified,
+    engine: Engine,
+    *,
+    settings: FlowSettings,
+    report: Callable[[str], None],
+) -> tuple[JudgedRun, dict[str, Any]]:
+    """Run a candidate that passed and its reference in turn; a slow-down makes the verdict FAILED.
+
+    Args:
+        candidate: The image under test.
+        judged: Its run, which passed.
+        reference: A certified image.
+        engine: Runs both.
+        settings: What the user chose.
+        report: Called with each line of progress.
+
+    Returns:
+        The run with the verdict that counts, and what the pair found, as the certificate says it.
+
+    Raises:
+        MachineUnfitError: No figure was resolved on this node, so nothing is shown.
+        ChecksFailedError: A run of the pair has no valid result.
+    """
+    name = label(str(reference.reference))
+    other = pulled_subject(
+        reference,
+        engine,
+        matrix.load(settings.root / "matrix.yaml").policy,
+        name=name,
+        vendor=candidate.vendor,
+        layout=settings.folder(name) / "oci",
+        report=report,
+        plain_http=settings.plain_http,
+    )
+    found = pairing.paired(
+        other, candidate, engine, root=settings.root, tier=judged.result.tier, report=report
+    )
+    _require_resolved(found, settings)
+    return _with_verdict(judged, found, reference), statement(found, reference)
+
+
+def statement(found: PairedRuns, reference: Verified) -> dict[str, Any]:
+    """What a certificate says of a pair."""
+    verdicts = [each.pair.verdict for each in found.metrics]
+    return {
+        "reference": str(reference.reference),
+        "digest": reference.digest,
+        "stackId": reference.stack_id,
+        "driver": reference.driver,
+        "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "runs": found.rounds,
+        **{verdict: verdicts.count(verdict) for verdict in ("slower", "equal", "noisy")},
+        "metrics": [_metric(each) for each in found.metrics],
+    }
+
+
+def _metric(each: PairedMetric) -> dict[str, Any]:
+    pair = each.pair
+    return {
+        "check": each.check,
+        "name": each.name,
+        "unit": each.unit,
+        "reference": statistics.median(each.a),
+        "candidate": statistics.median(each.b),
+        "loss": pair.loss,
+        "countsFrom": pair.limit,
+        "finds": pair.resolves,
+        "verdict": pair.verdict,
+    }
+
+
+def _with_verdict(judged: JudgedRun, found: PairedRuns, reference: Verified) -> JudgedRun:
+    slower = tuple(
+        f"{each.name} of {each.check}: {each.pair.loss:.1%} slower than {reference.reference} in a pair"
+        for each in found.slower()
+    )
+    if not slower:
+        return judged
+    verdict = dataclasses.replace(judged.verdict, status="FAILED", reasons=(*judged.verdict.reasons, *slower))
+    return dataclasses.replace(judged, verdict=verdict)
+
+
+def _require_resolved(found: PairedRuns, settings: FlowSettings) -> None:
+    """A node on which every figure is noisy shows nothing, and shows it of a slow image too."""
+    if any(each.pair.verdict != "noisy" for each in found.metrics):
+        return
+    best = min(found.metrics, key=lambda each: each.pair.resolves)
+    raise MachineUnfitError(
+        "this node is too noisy for a pair: no figure could show a loss of 2 %",
+        where=settings.root.name,
+        got=f"the steadiest, {best.name} of {best.check}, shows {best.pair.resolves:.1%}",
+        expected="one figure or more that differs by less than 0.5 % from run to run",
+        next_step="run the same command on an idle machine; or certify without --against",
+    )

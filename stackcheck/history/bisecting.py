@@ -1,0 +1,254 @@
+"""Which component breaks a check. In: two stacks of the matrix, one check. Out: a `Found` that names it.
+
+Each mixed stack is locked, built and run like any stack, in `build/bisect/`, which looks like a checkout;
+nothing is written to `images/`. Each answer is kept in a file, so that a search that was interrupted goes on
+with the first image that it has not run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from stackcheck import flow
+from stackcheck.build import build
+from stackcheck.errors import BuildError, ConfigurationError, MachineUnfitError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.history import walk
+from stackcheck.history.mixing import Between
+from stackcheck.history.walk import Culprit, Outcome, Steps
+from stackcheck.matrix import compat, known_issues, matrix, resolve
+from stackcheck.matrix import pins as pinned
+from stackcheck.recipe import lock, render
+from stackcheck.suite import run
+from stackcheck.suite import subject as subjects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.history.mixing import Component
+    from stackcheck.matrix.policy import Tier
+    from stackcheck.recipe.upstream import Upstream
+
+FOLDER = Path("build") / "bisect"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One image that was asked.
+
+    Attributes:
+        steps: Which steps it takes from the bad stack.
+        outcome: How the check ended in it.
+        why: What could not be told, and why.
+        new: Whether it was run now, and not by an earlier call.
+    """
+
+    steps: Steps
+    outcome: Outcome
+    why: str = ""
+    new: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the search found, and every image that it asked, in that order."""
+
+    culprit: Culprit
+    steps: tuple[tuple[Component, ...], ...]
+    tried: tuple[Tried, ...]
+
+    def named(self, numbers: Sequence[int]) -> str:
+        """Steps in words."""
+        return " and ".join(", ".join(each.words for each in self.steps[number]) for number in numbers)
+
+
+def between(root: Path, good: str, bad: str) -> Between:
+    """What lies between two stacks of a checkout.
+
+    Raises:
+        ConfigurationError: A file is wrong, or the two have nothing between them.
+        NothingSelectedError: The matrix has no such stack.
+    """
+    return Between(
+        matrix.load(root / "matrix.yaml"),
+        compat.load(root / "images" / "compat.yaml"),
+        known_issues.load(root / "images" / "known-issues.yaml"),
+        good,
+        bad,
+    )
+
+
+class Search:
+    """One search, which may have begun earlier.
+
+    Args:
+        good: The id of the stack in which the check passes.
+        bad: The id of the one in which it fails.
+        check: The check's id.
+        settings: What the user chose; `force` forgets what an earlier call found.
+        engine: Builds and runs.
+        tier: How thorough the suites are: the check must be in it.
+        upstream: Asks registries and release pages.
+        report: Called with each line of progress.
+    """
+
+    def __init__(
+        self,
+        good: str,
+        bad: str,
+        check: str,
+        settings: flow.FlowSettings,
+        engine: Engine,
+        *,
+        tier: Tier,
+        upstream: Upstream,
+        report: Callable[[str], None],
+    ) -> None:
+        self._ends, self._check, self._settings = (good, bad), check, settings
+        self._engine, self._tier, self._upstream, self._report = engine, tier, upstream, report
+        self._between = between(settings.root, good, bad)
+        self._steps = self._between.steps()
+        self._tried: list[Tried] = []
+        words = [[each.words for each in step] for step in self._steps]
+        self._about = {"schema": 1, "good": good, "bad": bad, "check": check, "tier": tier, "steps": words}
+        name = hashlib.sha256(json.dumps(self._about).encode()).hexdigest()[:12]
+        self._file = settings.root / FOLDER / f"{name}.json"
+        self._known = {} if settings.force else self._load()
+
+    def run(self) -> Found:
+        """Search to the end.
+
+        Raises:
+            MachineUnfitError: The check found the machine unfit; call again on a healthy one.
+            BuildError: One of the two ends cannot be built.
+        """
+        self._report(f"{len(self._steps)} steps between {self._ends[0]} and {self._ends[1]}")
+        culprit = walk.walk(len(self._steps), self._ask)
+        return Found(culprit=culprit, steps=self._steps, tried=tuple(self._tried))
+
+    def _ask(self, steps: Steps) -> Outcome:
+        if steps in self._known:
+            tried = self._known[steps]
+        else:
+            tried = self._told(steps)
+            self._known[steps] = tried
+            self._save()
+        self._tried.append(tried)
+        self._report(f"{self._words(steps)}: the check {tried.outcome}{tried.why and f' ({tried.why})'}")
+        return tried.outcome
+
+    def _told(self, steps: Steps) -> Tried:
+        """Build the image of some steps, and run the check in it."""
+        whole = len(steps) in {0, len(self._steps)}
+        try:
+            subject = self._end(steps) if whole else self._mixed(steps)
+        except (BuildError, ConfigurationError) as error:
+            if whole:
+                raise
+            return Tried(
+                steps=steps, outcome="unknown", why=f"{error.what}: {error.got or error.where or ''}"
+            )
+        out = self._settings.root / FOLDER / subject.name
+        plan = run.plan(subject, tier=self._tier, root=self._settings.root, out=out)
+        plan = dataclasses.replace(plan, only=_expression(self._check))
+        result = run.run(plan, self._engine, out=out, report=lambda _line: None)
+        found = next((each for each in result.checks if each.id == self._check), None)
+        if found is None or found.outcome == "skipped":
+            why = (found.reason if found else None) or "the check did not run"
+            return Tried(steps=steps, outcome="unknown", why=why)
+        if found.outcome == "invalid":
+            raise MachineUnfitError(
+                "the machine was unfit, so nothing is told of this image",
+                where=subject.name,
+                got=found.reason or self._check,
+                expected="an idle and healthy machine",
+                next_step="run the same command again there: it goes on from here",
+            )
+        return Tried(steps=steps, outcome="passes" if found.outcome == "passed" else "fails")
+
+    def _end(self, steps: Steps) -> subjects.Subject:
+        name = self._ends[1] if steps else self._ends[0]
+        (stack,) = resolve.load_stacks(self._settings.root, (name,))
+        return flow.build_subject(stack, self._engine, self._settings, self._report)
+
+    def _mixed(self, steps: Steps) -> subjects.Subject:
+        taken = [each for number in sorted(steps) for each in self._steps[number]]
+        place = scratch(self._settings.root)
+        stack = self._between.stack(taken)
+        done = lock.lock(stack, place / "images", self._upstream)
+        if done.missing:
+            raise BuildError("it cannot be locked here", got="; ".join(done.missing))
+        stack = self._between.stack(taken, pinned.read_pins(place))
+        render.write((stack,), place / "images")
+        options = self._settings.build
+        (image,) = build.build((stack,), self._engine, root=place, report=self._report, options=options)
+        policy = matrix.load(self._settings.root / "matrix.yaml").policy
+        return subjects.of_stack(stack, image, policy, vendor=self._settings.vendor)
+
+    def _words(self, steps: Steps) -> str:
+        if not steps:
+            return self._ends[0]
+        if len(steps) == len(self._steps):
+            return self._ends[1]
+        taken = [each.words for number in sorted(steps) for each in self._steps[number]]
+        return f"{self._ends[0]} with {', '.join(taken)}"
+
+    def _load(self) -> dict[Steps, Tried]:
+        """What an earlier call found; a damaged file is as good as none."""
+        try:
+            document: dict[str, Any] = json.loads(self._file.read_bytes())
+            if {name: document[name] for name in self._about} != self._about:
+                return {}
+            found = [_tried(each) for each in document["tried"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return {each.steps: each for each in found}
+
+    def _save(self) -> None:
+        tried = [
+            {"steps": sorted(each.steps), "outcome": each.outcome, "why": each.why}
+            for each in self._known.values()
+        ]
+        body = json.dumps({**self._about, "tried": tried}, indent=2).encode()
+        write_atomically(self._file, (body,))
+
+
+def scratch(root: Path) -> Path:
+    """A folder that looks like a checkout, for the images of mixed stacks: the templates, and the same bases.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    place = root / FOLDER / "checkout"
+    (place / "build").mkdir(parents=True, exist_ok=True)
+    (place / "images").mkdir(exist_ok=True)
+    (root / "build" / "bases").mkdir(parents=True, exist_ok=True)
+    bases = place / "build" / "bases"
+    if not bases.is_symlink():
+        bases.symlink_to(root / "build" / "bases")
+    for path in (root / "images").iterdir():
+        if path.is_file():
+            shutil.copy(path, place / "images")
+        elif not (path / "stack.json").exists():
+            shutil.copytree(path, place / "images" / path.name, dirs_exist_ok=True)
+    shutil.copy(root / "matrix.yaml", place)
+    return place
+
+
+def _expression(check: str) -> str:
+    """Pytest's -k for one check: its file, and its name."""
+    file, _, name = check.partition("::")
+    return f"{file} and {name}"
+
+
+def _tried(kept: dict[str, Any]) -> Tried:
+    if kept["outcome"] not in get_args(Outcome):
+        raise ValueError(kept["outcome"])
+    outcome = cast("Outcome", kept["outcome"])
+    return Tried(steps=frozenset(map(int, kept["steps"])), outcome=outcome, why=str(kept["why"]), new=False)

@@ -1,0 +1,142 @@
+"""`bisect`: the stacks between two stacks of a matrix, the search over them, and where it goes on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import result_files
+from small_checkout import CHECKS, CPU_STACK, FakeEngine, call
+from stackcheck.history import bisecting
+from stackcheck.matrix import resolve
+from stackcheck.recipe import lock, render
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+
+Capsys = pytest.CaptureFixture[str]
+OLD = "cpu-torch2.13.0-py3.11-debian12-old"
+GEMM = CHECKS[2]
+SEARCH = ("bisect", "--good", OLD, "--bad", CPU_STACK, "--check", GEMM, "--tier", "smoke")
+# A second cpu stack, in which three packages are older.
+ENTRY = f"""
+  - id: {OLD}
+    runtime: cpu
+    torch: 2.13.0
+    python: 3.11
+    os: debian12
+    wheels: upstream
+    size_budget_gb: 3
+    packages: {{numpy: 2.4.5, psutil: 7.2.1, pyyaml: 6.0.2}}
+"""
+
+
+@pytest.fixture
+def checkout(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with both stacks; a lock names the direct packages alone, without an index."""
+    file = small_checkout / "matrix.yaml"
+    file.write_text(file.read_text().replace("\ninclude:\n", f"\ninclude:{ENTRY}", 1))
+
+    def locked(stack: Any, images: Path, _upstream: Any = None) -> lock.LockResult:
+        folder = images / stack.id
+        folder.mkdir(exist_ok=True)
+        lines = [f"{pin} \\\n    --hash=sha256:{'0' * 64}\n" for pin in stack.requirements]
+        (folder / "requirements.lock").write_text("".join(lines))
+        pins = {"schema": 1, "stack_id": stack.id, "locked": True, "missing": [], "bases": {}, "sources": {}}
+        (folder / "pins.json").write_text(json.dumps({**pins, "wheels": {}}))
+        return lock.LockResult(missing=(), kept=())
+
+    monkeypatch.setattr("stackcheck.history.bisecting.lock.lock", locked)
+    (old,) = [each for each in resolve.load_stacks(small_checkout) if each.id == OLD]
+    locked(old, small_checkout / "images")
+    render.write(resolve.load_stacks(small_checkout, (OLD,)), small_checkout / "images")
+    return small_checkout
+
+
+def suites(engine: FakeEngine, *bad: tuple[str, ...]) -> list[frozenset[str]]:
+    """GEMM fails in an image that holds all the versions of one entry of `bad`; what was run, by packages."""
+    ran: list[frozenset[str]] = []
+
+    def write(told: dict[str, Any]) -> str:
+        now = dt.datetime.now(dt.UTC).isoformat()
+        has = versions(told)
+        ran.append(has)
+        outcome = "failed" if any(set(each) <= has for each in bad) else "passed"
+        check = result_files.check(GEMM, outcome, devices=[])
+        same = result_files.told_again(told)
+        return json.dumps(result_files.result(check, **same, started=now, finished=now))
+
+    engine.answer = write
+    return ran
+
+
+def versions(told: dict[str, Any]) -> frozenset[str]:
+    """The pinned packages of the image that was run: its stack's lock has them."""
+    import pathlib
+
+    roots = (pathlib.Path("images"), bisecting.FOLDER / "checkout" / "images")
+    (file,) = (
+        place / told["stack_id"] / "requirements.lock"
+        for place in roots
+        if (place / told["stack_id"] / "requirements.lock").exists()
+    )
+    return frozenset(line.split()[0] for line in file.read_text().splitlines() if "==" in line)
+
+
+@pytest.mark.usefixtures("checkout")
+def test_the_package_to_blame_is_named_and_the_search_goes_on_where_it_was(
+    fake_engine: FakeEngine, capsys: Capsys, checkout: Path
+) -> None:
+    ran = suites(fake_engine, ("psutil==7.2.2",))
+    done = call(capsys, *SEARCH, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["kind"], found["components"]) == ("one", ["psutil"])
+    assert found["cause"] == "psutil 7.2.1 -> 7.2.2"
+    assert len(ran) == 5
+    assert not list((checkout / "images").glob("bisect-*"))
+    again = json.loads(call(capsys, *SEARCH, "--json").out)
+    assert len(ran) == 5  # nothing was run again
+    assert [each["new"] for each in again["tried"]] == [False] * 5
+    (kept,) = (checkout / "build" / "bisect").glob("*.json")
+    document = json.loads(kept.read_text())
+    document["tried"] = document["tried"][:3]
+    kept.write_text(json.dumps(document))
+    assert json.loads(call(capsys, *SEARCH, "--json").out)["components"] == ["psutil"]
+    assert len(ran) == 7
+
+
+@pytest.mark.usefixtures("checkout")
+def test_components_that_break_it_together_and_ends_that_are_not_what_they_should_be(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    suites(fake_engine, ("numpy==2.4.6", "pyyaml==6.0.3"))
+    done = call(capsys, *SEARCH)
+    assert done.code == 0, done.err
+    assert "pyyaml 6.0.2 -> 6.0.3 and numpy 2.4.5 -> 2.4.6: together, and neither of them alone" in done.out
+    suites(fake_engine, ())
+    done = call(capsys, *SEARCH, "--force")
+    assert done.code == 2
+    assert "--good names a stack in which the check does not pass" in done.err
+    suites(fake_engine)
+    done = call(capsys, *SEARCH, "--force")
+    assert done.code == 2
+    assert "--bad names a stack in which the check does not fail" in done.err
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_dry_run_lists_the_steps(capsys: Capsys, fake_engine: FakeEngine) -> None:
+    done = call(capsys, *SEARCH, "--dry-run")
+    assert [line.split()[:2] for line in done.out.splitlines()[1:]] == [
+        ["1", "numpy"],
+        ["2", "psutil"],
+        ["3", "pyyaml"],
+    ]
+    assert not fake_engine.runs
+    gone = call(capsys, "bisect", "--good", "nosuch", "--bad", CPU_STACK, "--check", GEMM, "--dry-run")
+    assert gone.code == 3
