@@ -16,11 +16,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.certificate import keys
+from stackcheck.certificate import keyring
 from stackcheck.certificate.statement import (
     VSA,
     Envelope,
     MalformedSummaryError,
+    RetiredKeyError,
     Statement,
     lifted,
     open_envelope,
@@ -51,8 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Statement
     from stackcheck.oci.store import Store
 
@@ -69,9 +69,10 @@ MOST_BYTES = 2**29
 class Reader:
     """Opens the envelopes of one signer about one manifest; no blob is fetched or checked twice."""
 
-    def __init__(self, store: Store, digest: str, public_key: EllipticCurvePublicKey) -> None:
+    def __init__(self, store: Store, digest: str, public_key: Pinned) -> None:
         self.store, self.digest, self.public_key = store, digest, public_key
         self.changed = 0  # bundles that name this key, and that it did not sign as they are
+        self.retired: RetiredKeyError | None = None  # why a certificate of a trusted key does not count
         self._opened: dict[tuple[str, str], Envelope | None] = {}
         self._bytes = 0
         self._manifests: dict[str, Manifest] = {}
@@ -110,6 +111,9 @@ class Reader:
             envelope = open_envelope(signed, self.public_key)
         except MalformedSummaryError:
             raise
+        except RetiredKeyError as error:
+            self.retired = error
+            return None
         except (CertificateError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.changed += named
             return None
@@ -120,7 +124,7 @@ class Reader:
         document = json.loads(body)
         material = document.get("verificationMaterial")
         public = material.get("publicKey") if isinstance(material, dict) else None
-        named = isinstance(public, dict) and public.get("hint") == keys.hint(self.public_key)
+        named = isinstance(public, dict) and public.get("hint") in keyring.hints(self.public_key)
         return json.dumps(document["dsseEnvelope"]).encode(), named
 
 
@@ -159,7 +163,7 @@ def attach(
     store: Store,
     subject: Manifest,
     envelopes: Sequence[Envelope],
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     *,
     obsolete: Obsolete = lambda _known: frozenset(),
 ) -> None:
@@ -188,7 +192,7 @@ def attach(
     )
 
 
-def read_envelopes(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> tuple[Envelope, ...]:
+def read_envelopes(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:
     """Every statement about a manifest that the key signed, from all forms, each once.
 
     Statements that other keys signed are ignored.

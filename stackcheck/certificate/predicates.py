@@ -41,9 +41,8 @@ from stackcheck.suite.bounds import CLASSES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     from stackcheck.build.provenance import Provenance
+    from stackcheck.certificate.signers import Signer
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
@@ -74,7 +73,7 @@ def certify(
     provenance: Provenance,
     sbom: Mapping[str, Any],
     *,
-    key: ec.EllipticCurvePrivateKey,
+    key: Signer,
     now: dt.datetime,
     experimental: bool = False,
     archs: Sequence[str] = (),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING
 
-from stackcheck.certificate import keys, predicates
+from stackcheck.certificate import predicates
 from stackcheck.certificate.statement import Envelope, open_envelope
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
@@ -17,15 +17,15 @@ from stackcheck.suite import last_run, sbom
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
+    from stackcheck.certificate.signers import Signer
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Verdict
 
 
 def sign_to_files(
-    subject: Subject, result: RunResult, judged: Verdict, folder: Path, key: Path
+    subject: Subject, result: RunResult, judged: Verdict, folder: Path, key: Signer
 ) -> tuple[Envelope, ...]:
     """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
 
@@ -34,7 +34,7 @@ def sign_to_files(
         result: Its run.
         judged: The verdict on that run.
         folder: `build/<name>/`, with the image's SBOM.
-        key: Path of the signing key; it is made if there is none.
+        key: What signs.
 
     Raises:
         ConfigurationError: The key or the SBOM cannot be used.
@@ -47,7 +47,7 @@ def sign_to_files(
         judged,
         subject.provenance,
         sbom.load(subject.image, folder),
-        key=keys.load_or_create(key),
+        key=key,
         now=dt.datetime.now(dt.UTC),
         experimental=subject.experimental,
         archs=subject.stack.archs if subject.stack else (),
@@ -62,7 +62,7 @@ def sign_to_files(
     return envelopes
 
 
-def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
+def load_signed(folder: Path, public_key: Pinned) -> tuple[Envelope, ...]:
     """The envelopes that `sign_to_files` wrote to `folder/statements/`.
 
     Raises:
@@ -80,11 +80,10 @@ def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
             expected="the signed statements that `stackcheck certify` writes",
             next_step=f"stackcheck certify {folder.name}",
         )
-    public = keys.load(key).public_key()  # a key made now could not have signed them
-    return tuple(_opened(path, public, folder.name) for path in paths)
+    return tuple(_opened(path, public_key, folder.name) for path in paths)
 
 
-def _opened(path: Path, public_key: EllipticCurvePublicKey, name: str) -> Envelope:
+def _opened(path: Path, public_key: Pinned, name: str) -> Envelope:
     try:
         return open_envelope(path.read_bytes(), public_key)
     except CertificateError as error:

@@ -36,8 +36,7 @@ from stackcheck.oci.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
     from stackcheck.oci.store import Store
 
@@ -93,7 +92,7 @@ class Verified:
 def verify(
     reference: str,
     *,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     max_age: dt.timedelta = MAX_AGE,
     device_model: str,
     driver: str | None,
@@ -175,7 +174,7 @@ class Certified:
 def read(
     reference: str,
     *,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     max_age: dt.timedelta = MAX_AGE,
     now: dt.datetime | None = None,
     plain_http: bool = False,
@@ -229,7 +228,7 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
 
 
 def _signed(
-    reference: str, parsed: Reference, public_key: EllipticCurvePublicKey, *, plain_http: bool
+    reference: str, parsed: Reference, public_key: Pinned, *, plain_http: bool
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
     try:
         store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)
@@ -238,9 +237,7 @@ def _signed(
         raise as_certificate_error(error, reference) from error
 
 
-def _read(
-    store: Store, name: str, public_key: EllipticCurvePublicKey
-) -> tuple[Manifest, tuple[Envelope, ...]]:
+def _read(store: Store, name: str, public_key: Pinned) -> tuple[Manifest, tuple[Envelope, ...]]:
     """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they come.
 
     They are read again if another process changed the store and removed something meanwhile.
@@ -259,11 +256,14 @@ def _read(
     raise AssertionError  # `count` has no end
 
 
-def _statements(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> tuple[Envelope, ...]:
+def _statements(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:
     """As `attachments.read_envelopes`; a changed certificate does not look like one of another key."""
     reader = attachments.Reader(store, digest, public_key)
     found = tuple(reader.envelopes(attachments.manifests(store, digest)).values())
-    if reader.changed and newest(item.statement for item in found) is None:
+    nothing = newest(item.statement for item in found) is None
+    if reader.retired and nothing:
+        raise reader.retired
+    if reader.changed and nothing:
         raise CertificateError(
             "the attestations were changed after they were signed",
             where=f"{store.target}@{digest}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.certificate import keys
+from stackcheck.certificate import key_sources
 from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
@@ -188,7 +188,7 @@ def print_sbom(
     from stackcheck.certificate import attached_sbom
 
     document = attached_sbom.attached(
-        reference, public_key=keys.load_public(key), plain_http=plain_http, warn=print_note
+        reference, public_key=key_sources.public(key), plain_http=plain_http, warn=print_note
     )
     if as_json:
         print_json(document)
@@ -218,7 +218,7 @@ def _job(verified: Verified, command: list[str], devices: int | None, nodes: int
 
 def _verified(
     reference: str,
-    key: Path | None,
+    key: str | None,
     max_age: str,
     device_model: str,
     driver: str,
@@ -234,7 +234,7 @@ def _verified(
     model, version, count = machine(device_model, driver, devices)
     return verify(
         reference,
-        public_key=keys.load_public(key),
+        public_key=key_sources.public(key),
         max_age=oldest,
         device_model=model,
         driver=version,

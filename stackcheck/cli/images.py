@@ -12,7 +12,7 @@ import typer
 
 from stackcheck import flow
 from stackcheck.build import forecast, plans
-from stackcheck.certificate import keys, signing
+from stackcheck.certificate import signing
 from stackcheck.cli import build as building
 from stackcheck.cli import outcomes
 from stackcheck.cli.options import (
@@ -28,12 +28,15 @@ from stackcheck.cli.options import (
     Root,
     Selectors,
     SigningKey,
+    SignWith,
     Target,
     Tier,
     Vendor,
     WheelCache,
     Wheelhouse,
+    key_path,
     new_app,
+    sign_words,
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.files.checkout_lock import exclusive
@@ -57,6 +60,7 @@ def make_images(
     force: Force = False,
     to: Target = None,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
     mirrors: MirrorsFile = None,
@@ -76,7 +80,7 @@ def make_images(
         building.show_forecast(found, then=then, as_json=as_json)
         return
     report = Progress()
-    settings = _settings(root, target=target, key=key, force=force)
+    settings = _settings(root, target=target, key=key, sign_with=sign_with, force=force)
     settings = dataclasses.replace(settings, build=options)
     with exclusive(settings.root, "stackcheck images", report):
         ended = list(flow.images(chosen, building.connected(report), settings, report))
@@ -128,6 +132,7 @@ def certify_image(
     vendor: Vendor = None,
     force: Force = False,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
@@ -137,7 +142,7 @@ def certify_image(
         _show_plan(name, root, "test, judge, sign")
         return
     report = Progress()
-    settings = _settings(root, vendor=vendor, key=key, force=force)
+    settings = _settings(root, vendor=vendor, key=key, sign_with=sign_with, force=force)
     with exclusive(settings.root, "stackcheck certify", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
@@ -160,6 +165,7 @@ def publish_image(
     *,
     to: Target = None,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -167,10 +173,10 @@ def publish_image(
 ) -> None:
     """Publish an image that `certify` signed as PASSED: copy, attach, verify, and move the tag last."""
     target = _target(root, to)
-    settings = _settings(root, target=target, key=key, plain_http=plain_http)
+    settings = _settings(root, target=target, key=key, sign_with=sign_with, plain_http=plain_http)
     image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
-    envelopes = signing.load_signed(settings.folder(tag), settings.key)
+    envelopes = signing.load_signed(settings.folder(tag), settings.signer().public_key())
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
@@ -189,6 +195,7 @@ def _settings(
     tier: TierName | None = None,
     target: str = "oci:dist",
     key: Path | None = None,
+    sign_with: str | None = None,
     vendor: VendorName | None = None,
     force: bool = False,
     plain_http: bool = False,
@@ -199,7 +206,8 @@ def _settings(
         root=root.resolve(),
         tier=tier,
         target=target,
-        key=key or keys.default_path(),
+        key=key_path(key, sign_with),
+        sign_with=sign_words(sign_with),
         vendor=vendor,
         force=force,
         plain_http=plain_http,
