@@ -8,30 +8,22 @@ only when a last look found nothing missing. Only a run that lifts a revocation 
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import json
 import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.certificate import keyring
+from stackcheck.certificate.reader import Reader, optional, too_many
 from stackcheck.certificate.statement import (
     VSA,
     Envelope,
-    MalformedSummaryError,
-    RetiredKeyError,
     Statement,
     lifted,
-    open_envelope,
     status,
-    subject_digests,
     time_verified,
 )
 from stackcheck.certificate.storage_forms import (
-    BUNDLE,
-    DSSE_LAYER,
     bundle,
     bundle_entry,
     bundle_tag,
@@ -44,9 +36,7 @@ from stackcheck.certificate.storage_forms import (
     legacy_tag,
     revoked_tag,
 )
-from stackcheck.errors import CertificateError
-from stackcheck.oci.documents import Descriptor, Manifest, MissingError, RegistryError
-from stackcheck.oci.store import read_small_blob
+from stackcheck.oci.documents import Descriptor, Manifest, RegistryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,72 +50,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 10  # another host may write at the same moment, and undo what was written
 PAUSE_S = 0.2  # at most, after the first attempt; two hosts that repair at once have to get out of step
-# A renewal adds three statements: this is years of several hosts. More would stall whoever verifies.
-MOST_MANIFESTS = 4096
-MOST_LAYERS = 4096
-MOST_BYTES = 2**29
-
-
-class Reader:
-    """Opens the envelopes of one signer about one manifest; no blob is fetched or checked twice."""
-
-    def __init__(self, store: Store, digest: str, public_key: Pinned) -> None:
-        self.store, self.digest, self.public_key = store, digest, public_key
-        self.changed = 0  # bundles that name this key, and that it did not sign as they are
-        self.retired: RetiredKeyError | None = None  # why a certificate of a trusted key does not count
-        self._opened: dict[tuple[str, str], Envelope | None] = {}
-        self._bytes = 0
-        self._manifests: dict[str, Manifest] = {}
-
-    def manifest(self, digest: str) -> tuple[Manifest, ...]:
-        """The manifest of a digest, fetched once; none if it is gone."""
-        if digest not in self._manifests:
-            self._manifests.update((item.digest, item) for item in _optional(self.store, digest))
-        return (self._manifests[digest],) if digest in self._manifests else ()
-
-    def envelopes(self, holders: Iterable[Manifest]) -> dict[str, Envelope]:
-        """The envelopes in some manifests, by the digest of their statement."""
-        layers = (layer for manifest in holders for layer in manifest.descriptors("layers"))
-        found = (envelope for layer in layers if (envelope := self.open(layer)))
-        return {envelope.statement.digest: envelope for envelope in found}
-
-    def open(self, layer: Descriptor) -> Envelope | None:
-        """The envelope in a layer; None if a different key signed it, or it is about a different image."""
-        if layer.media_type not in {DSSE_LAYER, BUNDLE}:
-            return None
-        name = (layer.media_type, layer.digest)
-        if name not in self._opened:
-            self._bytes += layer.size
-            if len(self._opened) >= MOST_LAYERS or self._bytes > MOST_BYTES:
-                raise _too_many(
-                    self.store, self.digest, f"at most {MOST_LAYERS} attestations, {MOST_BYTES} bytes"
-                )
-            self._opened[name] = self._read(layer)
-        return self._opened[name]
-
-    def _read(self, layer: Descriptor) -> Envelope | None:
-        body = read_small_blob(self.store, layer)
-        named = False
-        try:
-            signed, named = self._envelope(body) if layer.media_type == BUNDLE else (body, False)
-            envelope = open_envelope(signed, self.public_key)
-        except MalformedSummaryError:
-            raise
-        except RetiredKeyError as error:
-            self.retired = error
-            return None
-        except (CertificateError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.changed += named
-            return None
-        return envelope if self.digest in subject_digests(envelope.statement) else None
-
-    def _envelope(self, body: bytes) -> tuple[bytes, bool]:
-        """The envelope in a bundle, and whether the bundle names our key."""
-        document = json.loads(body)
-        material = document.get("verificationMaterial")
-        public = material.get("publicKey") if isinstance(material, dict) else None
-        named = isinstance(public, dict) and public.get("hint") in keyring.hints(self.public_key)
-        return json.dumps(document["dsseEnvelope"]).encode(), named
+MOST_MANIFESTS = 4096  # as MOST_LAYERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +131,8 @@ def read_envelopes(store: Store, digest: str, public_key: Pinned) -> tuple[Envel
 def manifests(store: Store, digest: str) -> tuple[Manifest, ...]:
     """The manifests that hold the attestations of a manifest, of all signers, in all forms."""
     return (
-        *_optional(store, legacy_tag(digest)),
-        *_optional(store, revoked_tag(digest)),
+        *optional(store, legacy_tag(digest)),
+        *optional(store, revoked_tag(digest)),
         *bundles_of(store, digest),
     )
 
@@ -219,7 +144,7 @@ def bundles_of(store: Store, digest: str) -> tuple[Manifest, ...]:
     """
     listed = {item.digest: item for item in (*(store.referrers(digest) or ()), *_fallback(store, digest))}
     if len(listed) > MOST_MANIFESTS:
-        raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
+        raise too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
     found = (store.read_manifest(name) for name in listed)
     return tuple(manifest for manifest in found if is_bundle(manifest))
 
@@ -242,15 +167,15 @@ def _look(reader: Reader) -> _Seen:
     names = {item.digest for item in (*(native or ()), *fallback)}
     tags = {tag for tag in store.tags() if tag.startswith(bundle_tags(digest))}
     if len(names) + len(tags) > 2 * MOST_MANIFESTS:
-        raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
+        raise too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
     listed = {name: item for name in names for item in reader.manifest(name)}
     own = {name: item for name, item in listed.items() if bundle_tag(digest, name) in tags}
     # Bundles that have a tag and are not listed: of a writer that was killed, or was undone by another.
     others = tags - {bundle_tag(digest, name) for name in own}
-    unlisted = [item for tag in others for item in _optional(store, tag)]
+    unlisted = [item for tag in others for item in optional(store, tag)]
     return _Seen(
-        legacy=_optional(store, legacy_tag(digest)),
-        mark=_optional(store, revoked_tag(digest)),
+        legacy=optional(store, legacy_tag(digest)),
+        mark=optional(store, revoked_tag(digest)),
         listed=listed,
         fallback=fallback,
         # Tags are named by twelve digits, so a bundle of another image may share them.
@@ -384,20 +309,5 @@ def _moment(envelopes: Iterable[Envelope]) -> dt.datetime:
 
 
 def _fallback(store: Store, digest: str) -> tuple[Descriptor, ...]:
-    found = _optional(store, fallback_tag(digest))
+    found = optional(store, fallback_tag(digest))
     return tuple(entry for item in found for entry in item.descriptors("manifests"))
-
-
-def _optional(store: Store, name: str) -> tuple[Manifest, ...]:
-    with contextlib.suppress(MissingError):
-        return (store.read_manifest(name),)
-    return ()
-
-
-def _too_many(store: Store, digest: str, expected: str) -> RegistryError:
-    return RegistryError(
-        "the image has too many attestations",
-        where=f"{store.target}@{digest}",
-        expected=expected,
-        next_step="certify the image again under a new digest, or remove old attestations",
-    )

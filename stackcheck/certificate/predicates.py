@@ -344,8 +344,12 @@ def _levels(certificate: Mapping[str, Any]) -> list[str]:
     names |= {f"{model}_X{count}" for model, count in counts.items()}
     weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
     names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
-    levels = ("STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") for name in names)
-    return [CERTIFIED_LEVEL, *sorted(levels)]
+    return [CERTIFIED_LEVEL, *sorted(map(level_name, names))]
+
+
+def level_name(name: str) -> str:
+    """How a level spells a model, an architecture, a tier or a class of bounds."""
+    return "STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_")
 
 
 def _archs(result: RunResult, declared: Sequence[str]) -> dict[str, list[str]]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments
+from stackcheck.certificate.for_host import Wanted, verdict_for
 from stackcheck.certificate.policy import MAX_AGE, valid_verdicts
 from stackcheck.certificate.statement import (
     Statement,
@@ -26,7 +26,6 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import CertificateError
-from stackcheck.matrix.policy import Tier, is_enough
 from stackcheck.oci import tags
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
@@ -38,30 +37,12 @@ if TYPE_CHECKING:
 
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
+    from stackcheck.matrix.policy import Tier
     from stackcheck.oci.store import Store
 
 
 TOTAL_S = 300.0  # for all that a registry is asked for
 ATTEMPTS = 3  # to read from a registry, where another host may take statements away meanwhile
-# What a certificate needs unless its reader asks for a different tier.
-CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What a certificate has to satisfy."""
-
-    device_model: str
-    driver: str | None
-    devices: int
-    tier: Tier | None
-    waivers: bool
-    today: dt.date
-
-    def fits(self, host: dict[str, Any]) -> bool:
-        """Whether a run was on this device model and driver."""
-        models = {device["model"] for device in host["devices"]}
-        return self.device_model in models and host["driver"] == self.driver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +132,7 @@ class Certified:
         Raises:
             CertificateError: It is not, or the store does not hold what was certified.
         """
-        wanted = _Wanted(
+        wanted = Wanted(
             device_model=device_model,
             driver=driver,
             devices=devices,
@@ -161,7 +142,7 @@ class Certified:
         )
         parsed = parse_reference(self.reference)
         # 6. Choose the newest of these for this host.
-        chosen = _verdict_for(self.reference, self.verdicts, wanted)
+        chosen = verdict_for(self.reference, self.verdicts, wanted)
         # 7. Compare the tag.
         _check_tag(self.reference, parsed, chosen)
         # 8. Compare the image.
@@ -196,7 +177,7 @@ def read(
     )
 
 
-def _verified(image: Reference, chosen: Statement, wanted: _Wanted) -> Verified:
+def _verified(image: Reference, chosen: Statement, wanted: Wanted) -> Verified:
     assert image.digest is not None
     return Verified(
         reference=image,
@@ -285,78 +266,6 @@ def _check_layout(store: OciLayout, manifest: Manifest) -> None:
             checking.result()
 
 
-def _verdict_for(reference: str, verdicts: Sequence[Statement], wanted: _Wanted) -> Statement:
-    """The newest verdict that satisfies this host and its reader.
-
-    A newer certificate of fewer devices or of a lower tier does not hide an older one that is enough.
-    """
-    fit = [item for item in verdicts if wanted.fits(facts(item)["host"])]
-    newest_fit = newest(fit)
-    if newest_fit is None:
-        hosts = [facts(item)["host"] for item in verdicts]
-        raise CertificateError(
-            "the image is not certified for this host",
-            where=reference,
-            got=_machine(wanted.device_model, wanted.driver),
-            expected=" or ".join(sorted({_certified_for(host) for host in hosts})),
-            next_step="certify it here: stackcheck certify; or ask for that host: --device-model, --driver",
-        )
-    chosen = newest(item for item in fit if not _refusal(reference, item, wanted))
-    if chosen is None:
-        refusal = _refusal(reference, newest_fit, wanted)
-        assert refusal is not None
-        raise refusal
-    return chosen
-
-
-def _refusal(reference: str, chosen: Statement, wanted: _Wanted) -> CertificateError | None:
-    """Why a certificate for this device model is not enough: its tier, device count or waivers."""
-    certified, tier = facts(chosen)["host"], facts(chosen)["run"]["tier"]
-    needed = wanted.tier or CERTIFYING_TIER[certified["vendor"]]
-    if not is_enough(tier, needed):
-        return CertificateError(
-            "the certificate is of a lower tier: the image's state is `tested`",
-            where=reference,
-            got=tier,
-            expected=f"{needed}, or a more thorough tier",
-            next_step=f"certify the image with it; or accept a lower tier: --tier {tier}",
-        )
-    tested = len(certified["devices"])
-    if wanted.devices > tested:
-        return CertificateError(
-            "this host has more devices than were tested together",
-            where=reference,
-            got=f"{wanted.devices} devices on this host, {tested} in the certificate",
-            expected=f"at most {tested} devices",
-            next_step=f"certify it on such a host; or use fewer devices here: --devices {tested}",
-        )
-    return _waiver_refusal(reference, chosen, wanted)
-
-
-def _waiver_refusal(reference: str, chosen: Statement, wanted: _Wanted) -> CertificateError | None:
-    """Why the waived checks of a certificate are not accepted: by its reader, or because a waiver ended."""
-    warned, waivers = facts(chosen).get("warned", []), facts(chosen).get("waivers", [])
-    if warned and not wanted.waivers:
-        return CertificateError(
-            "the certificate accepts failed checks by waivers",
-            where=reference,
-            got=", ".join(warned),
-            expected="no waived check (--no-waivers)",
-            next_step="use a different image of this stack; or accept the waivers: drop --no-waivers",
-        )
-    for name in warned:
-        dates = [item["until"] for item in waivers if item["check"] in {name, name.partition("[")[0]}]
-        if max(dates, default="") < wanted.today.isoformat():
-            return CertificateError(
-                "a waiver in the certificate has ended",
-                where=reference,
-                got=f"{name} was waived until {max(dates, default='no date')}",
-                expected=f"a waiver that holds on {wanted.today}, or a run in which the check passes",
-                next_step="certify the image again: stackcheck certify STACK --force",
-            )
-    return None
-
-
 def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
     """A tag is a name, so nobody who can move tags can offer one certified image as another.
 
@@ -405,13 +314,3 @@ def _check_complete(reference: str, chosen: Statement, known: Sequence[Statement
             expected="the signed test result, provenance and SBOM",
             next_step="fetch the image again from where it was published",
         )
-
-
-def _certified_for(host: dict[str, Any]) -> str:
-    counts = Counter(device["model"] for device in host["devices"])
-    models = " and ".join(f"{model} x{count}" for model, count in sorted(counts.items()))
-    return _machine(models, host["driver"])
-
-
-def _machine(device_model: str, driver: str | None) -> str:
-    return f"{device_model} with {f'driver {driver}' if driver else 'no driver'}"

@@ -12,7 +12,7 @@ from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
 from small_images import NOW, STACK_ID, certify, make_image, new_key, put, quiet
 from small_registry import repository, serving
-from stackcheck.certificate import attachments, publish, verify
+from stackcheck.certificate import attachments, publish, reader, verify
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import documents, layout
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, RegistryError, compact_json, sha256
@@ -125,10 +125,11 @@ def test_more_attestations_than_years_of_renewals_give_are_refused(
         bundles = [foreign_bundle(store, image, number) for number in range(20)]
         attachments.write_fallback(store, image.manifest_digest, bundles, set())
     assert verified(dist)
-    monkeypatch.setattr(attachments, cap, 20)
+    module = attachments if cap == "MOST_MANIFESTS" else reader
+    monkeypatch.setattr(module, cap, 20)
     with pytest.raises(CertificateError, match="too many attestations"):
         verified(dist)
-    monkeypatch.setattr(attachments, cap, 5)
+    monkeypatch.setattr(module, cap, 5)
     with pytest.raises(PublishError, match="too many attestations"):
         attachments.attach(store, store.read_manifest(STACK_ID), certify(image, KEY), KEY.public_key())
 
