@@ -263,3 +263,19 @@ def _asked_for(response: requests.Response) -> float:
         return 0.0
     wait = until.timestamp() - time.time()
     return min(max(wait, 0.0), LONGEST_WAIT_S)
+
+
+def _header_safe(token: str) -> str:
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("the token contains a character that a header must not contain")
+    return token
+
+
+def _innermost(error: BaseException) -> str:
+    """The operating system's own error, without the layers of libraries around it."""
+    inner: BaseException | None = error
+    # Not the last of the chain: that may be an exception that was being handled somewhere outside.
+    while inner and (isinstance(inner, requests.RequestException) or not isinstance(inner, OSError)):
+        inner = inner.__cause__ or inner.__context__
+    found = inner or error
+    return f"{type(found).__name__}: {found}"[:300]

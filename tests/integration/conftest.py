@@ -212,9 +212,13 @@ def systemd_analyze() -> Path:
 
 
 @pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def registry_program() -> Path:
+    return installed("docker-registry", "docker-registry")
+
+
+@pytest.fixture(scope="session")
+def registry(registry_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a real registry on loopback; it keeps no list of referrers."""
-    program = installed("docker-registry", "docker-registry")
     folder = tmp_path_factory.mktemp("registry")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -222,7 +226,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = folder / "config.yml"
     config.write_text(REGISTRY_CONFIG.format(root=folder / "data", port=port))
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
+        process = subprocess.Popen([registry_program, "serve", config], stdout=log, stderr=log)
     try:
         wait_for(f"http://127.0.0.1:{port}/v2/", process, folder / "log")
         yield f"127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Registries as sites run them: tokens, passwords, a private authority, parts, mounts, mirrors; all of them real."""
+"""Registries as sites run them: tokens, passwords, a private authority, parts, mounts, mirrors: real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import threading
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,7 +26,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import NameOID
 
-from conftest import installed
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import publish, verify
 from stackcheck.errors import StackcheckError
@@ -38,6 +36,7 @@ from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC)
@@ -96,7 +95,6 @@ def registry_with(
     folder: Path, name: str = "127.0.0.1", address: str = "127.0.0.1", **sections: Any
 ) -> Iterator[str]:
     """HOST:PORT of Debian's docker-registry with sections of its configuration."""
-    program = installed("docker-registry", "docker-registry")
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind((address, 0))
@@ -107,7 +105,9 @@ def registry_with(
     config["storage"] = storage | sections.pop("storage", {})
     (folder / "config.yml").write_text(yaml.safe_dump(config | sections))
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([program, "serve", folder / "config.yml"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["docker-registry", "serve", folder / "config.yml"], stdout=log, stderr=log
+        )
     try:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -119,6 +119,9 @@ def registry_with(
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+pytestmark = pytest.mark.usefixtures("registry_program")
 
 
 @pytest.fixture(autouse=True)
@@ -299,7 +302,7 @@ class Cutting(BaseHTTPRequestHandler):
                 self.rfile.read(length // 2)
                 return  # the connection ends, and nothing was passed on
         body = self.rfile.read(length)
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in {"connection"}}
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
         url = f"http://{self.upstream}{self.path}"
         found = requests.request(
             self.command, url, data=body or None, headers=headers, allow_redirects=False, timeout=60
@@ -308,6 +311,7 @@ class Cutting(BaseHTTPRequestHandler):
         for name, value in found.headers.items():
             if name.lower() not in {"content-length", "connection", "transfer-encoding"}:
                 self.send_header(name, value)
+        self.send_header("Connection", "close")
         length_told = found.headers.get("Content-Length", "0")
         self.send_header("Content-Length", length_told if self.command == "HEAD" else str(len(found.content)))
         self.end_headers()
