@@ -155,17 +155,46 @@ def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target: str, 
     assert len(bundles) == len(kinds)  # the manifests of the removed ones are gone, not only their layers
 
 
-def test_promotion_from_a_layout_and_between_repositories_keeps_the_digest(
-    target: str, image: SmallImage, tmp_path: Path
+def forms(target: str, digest: str) -> dict[str, set[str]]:
+    """Digests of the statements in each form of the certificate."""
+    store = open_store(target)
+    reader = attachments.Reader(store, digest, KEY.public_key())
+    tagged = {
+        name: [store.read_manifest(name)] for name in ("att", "revoked") for name in [named(digest, name)]
+    }
+    held = {"bundles": attachments.bundles_of(store, digest), **tagged}
+    return {name.rpartition(".")[2]: set(reader.envelopes(items)) for name, items in held.items()}
+
+
+def named(digest: str, form: str) -> str:
+    return f"{digest.replace(':', '-')}.{form}"
+
+
+def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_form(
+    target: str, referring_registry: str, image: SmallImage, tmp_path: Path
 ) -> None:
-    local = f"oci:{tmp_path / 'dist'}"
+    """Of an image that was revoked, and certified again: so all three forms say something."""
+    local, second = f"oci:{tmp_path / 'dist'}", f"oci:{tmp_path / 'dist2'}"
+    other = f"{referring_registry}/mirrors/{uuid.uuid4().hex}"
     release(image, local)
-    for source, destination in ((local, target), (target, f"{target}-promoted"), (target, f"{local}2")):
+    revoked(f"{local}@{image.manifest_digest}")
+    release(image, local, now=NOW + dt.timedelta(minutes=5))
+    wanted = forms(local, image.manifest_digest)
+    assert len(wanted["bundles"]) >= 4
+    assert wanted["att"] == wanted["bundles"]
+    assert len(wanted["revoked"]) == 1
+    for source, destination in ((local, target), (target, other), (other, f"{target}-back"), (other, second)):
         done = publish.promote(
-            f"{source}:{STACK_ID}", target=destination, public_key=KEY.public_key(), report=quiet, now=NOW
+            f"{source}:{STACK_ID}",
+            target=destination,
+            public_key=KEY.public_key(),
+            report=quiet,
+            now=NOW + dt.timedelta(minutes=6),
         )
         assert done.digest == image.manifest_digest
-        assert verified(f"{destination}:{STACK_ID}").digest == image.manifest_digest
+        found = verified(f"{destination}:{STACK_ID}", now=NOW + dt.timedelta(minutes=7))
+        assert found.digest == image.manifest_digest
+        assert forms(destination, image.manifest_digest) == wanted
 
 
 def test_writers_at_the_same_time_lose_nothing(registry: str, tmp_path: Path) -> None:
