@@ -104,8 +104,10 @@ def attach(
     reader = Reader(store, subject.digest, public_key)
     for attempt in range(ATTEMPTS):
         seen = _look(reader)
-        wanted = _wanted((*reader.envelopes(seen.holders).values(), *envelopes), obsolete)
-        if not _repair(reader, subject, seen, wanted):
+        known = (*reader.envelopes(seen.holders).values(), *envelopes)
+        # The mark first: it ends trust. It keeps what was lifted too, so a copy of the image has its history.
+        marked = _repair_mark(reader, seen, known)
+        if not _repair(reader, subject, seen, _wanted(known, obsolete)) and not marked:
             return
         if attempt:
             time.sleep(random.uniform(0, PAUSE_S * attempt))  # noqa: S311  # no secret
@@ -197,19 +199,19 @@ def _wanted(known: Iterable[Envelope], obsolete: Obsolete) -> dict[str, Envelope
 
 
 def _repair(reader: Reader, subject: Manifest, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
-    """Write what is missing in each form; whether that was anything. The mark comes first: it ends trust."""
-    marked = _repair_mark(reader, seen, wanted)
+    """Write what is missing in both forms; whether that was anything."""
     legacy = _repair_legacy(reader, seen, wanted)
-    return _repair_bundles(reader, subject, seen, wanted) or legacy or marked
+    return _repair_bundles(reader, subject, seen, wanted) or legacy
 
 
 # -- the forms
 
 
-def _repair_mark(reader: Reader, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
+def _repair_mark(reader: Reader, seen: _Seen, known: Iterable[Envelope]) -> bool:
     there = [layer for item in seen.mark for layer in item.descriptors("layers")]
     marked = reader.envelopes(seen.mark)
-    missing = [item for name, item in wanted.items() if name not in marked and _is_failed(item.statement)]
+    failed = {item.statement.digest: item for item in known if _is_failed(item.statement)}
+    missing = [item for name, item in failed.items() if name not in marked]
     if missing:
         added = [legacy_layer(reader.store, item) for item in missing]
         mark = legacy_manifest(reader.store, (*there, *added))

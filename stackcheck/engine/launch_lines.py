@@ -71,9 +71,10 @@ def container_line(form: Literal["docker", "podman", "apptainer"], job: Job) -> 
     With several nodes it needs the variables NODE_RANK and MASTER_ADDR, which torchrun gets as its own.
     """
     if form == "apptainer":
-        return _joined(_apptainer(job))
+        source = f"docker://{job.image}" if job.in_registry else f"docker-daemon://{job.image}"
+        return _joined(_apptainer(job), source, job.command)
     own = _podman(job) if form == "podman" else _docker(job)
-    return _joined([form, "run", *_common(job), *own, shlex.quote(job.image), *map(shlex.quote, job.command)])
+    return _joined([f"{form} run", *_common(job), *own], job.image, job.command)
 
 
 def rendezvous(job: Job) -> dict[str, str]:
@@ -132,15 +133,10 @@ def _remarks(job: Job, form: Form) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _joined(words: list[str]) -> str:
-    """Shell words on lines of their own, so that a person can read and change them."""
-    groups: list[str] = []
-    for word in words:
-        if word.startswith("--") or not groups:
-            groups.append(word)
-        else:
-            groups[-1] += f" {word}"
-    return " \\\n  ".join(groups)
+def _joined(options: list[str], image: str, command: tuple[str, ...]) -> str:
+    """Each option on a line of its own, for a person to read and change; then the image and the command."""
+    last = " ".join(map(shlex.quote, (image, *command)))
+    return " \\\n  ".join([*options, last])
 
 
 def _common(job: Job) -> list[str]:
@@ -170,12 +166,10 @@ def _apptainer(job: Job) -> list[str]:
     """Apptainer shares the host's network and limits anyway; `--containall` keeps home and variables out."""
     variables = {name: shlex.quote(value) for name, value in USER_ENV.items() if name != "HOME"}
     infiniband = [f"--bind={INFINIBAND}"] if job.nodes > 1 else []
-    source = f"docker://{job.image}" if job.in_registry else f"docker-daemon://{job.image}"
     return [
-        *("apptainer", "exec", "--containall", *job.words.apptainer, *infiniband),
+        *("apptainer exec", "--containall", *job.words.apptainer, *infiniband),
         *(f'--bind="$PWD:{WORKSPACE}"', f"--pwd={WORKSPACE}"),
         *(f"--env={name}={value}" for name, value in (variables | rendezvous(job)).items()),
-        *(shlex.quote(source), *map(shlex.quote, job.command)),
     ]
 
 

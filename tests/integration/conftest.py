@@ -212,6 +212,12 @@ def systemd_analyze() -> Path:
 
 
 @pytest.fixture(scope="session")
+def program_of() -> Callable[[str, str], Path]:
+    """The path of a program, whose package is installed if it is not there: (program, package)."""
+    return installed
+
+
+@pytest.fixture(scope="session")
 def registry_program() -> Path:
     return installed("docker-registry", "docker-registry")
 
