@@ -196,7 +196,7 @@ class Campaign:
         """
         with referrers_proxy(self.host) as referring:
             for number in range(count):
-                host = referring if number // 2 % 2 else self.host
+                host = referring if (number + number // 2) % 2 else self.host
                 self.race(number, publishers, host, same=number % 2 == 0)
         return {"races": count, "publishers": publishers}
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stackcheck.certificate import attachments
 from stackcheck.certificate.for_host import Wanted, verdict_for
 from stackcheck.certificate.policy import MAX_AGE, valid_verdicts
+from stackcheck.certificate.reader import Reader
 from stackcheck.certificate.statement import (
     Statement,
     evidence,
@@ -239,7 +240,7 @@ def _read(store: Store, name: str, public_key: Pinned) -> tuple[Manifest, tuple[
 
 def _statements(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:
     """As `attachments.read_envelopes`; a changed certificate does not look like one of another key."""
-    reader = attachments.Reader(store, digest, public_key)
+    reader = Reader(store, digest, public_key)
     found = tuple(reader.envelopes(attachments.manifests(store, digest)).values())
     nothing = newest(item.statement for item in found) is None
     if reader.retired and nothing:

@@ -60,7 +60,7 @@ class Adapter(HTTPAdapter):
     """Connections that spend the patience with every read, from the first byte of the status line."""
 
     def __init__(self, patience: Patience, context: ssl.SSLContext | None = None) -> None:
-        self._context = {"ssl_context": context} if context else {}
+        self._context: dict[str, Any] = {"ssl_context": context} if context else {}
         self._pools = {
             "http": _pool(HTTPConnectionPool, HTTPConnection, patience),
             "https": _pool(HTTPSConnectionPool, HTTPSConnection, patience),

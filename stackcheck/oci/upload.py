@@ -6,6 +6,7 @@ limit what one request may carry, and after a broken one a layer of gigabytes mu
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ class Uploading:
             headers = {**OCTETS, "Content-Range": f"{first}-{first + len(rest) - 1}"}
             try:
                 done = self.http.request(
-                    "PATCH", location, expected=(202,), headers=headers, body=lambda rest=rest: rest
+                    "PATCH", location, expected=(202,), headers=headers, body=functools.partial(bytes, rest)
                 )
             except RegistryError as error:
                 if attempt == ATTEMPTS - 1:

@@ -1,4 +1,4 @@
-"""Policies for clusters: what Kyverno's conditions say about real certificates, and what is refused in advance.
+"""Policies for clusters: what Kyverno's conditions say about real certificates, and what is refused.
 
 `holds` is a small evaluator of the operators in use; it is not Kyverno.
 """
@@ -52,7 +52,7 @@ def holds(condition: dict[str, Any], predicate: dict[str, Any], now: dt.datetime
     return bool(set(found) & set(condition["value"]))
 
 
-def admitted(document: dict[str, Any], image: SmallImage, now: dt.datetime = NOW, **changes: Any) -> bool:
+def admitted(document: dict[str, Any], image: SmallImage, **changes: Any) -> bool:
     """Every summary that the key signed has to fulfil every condition."""
     (verify,) = document["spec"]["rules"][0]["verifyImages"]
     (attestation,) = verify["attestations"]
@@ -60,7 +60,7 @@ def admitted(document: dict[str, Any], image: SmallImage, now: dt.datetime = NOW
     made = certify(image, KEY, **changes)
     summaries = [item.statement.predicate for item in made if item.statement.predicate_type == VSA]
     assert attestation["type"] == VSA
-    return all(holds(item, predicate, now) for item in conditions["all"] for predicate in summaries)
+    return all(holds(item, predicate, NOW) for item in conditions["all"] for predicate in summaries)
 
 
 @pytest.mark.parametrize(
