@@ -99,7 +99,7 @@ class World:
         )
 
 
-@pytest.fixture(params=["registry", "referring_registry"])
+@pytest.fixture(params=["registry", pytest.param("referring_registry", marks=pytest.mark.slow)])
 def world(request: pytest.FixtureRequest, cosigns: dict[str, Path], tmp_path: Path) -> World:
     target = f"{request.getfixturevalue(request.param)}/stacks/{uuid.uuid4().hex}"
     return World(target, make_image(tmp_path / "oci", uuid.uuid4().bytes), tmp_path, cosigns)
@@ -247,6 +247,7 @@ def test_without_the_policy_cosign_checks_the_signature_alone(world: World) -> N
         assert "verificationResult" in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "accepted"),
     [
@@ -268,6 +269,7 @@ def test_levels_in_the_policy_hold_cosign_to_a_machine(
         assert (done.returncode == 0) == accepted, done.stderr
 
 
+@pytest.mark.slow
 def test_the_rule_of_policy_controller_refuses_as_soon_as_one_summary_failed(
     registry: str, cosigns: dict[str, Path], tmp_path: Path
 ) -> None:
