@@ -69,12 +69,12 @@ class Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         """As requests does, with these connections."""
-        super().init_poolmanager(*arguments, **options, **self._context)
+        super().init_poolmanager(*arguments, **(options | self._context))
         self.poolmanager.pool_classes_by_scheme = self._pools
 
     def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
         """As requests does, with these connections, also through a proxy."""
-        manager = super().proxy_manager_for(*arguments, **options, **self._context)
+        manager = super().proxy_manager_for(*arguments, **(options | self._context))
         manager.pool_classes_by_scheme = self._pools
         return manager
 
