@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
 from stackcheck.build import build
-from stackcheck.certificate import keys, publish, signing, verify
+from stackcheck.certificate import publish, signers, signing, verify
 from stackcheck.certificate.statement import facts, newest
 from stackcheck.errors import (
     CertificateError,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.build.image import Image
+    from stackcheck.certificate.signers import Signer
     from stackcheck.certificate.statement import Envelope
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.policy import Policy, Tier
@@ -58,7 +59,8 @@ class FlowSettings:
     Attributes:
         root: The checkout.
         target: Where to publish (`oci:DIR` or `HOST/REPO`).
-        key: Path of the signing key (PEM); it is made on first use.
+        key: Path of the signing key (PEM); it is made on first use. With `sign_with`, of its public key.
+        sign_with: A program that signs; none: the key itself.
         tier: How thorough the suites are; None: the tier that the policy of matrix.yaml certifies.
         vendor: The vendor whose checks run; None: the stack's own.
         force: Run the suites again even if nothing changed.
@@ -70,12 +72,17 @@ class FlowSettings:
     root: Path
     target: str
     key: Path
+    sign_with: tuple[str, ...] = ()
     tier: Tier | None = None
     vendor: Vendor | None = None
     force: bool = False
     plain_http: bool = False
     build: build.Options = build.DEFAULTS
     keep: Callable[[JudgedRun, vendors.Host], str] | None = None
+
+    def signer(self, *, create: bool = False) -> Signer:
+        """What signs: the program, or the key, which is made if there is none and `create` says so."""
+        return signers.choose(self.key, self.sign_with, create=create)
 
     def folder(self, name: str) -> Path:
         """Where the steps of one stack or image leave their files."""
@@ -332,8 +339,9 @@ def sign(
             expected=f"{needed}, which certifies {subject.vendor} (policy in matrix.yaml)",
             next_step=f"stackcheck certify {subject.name}",
         )
+    signer = settings.signer(create=True)
     return signing.sign_to_files(
-        subject, judged.result, judged.verdict, judged.folder, settings.key, against=against
+        subject, judged.result, judged.verdict, judged.folder, signer, against=against
     )
 
 
@@ -350,7 +358,7 @@ def publish_signed(
         PublishError: The certificate is not valid for the image, or the target refused or is damaged.
     """
     _require_tier(envelopes, _policy(settings), tag)
-    key = keys.load(settings.key)  # it signed the envelopes
+    key = settings.signer()  # it signed the envelopes
     try:
         return publish.publish(
             image.layout,
@@ -406,7 +414,7 @@ def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: 
     try:
         verified = verify.verify(
             reference,
-            public_key=keys.load_or_create(settings.key).public_key(),
+            public_key=settings.signer(create=True).public_key(),
             max_age=subject.policy.renew_after,
             device_model=host.devices[0].model if host.devices else "none",
             driver=host.driver,

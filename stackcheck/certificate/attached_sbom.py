@@ -26,13 +26,13 @@ from stackcheck.oci.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from stackcheck.certificate.keyring import Pinned
 
 
 def attached(
     reference: str,
     *,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     plain_http: bool = False,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:

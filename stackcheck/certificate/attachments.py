@@ -8,29 +8,22 @@ only when a last look found nothing missing. Only a run that lifts a revocation 
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import json
 import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.certificate import keys
+from stackcheck.certificate.reader import Reader, optional, too_many
 from stackcheck.certificate.statement import (
     VSA,
     Envelope,
-    MalformedSummaryError,
     Statement,
     lifted,
-    open_envelope,
     status,
-    subject_digests,
     time_verified,
 )
 from stackcheck.certificate.storage_forms import (
-    BUNDLE,
-    DSSE_LAYER,
     bundle,
     bundle_entry,
     bundle_tag,
@@ -43,16 +36,13 @@ from stackcheck.certificate.storage_forms import (
     legacy_tag,
     revoked_tag,
 )
-from stackcheck.errors import CertificateError
-from stackcheck.oci.documents import Descriptor, Manifest, MissingError, RegistryError
-from stackcheck.oci.store import read_small_blob
+from stackcheck.oci.documents import Descriptor, Manifest, RegistryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Statement
     from stackcheck.oci.store import Store
 
@@ -60,68 +50,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 10  # another host may write at the same moment, and undo what was written
 PAUSE_S = 0.2  # at most, after the first attempt; two hosts that repair at once have to get out of step
-# A renewal adds three statements: this is years of several hosts. More would stall whoever verifies.
-MOST_MANIFESTS = 4096
-MOST_LAYERS = 4096
-MOST_BYTES = 2**29
-
-
-class Reader:
-    """Opens the envelopes of one signer about one manifest; no blob is fetched or checked twice."""
-
-    def __init__(self, store: Store, digest: str, public_key: EllipticCurvePublicKey) -> None:
-        self.store, self.digest, self.public_key = store, digest, public_key
-        self.changed = 0  # bundles that name this key, and that it did not sign as they are
-        self._opened: dict[tuple[str, str], Envelope | None] = {}
-        self._bytes = 0
-        self._manifests: dict[str, Manifest] = {}
-
-    def manifest(self, digest: str) -> tuple[Manifest, ...]:
-        """The manifest of a digest, fetched once; none if it is gone."""
-        if digest not in self._manifests:
-            self._manifests.update((item.digest, item) for item in _optional(self.store, digest))
-        return (self._manifests[digest],) if digest in self._manifests else ()
-
-    def envelopes(self, holders: Iterable[Manifest]) -> dict[str, Envelope]:
-        """The envelopes in some manifests, by the digest of their statement."""
-        layers = (layer for manifest in holders for layer in manifest.descriptors("layers"))
-        found = (envelope for layer in layers if (envelope := self.open(layer)))
-        return {envelope.statement.digest: envelope for envelope in found}
-
-    def open(self, layer: Descriptor) -> Envelope | None:
-        """The envelope in a layer; None if a different key signed it, or it is about a different image."""
-        if layer.media_type not in {DSSE_LAYER, BUNDLE}:
-            return None
-        name = (layer.media_type, layer.digest)
-        if name not in self._opened:
-            self._bytes += layer.size
-            if len(self._opened) >= MOST_LAYERS or self._bytes > MOST_BYTES:
-                raise _too_many(
-                    self.store, self.digest, f"at most {MOST_LAYERS} attestations, {MOST_BYTES} bytes"
-                )
-            self._opened[name] = self._read(layer)
-        return self._opened[name]
-
-    def _read(self, layer: Descriptor) -> Envelope | None:
-        body = read_small_blob(self.store, layer)
-        named = False
-        try:
-            signed, named = self._envelope(body) if layer.media_type == BUNDLE else (body, False)
-            envelope = open_envelope(signed, self.public_key)
-        except MalformedSummaryError:
-            raise
-        except (CertificateError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.changed += named
-            return None
-        return envelope if self.digest in subject_digests(envelope.statement) else None
-
-    def _envelope(self, body: bytes) -> tuple[bytes, bool]:
-        """The envelope in a bundle, and whether the bundle names our key."""
-        document = json.loads(body)
-        material = document.get("verificationMaterial")
-        public = material.get("publicKey") if isinstance(material, dict) else None
-        named = isinstance(public, dict) and public.get("hint") == keys.hint(self.public_key)
-        return json.dumps(document["dsseEnvelope"]).encode(), named
+MOST_MANIFESTS = 4096  # as MOST_LAYERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +88,7 @@ def attach(
     store: Store,
     subject: Manifest,
     envelopes: Sequence[Envelope],
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     *,
     obsolete: Obsolete = lambda _known: frozenset(),
 ) -> None:
@@ -175,8 +104,10 @@ def attach(
     reader = Reader(store, subject.digest, public_key)
     for attempt in range(ATTEMPTS):
         seen = _look(reader)
-        wanted = _wanted((*reader.envelopes(seen.holders).values(), *envelopes), obsolete)
-        if not _repair(reader, subject, seen, wanted):
+        known = (*reader.envelopes(seen.holders).values(), *envelopes)
+        # The mark first: it ends trust. It keeps what was lifted too, so a copy of the image has its history.
+        marked = _repair_mark(reader, seen, known)
+        if not _repair(reader, subject, seen, _wanted(known, obsolete)) and not marked:
             return
         if attempt:
             time.sleep(random.uniform(0, PAUSE_S * attempt))  # noqa: S311  # no secret
@@ -188,7 +119,7 @@ def attach(
     )
 
 
-def read_envelopes(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> tuple[Envelope, ...]:
+def read_envelopes(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:
     """Every statement about a manifest that the key signed, from all forms, each once.
 
     Statements that other keys signed are ignored.
@@ -202,8 +133,8 @@ def read_envelopes(store: Store, digest: str, public_key: EllipticCurvePublicKey
 def manifests(store: Store, digest: str) -> tuple[Manifest, ...]:
     """The manifests that hold the attestations of a manifest, of all signers, in all forms."""
     return (
-        *_optional(store, legacy_tag(digest)),
-        *_optional(store, revoked_tag(digest)),
+        *optional(store, legacy_tag(digest)),
+        *optional(store, revoked_tag(digest)),
         *bundles_of(store, digest),
     )
 
@@ -215,7 +146,7 @@ def bundles_of(store: Store, digest: str) -> tuple[Manifest, ...]:
     """
     listed = {item.digest: item for item in (*(store.referrers(digest) or ()), *_fallback(store, digest))}
     if len(listed) > MOST_MANIFESTS:
-        raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
+        raise too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
     found = (store.read_manifest(name) for name in listed)
     return tuple(manifest for manifest in found if is_bundle(manifest))
 
@@ -238,15 +169,15 @@ def _look(reader: Reader) -> _Seen:
     names = {item.digest for item in (*(native or ()), *fallback)}
     tags = {tag for tag in store.tags() if tag.startswith(bundle_tags(digest))}
     if len(names) + len(tags) > 2 * MOST_MANIFESTS:
-        raise _too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
+        raise too_many(store, digest, f"at most {MOST_MANIFESTS} bundles")
     listed = {name: item for name in names for item in reader.manifest(name)}
     own = {name: item for name, item in listed.items() if bundle_tag(digest, name) in tags}
     # Bundles that have a tag and are not listed: of a writer that was killed, or was undone by another.
     others = tags - {bundle_tag(digest, name) for name in own}
-    unlisted = [item for tag in others for item in _optional(store, tag)]
+    unlisted = [item for tag in others for item in optional(store, tag)]
     return _Seen(
-        legacy=_optional(store, legacy_tag(digest)),
-        mark=_optional(store, revoked_tag(digest)),
+        legacy=optional(store, legacy_tag(digest)),
+        mark=optional(store, revoked_tag(digest)),
         listed=listed,
         fallback=fallback,
         # Tags are named by twelve digits, so a bundle of another image may share them.
@@ -268,19 +199,19 @@ def _wanted(known: Iterable[Envelope], obsolete: Obsolete) -> dict[str, Envelope
 
 
 def _repair(reader: Reader, subject: Manifest, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
-    """Write what is missing in each form; whether that was anything. The mark comes first: it ends trust."""
-    marked = _repair_mark(reader, seen, wanted)
+    """Write what is missing in both forms; whether that was anything."""
     legacy = _repair_legacy(reader, seen, wanted)
-    return _repair_bundles(reader, subject, seen, wanted) or legacy or marked
+    return _repair_bundles(reader, subject, seen, wanted) or legacy
 
 
 # -- the forms
 
 
-def _repair_mark(reader: Reader, seen: _Seen, wanted: Mapping[str, Envelope]) -> bool:
+def _repair_mark(reader: Reader, seen: _Seen, known: Iterable[Envelope]) -> bool:
     there = [layer for item in seen.mark for layer in item.descriptors("layers")]
     marked = reader.envelopes(seen.mark)
-    missing = [item for name, item in wanted.items() if name not in marked and _is_failed(item.statement)]
+    failed = {item.statement.digest: item for item in known if _is_failed(item.statement)}
+    missing = [item for name, item in failed.items() if name not in marked]
     if missing:
         added = [legacy_layer(reader.store, item) for item in missing]
         mark = legacy_manifest(reader.store, (*there, *added))
@@ -380,20 +311,5 @@ def _moment(envelopes: Iterable[Envelope]) -> dt.datetime:
 
 
 def _fallback(store: Store, digest: str) -> tuple[Descriptor, ...]:
-    found = _optional(store, fallback_tag(digest))
+    found = optional(store, fallback_tag(digest))
     return tuple(entry for item in found for entry in item.descriptors("manifests"))
-
-
-def _optional(store: Store, name: str) -> tuple[Manifest, ...]:
-    with contextlib.suppress(MissingError):
-        return (store.read_manifest(name),)
-    return ()
-
-
-def _too_many(store: Store, digest: str, expected: str) -> RegistryError:
-    return RegistryError(
-        "the image has too many attestations",
-        where=f"{store.target}@{digest}",
-        expected=expected,
-        next_step="certify the image again under a new digest, or remove old attestations",
-    )

@@ -28,8 +28,7 @@ from stackcheck.oci.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Statement
     from stackcheck.certificate.verify import Certified
     from stackcheck.matrix.policy import Tier
@@ -87,7 +86,7 @@ def find(
     target: str,
     wanted: Wanted,
     *,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     max_age: dt.timedelta = MAX_AGE,
     now: dt.datetime | None = None,
     plain_http: bool = False,

@@ -16,8 +16,7 @@ from stackcheck.oci.documents import Manifest, MissingError, is_attachment
 from stackcheck.oci.tags import all_unique, digest_of, is_unique
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.oci.store import Store
 
 LOOKS = 10  # another host may publish at each of them
@@ -38,7 +37,7 @@ class Moves:
     left: list[str] = field(default_factory=list)
 
 
-def move_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> Moves:
+def move_back(store: Store, digest: str, public_key: Pinned) -> Moves:
     """Move every floating tag that names the image to the newest certified image of its stack.
 
     A tag that was moved is moved again if a newer release appeared meanwhile: the move may have undone it.
@@ -52,7 +51,7 @@ def move_back(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> 
     return done
 
 
-def _move(store: Store, tag: str, digest: str, public_key: EllipticCurvePublicKey, done: Moves) -> bool:
+def _move(store: Store, tag: str, digest: str, public_key: Pinned, done: Moves) -> bool:
     """Move one tag where it names the image, or names what we moved it to and a newer image is certified."""
     named = digest_of(store, tag)
     if named is None or named not in {digest, done.moved.get(tag)}:
@@ -72,7 +71,7 @@ def _is_floating(tag: str) -> bool:
     return not is_unique(tag) and not is_attachment(tag)
 
 
-def _newest_certified(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Manifest | None:
+def _newest_certified(store: Store, tag: str, public_key: Pinned) -> Manifest | None:
     """The newest image of a floating tag whose certificate is still valid."""
     for name in reversed(all_unique(store, tag)):
         try:

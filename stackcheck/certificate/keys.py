@@ -1,23 +1,27 @@
 """Signing keys: an ECDSA P-256 key pair on disk, made on first use, outside every checkout.
 
-In: a path, or None for the user's own key. Out: the private or the public key. Both files are PEM (PKCS8 and
-SPKI), which `cosign import-key-pair` and `cosign verify-attestation --key` read without conversion.
+In: a path, or None for the user's own key. Out: the private key, or the public keys to trust. Both files are
+PEM (PKCS8, with a passphrase or without, and SPKI), which `cosign import-key-pair` and `cosign
+verify-attestation --key` read without conversion.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from stackcheck.certificate import keyring, passphrase
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.regular import read_regular
+
+if TYPE_CHECKING:
+    from stackcheck.certificate.keyring import Pinned
 
 KEY_NAME = "stackcheck.key"
 LIMIT_BYTES = 2**16
@@ -34,15 +38,19 @@ def public_path(path: Path) -> Path:
     return path.with_name((path.stem if path.suffix == ".key" else path.name) + ".pub")
 
 
-def load_or_create(path: Path | None = None) -> ec.EllipticCurvePrivateKey:
+def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.EllipticCurvePrivateKey:
     """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it.
+
+    Args:
+        path: Where it is; None: the user's own.
+        encrypt: A key that is made now gets a passphrase (stackcheck.certificate.passphrase).
 
     Raises:
         ConfigurationError: The file cannot be made, is readable by others, or is not a P-256 key.
     """
     path = path or default_path()
     if not path.exists():
-        _create(path)
+        _create(path, passphrase.new(path) if encrypt else None)
     return load(path)
 
 
@@ -62,21 +70,23 @@ def load(path: Path) -> ec.EllipticCurvePrivateKey:
             expected="mode 0600",
             next_step=f"chmod 600 {path}; or make a new key, if others may have read this one",
         )
+    secret = passphrase.known(path) if b"ENCRYPTED" in body else None
     try:
-        key = serialization.load_pem_private_key(body, password=None)
-    except (ValueError, TypeError) as error:  # TypeError: the key is encrypted
-        raise _unusable_key(path, str(error)) from error
+        key = serialization.load_pem_private_key(body, password=secret)
+    except (ValueError, TypeError) as error:
+        got = "a passphrase that does not open it" if secret is not None else str(error)
+        raise _unusable_key(path, got) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise _unusable_key(path, _kind(key))
+        raise _unusable_key(path, keyring.kind(key))
     return key
 
 
-def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
-    """The public key to verify with, from a public or a signing key file; by default this user's own.
+def load_public(path: Path | None = None) -> Pinned:
+    """The public keys to verify with, from a public or a signing key file; by default this user's own.
 
     Raises:
         CertificateError: There is no such file, so nothing can be verified.
-        ConfigurationError: The file cannot be read or is not a P-256 key.
+        ConfigurationError: The file cannot be read or holds anything but P-256 keys.
     """
     own = default_path()
     path = path or (public_path(own) if public_path(own).exists() or not own.exists() else own)
@@ -93,23 +103,14 @@ def load_public(path: Path | None = None) -> ec.EllipticCurvePublicKey:
     if b"PRIVATE KEY" in body:
         return load(path).public_key()
     try:
-        key = serialization.load_pem_public_key(body)
+        return keyring.parse(body.decode())
     except ValueError as error:
         raise _unusable_key(path, str(error)) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise _unusable_key(path, _kind(key))
-    return key
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
     """The public key as PEM (SPKI)."""
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-def hint(key: ec.EllipticCurvePublicKey) -> str:
-    """How a sigstore bundle names a key (`publicKey.hint`): base64 of the SHA-256 of its SPKI DER."""
-    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return base64.b64encode(hashlib.sha256(spki).digest()).decode()
 
 
 def _write_public(path: Path, pem: bytes) -> None:
@@ -134,7 +135,7 @@ def _write_public(path: Path, pem: bytes) -> None:
         ) from None
 
 
-def _create(path: Path) -> None:
+def _create(path: Path, secret: bytes | None) -> None:
     if path.suffix == ".pub":
         raise ConfigurationError(
             "the signing key would be named as a public one",
@@ -143,9 +144,8 @@ def _create(path: Path) -> None:
             next_step=f"--key {path.with_suffix('.key')}",
         )
     key = ec.generate_private_key(ec.SECP256R1())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    encryption = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 0600 from its first byte
@@ -178,9 +178,10 @@ def _read(path: Path) -> bytes:
             expected="a file that you can read",
             next_step="name the key: --key PATH; or make one: stackcheck key",
         ) from error
-    if len(body) > LIMIT_BYTES or body.count(b"-----BEGIN") > 1:
-        blocks = body.count(b"-----BEGIN")
-        raise _unusable_key(path, f"{blocks} keys" if blocks > 1 else f"more than {LIMIT_BYTES} bytes")
+    blocks = body.count(b"-----BEGIN")
+    if len(body) > LIMIT_BYTES or (b"PRIVATE KEY" in body and blocks > 1):
+        got = f"{blocks} keys, of which one is private" if blocks > 1 else f"more than {LIMIT_BYTES} bytes"
+        raise _unusable_key(path, got)
     return body
 
 
@@ -208,17 +209,11 @@ def _check_owner(path: Path) -> None:
         )
 
 
-def _kind(key: object) -> str:
-    """The kind of a key: its class, and the curve of an elliptic one."""
-    curve = getattr(key, "curve", None)
-    return type(key).__name__ + (f" on {curve.name}" if curve else "")
-
-
 def _unusable_key(path: Path, got: str) -> ConfigurationError:
     return ConfigurationError(
         "the file holds no key that can be used",
         where=str(path),
         got=got,
-        expected="one ECDSA P-256 key in PEM, not encrypted",
+        expected="one ECDSA P-256 key in PEM, or several public ones",
         next_step="name a different key: --key PATH; or make one: stackcheck key --key NEW.key",
     )

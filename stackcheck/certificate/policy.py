@@ -32,7 +32,7 @@ from stackcheck.oci.documents import IMAGE_MANIFESTS, Manifest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from stackcheck.certificate.signers import Signer
 
 MAX_AGE = dt.timedelta(days=30)
 CLOCK_SKEW = dt.timedelta(minutes=10)
@@ -99,7 +99,7 @@ def supersede_revocation(
     certified: Statement,
     known: Sequence[Envelope],
     where: str,
-    key: EllipticCurvePrivateKey | None,
+    key: Signer | None,
 ) -> tuple[Envelope, ...]:
     """The statements to publish, where the target may hold a revocation of the same image.
 

@@ -42,9 +42,8 @@ from stackcheck.suite.bounds import CLASSES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     from stackcheck.build.provenance import Provenance
+    from stackcheck.certificate.signers import Signer
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
@@ -75,7 +74,7 @@ def certify(
     provenance: Provenance,
     sbom: Mapping[str, Any],
     *,
-    key: ec.EllipticCurvePrivateKey,
+    key: Signer,
     now: dt.datetime,
     experimental: bool = False,
     archs: Sequence[str] = (),
@@ -366,8 +365,12 @@ def _levels(certificate: Mapping[str, Any]) -> list[str]:
     names |= {f"{model}_X{count}" for model, count in counts.items()}
     weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
     names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
-    levels = ("STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") for name in names)
-    return [CERTIFIED_LEVEL, *sorted(levels)]
+    return [CERTIFIED_LEVEL, *sorted(map(level_name, names))]
+
+
+def level_name(name: str) -> str:
+    """How a level spells a model, an architecture, a tier or a class of bounds."""
+    return "STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_")
 
 
 def _archs(result: RunResult, declared: Sequence[str]) -> dict[str, list[str]]:

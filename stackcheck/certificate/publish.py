@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
+    from stackcheck.certificate.signers import Signer
     from stackcheck.oci.store import Store
 
 
@@ -53,10 +53,10 @@ def publish(
     tag: str,
     envelopes: Sequence[Envelope],
     target: str,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     report: Callable[[str], None],
     plain_http: bool = False,
-    key: EllipticCurvePrivateKey | None = None,
+    key: Signer | None = None,
 ) -> Published:
     """Publish the image of a layout under a floating tag and a unique one.
 
@@ -95,9 +95,9 @@ def copy_and_tag(
     store: Store,
     *,
     tag: str,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     report: Callable[[str], None],
-    key: EllipticCurvePrivateKey | None = None,
+    key: Signer | None = None,
 ) -> Published:
     """Copy an image and its statements from one store to another and tag it last, as `publish` does."""
     if not is_tag(tag):
@@ -140,7 +140,7 @@ def promote(
     reference: str,
     *,
     target: str,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     report: Callable[[str], None],
     plain_http: bool = False,
     now: dt.datetime | None = None,
@@ -185,9 +185,7 @@ def promote(
     return copy_and_tag(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
 
 
-def _look_again(
-    store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: EllipticCurvePublicKey
-) -> None:
+def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: Pinned) -> None:
     """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image.
 
     Raises:

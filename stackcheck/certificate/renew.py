@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Mapping, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
+    from stackcheck.certificate.signers import Signer
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Verdict
@@ -48,7 +47,7 @@ def renew(
     result: RunResult,
     verdict: Verdict,
     *,
-    key: EllipticCurvePrivateKey,
+    key: Signer,
     verified: dt.datetime,
     now: dt.datetime | None = None,
     report: Callable[[str], None],

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
+    from stackcheck.certificate.signers import Signer
     from stackcheck.certificate.statement import Envelope, Statement
 
 
@@ -47,7 +46,7 @@ def revoke(
     reference: str,
     *,
     reason: str,
-    key: EllipticCurvePrivateKey,
+    key: Signer,
     now: dt.datetime,
     report: Callable[[str], None],
     plain_http: bool = False,

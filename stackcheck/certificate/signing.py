@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.certificate import keys, predicates
+from stackcheck.certificate import predicates
 from stackcheck.certificate.statement import Envelope, open_envelope
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
+    from stackcheck.certificate.signers import Signer
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Verdict
@@ -30,7 +30,7 @@ def sign_to_files(
     result: RunResult,
     judged: Verdict,
     folder: Path,
-    key: Path,
+    key: Signer,
     *,
     against: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
@@ -41,7 +41,7 @@ def sign_to_files(
         result: Its run.
         judged: The verdict on that run.
         folder: `build/<name>/`, with the image's SBOM.
-        key: Path of the signing key; it is made if there is none.
+        key: What signs.
         against: What a pair with a certified image found.
 
     Raises:
@@ -55,7 +55,7 @@ def sign_to_files(
         judged,
         subject.provenance,
         sbom.load(subject.image, folder),
-        key=keys.load_or_create(key),
+        key=key,
         now=dt.datetime.now(dt.UTC),
         experimental=subject.experimental,
         archs=subject.stack.archs if subject.stack else (),
@@ -76,7 +76,7 @@ def forget(folder: Path) -> None:
         old.unlink()
 
 
-def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
+def load_signed(folder: Path, public_key: Pinned) -> tuple[Envelope, ...]:
     """The envelopes that `sign_to_files` wrote to `folder/statements/`.
 
     Raises:
@@ -94,11 +94,10 @@ def load_signed(folder: Path, key: Path) -> tuple[Envelope, ...]:
             expected="the signed statements that `stackcheck certify` writes",
             next_step=f"stackcheck certify {folder.name}",
         )
-    public = keys.load(key).public_key()  # a key made now could not have signed them
-    return tuple(_opened(path, public, folder.name) for path in paths)
+    return tuple(_opened(path, public_key, folder.name) for path in paths)
 
 
-def _opened(path: Path, public_key: EllipticCurvePublicKey, name: str) -> Envelope:
+def _opened(path: Path, public_key: Pinned, name: str) -> Envelope:
     try:
         return open_envelope(path.read_bytes(), public_key)
     except CertificateError as error:

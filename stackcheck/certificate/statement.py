@@ -15,12 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-
-from stackcheck.certificate import summary
-from stackcheck.certificate.keys import hint
+from stackcheck.certificate import keyring, summary
+from stackcheck.certificate.keyring import hint, hints
 from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import CertificateError
 from stackcheck.files import strictjson
@@ -28,6 +24,9 @@ from stackcheck.oci.documents import compact_json, is_digest, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from stackcheck.certificate.keyring import Pinned, TrustedKey
+    from stackcheck.certificate.signers import Signer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -41,6 +40,10 @@ RUN_FIELD = "urn:stackcheck:run:v1"
 
 class MalformedSummaryError(CertificateError):
     """A summary that the expected key signed cannot be read: it may be a revocation."""
+
+
+class RetiredKeyError(CertificateError):
+    """A trusted key signed it, and was retired before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,24 +71,29 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A signed statement: the DSSE JSON as it is stored, and the statement inside."""
+    """A signed statement: the DSSE JSON as it is stored, the statement inside, and the hint of its key."""
 
     statement: Statement
     body: bytes
+    signer: str = ""
 
 
-def sign(statement: Statement, key: ec.EllipticCurvePrivateKey) -> Envelope:
+def sign(statement: Statement, key: Signer) -> Envelope:
     """Sign a statement with DSSE (ECDSA P-256, SHA-256). The key id stays empty: cosign 2.5 accepts that."""
-    signature = key.sign(_pre_authentication(statement.payload), ec.ECDSA(hashes.SHA256()))
+    data = _pre_authentication(statement.payload)
+    signature = key.sign(data, keyring.ALGORITHM)
+    signer = keyring.signer(key.public_key(), signature, data)
     document = {
         "payloadType": PAYLOAD_TYPE,
         "payload": base64.b64encode(statement.payload).decode(),
         "signatures": [{"keyid": "", "sig": base64.b64encode(signature).decode()}],
     }
-    return Envelope(statement=statement, body=compact_json(document))
+    return Envelope(
+        statement=statement, body=compact_json(document), signer=hint(signer.key) if signer else ""
+    )
 
 
-def open_envelope(body: bytes, public_key: ec.EllipticCurvePublicKey) -> Envelope:
+def open_envelope(body: bytes, public_key: Pinned) -> Envelope:
     """Check an envelope's signature and read the statement in it.
 
     Raises:
@@ -106,13 +114,15 @@ def open_envelope(body: bytes, public_key: ec.EllipticCurvePublicKey) -> Envelop
         raise CertificateError(
             "an attestation has the wrong payload type", got=str(payload_type), expected=PAYLOAD_TYPE
         )
-    if not any(_is_signed(payload, item, public_key) for item in signatures):
+    data = _pre_authentication(payload)
+    signer = next((key for item in signatures if (key := keyring.signer(public_key, item, data))), None)
+    if signer is None:
         raise CertificateError(
             "an attestation is not signed with the expected key",
             got=f"{len(signatures)} signatures of other keys",
-            expected=f"a signature of the key {hint(public_key)} (base64 of its SHA-256)",
+            expected=f"a signature of the key {' or '.join(hints(public_key))} (base64 of its SHA-256)",
         )
-    return Envelope(statement=_parse(payload), body=body)
+    return Envelope(statement=_in_time(_parse(payload), signer), body=body, signer=hint(signer.key))
 
 
 def subject_digests(statement: Statement) -> tuple[str, ...]:
@@ -197,12 +207,18 @@ def _pre_authentication(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
 
 
-def _is_signed(payload: bytes, signature: bytes, public_key: ec.EllipticCurvePublicKey) -> bool:
-    try:
-        public_key.verify(signature, _pre_authentication(payload), ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        return False
-    return True
+def _in_time(statement: Statement, signer: TrustedKey) -> Statement:
+    """The statement itself. PASSED must be from before its key was retired; FAILED always counts."""
+    if signer.retired is None or statement.predicate_type != VSA or status(statement) == "FAILED":
+        return statement
+    if time_verified(statement) < signer.retired:
+        return statement
+    raise RetiredKeyError(
+        "the certificate is from after its key was retired",
+        got=f"a verdict of {time_verified(statement).isoformat()}, signed with the key {hint(signer.key)}",
+        expected=f"a verdict from before {signer.retired.isoformat()}, or of a key that is not retired",
+        next_step="ask the publisher for a certificate of the new key",
+    )
 
 
 def _parse(payload: bytes) -> Statement:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from stackcheck.certificate import keys
+from stackcheck.certificate import keyring
 from stackcheck.oci.documents import OCI_INDEX, OCI_MANIFEST, Descriptor, Manifest, compact_json
 from stackcheck.oci.store import write_small_blob
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterable
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
     from stackcheck.oci.store import Store
 
@@ -95,7 +94,7 @@ def bundle(
     store: Store,
     subject: Manifest,
     envelope: Envelope,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     created: dt.datetime,
 ) -> Manifest:
     """The manifest of one bundle. Its blobs are written to the store, the manifest is not yet."""
@@ -103,7 +102,7 @@ def bundle(
     signed["signatures"] = [{"sig": item["sig"]} for item in signed["signatures"]]
     body = {
         "mediaType": BUNDLE,
-        "verificationMaterial": {"publicKey": {"hint": keys.hint(public_key)}},
+        "verificationMaterial": {"publicKey": {"hint": envelope.signer or keyring.hints(public_key)[0]}},
         "dsseEnvelope": signed,
     }
     document = {

@@ -9,13 +9,14 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments
+from stackcheck.certificate.for_host import Wanted, verdict_for
 from stackcheck.certificate.policy import MAX_AGE, valid_verdicts
+from stackcheck.certificate.reader import Reader
 from stackcheck.certificate.statement import (
     Statement,
     evidence,
@@ -26,7 +27,6 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import CertificateError
-from stackcheck.matrix.policy import Tier, is_enough
 from stackcheck.oci import tags
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
@@ -36,33 +36,14 @@ from stackcheck.oci.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
+    from stackcheck.matrix.policy import Tier
     from stackcheck.oci.store import Store
 
 
 TOTAL_S = 300.0  # for all that a registry is asked for
 ATTEMPTS = 3  # to read from a registry, where another host may take statements away meanwhile
-# What a certificate needs unless its reader asks for a different tier.
-CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What a certificate has to satisfy."""
-
-    device_model: str
-    driver: str | None
-    devices: int
-    tier: Tier | None
-    waivers: bool
-    today: dt.date
-
-    def fits(self, host: dict[str, Any]) -> bool:
-        """Whether a run was on this device model and driver."""
-        models = {device["model"] for device in host["devices"]}
-        return self.device_model in models and host["driver"] == self.driver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +74,7 @@ class Verified:
 def verify(
     reference: str,
     *,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     max_age: dt.timedelta = MAX_AGE,
     device_model: str,
     driver: str | None,
@@ -152,7 +133,7 @@ class Certified:
         Raises:
             CertificateError: It is not, or the store does not hold what was certified.
         """
-        wanted = _Wanted(
+        wanted = Wanted(
             device_model=device_model,
             driver=driver,
             devices=devices,
@@ -162,7 +143,7 @@ class Certified:
         )
         parsed = parse_reference(self.reference)
         # 6. Choose the newest of these for this host.
-        chosen = _verdict_for(self.reference, self.verdicts, wanted)
+        chosen = verdict_for(self.reference, self.verdicts, wanted)
         # 7. Compare the tag.
         _check_tag(self.reference, parsed, chosen)
         # 8. Compare the image.
@@ -175,7 +156,7 @@ class Certified:
 def read(
     reference: str,
     *,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     max_age: dt.timedelta = MAX_AGE,
     now: dt.datetime | None = None,
     plain_http: bool = False,
@@ -197,7 +178,7 @@ def read(
     )
 
 
-def _verified(image: Reference, chosen: Statement, wanted: _Wanted) -> Verified:
+def _verified(image: Reference, chosen: Statement, wanted: Wanted) -> Verified:
     assert image.digest is not None
     return Verified(
         reference=image,
@@ -229,7 +210,7 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
 
 
 def _signed(
-    reference: str, parsed: Reference, public_key: EllipticCurvePublicKey, *, plain_http: bool
+    reference: str, parsed: Reference, public_key: Pinned, *, plain_http: bool
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
     try:
         store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)
@@ -238,9 +219,7 @@ def _signed(
         raise as_certificate_error(error, reference) from error
 
 
-def _read(
-    store: Store, name: str, public_key: EllipticCurvePublicKey
-) -> tuple[Manifest, tuple[Envelope, ...]]:
+def _read(store: Store, name: str, public_key: Pinned) -> tuple[Manifest, tuple[Envelope, ...]]:
     """Steps 1 to 3: the manifest and its statements. From a registry, `pull` checks the layers as they come.
 
     They are read again if another process changed the store and removed something meanwhile.
@@ -259,11 +238,14 @@ def _read(
     raise AssertionError  # `count` has no end
 
 
-def _statements(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> tuple[Envelope, ...]:
+def _statements(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:
     """As `attachments.read_envelopes`; a changed certificate does not look like one of another key."""
-    reader = attachments.Reader(store, digest, public_key)
+    reader = Reader(store, digest, public_key)
     found = tuple(reader.envelopes(attachments.manifests(store, digest)).values())
-    if reader.changed and newest(item.statement for item in found) is None:
+    nothing = newest(item.statement for item in found) is None
+    if reader.retired and nothing:
+        raise reader.retired
+    if reader.changed and nothing:
         raise CertificateError(
             "the attestations were changed after they were signed",
             where=f"{store.target}@{digest}",
@@ -283,78 +265,6 @@ def _check_layout(store: OciLayout, manifest: Manifest) -> None:
         largest_first = sorted(blobs.values(), key=lambda blob: -blob.size)
         for checking in [pool.submit(store.check_blob, blob) for blob in largest_first]:
             checking.result()
-
-
-def _verdict_for(reference: str, verdicts: Sequence[Statement], wanted: _Wanted) -> Statement:
-    """The newest verdict that satisfies this host and its reader.
-
-    A newer certificate of fewer devices or of a lower tier does not hide an older one that is enough.
-    """
-    fit = [item for item in verdicts if wanted.fits(facts(item)["host"])]
-    newest_fit = newest(fit)
-    if newest_fit is None:
-        hosts = [facts(item)["host"] for item in verdicts]
-        raise CertificateError(
-            "the image is not certified for this host",
-            where=reference,
-            got=_machine(wanted.device_model, wanted.driver),
-            expected=" or ".join(sorted({_certified_for(host) for host in hosts})),
-            next_step="certify it here: stackcheck certify; or ask for that host: --device-model, --driver",
-        )
-    chosen = newest(item for item in fit if not _refusal(reference, item, wanted))
-    if chosen is None:
-        refusal = _refusal(reference, newest_fit, wanted)
-        assert refusal is not None
-        raise refusal
-    return chosen
-
-
-def _refusal(reference: str, chosen: Statement, wanted: _Wanted) -> CertificateError | None:
-    """Why a certificate for this device model is not enough: its tier, device count or waivers."""
-    certified, tier = facts(chosen)["host"], facts(chosen)["run"]["tier"]
-    needed = wanted.tier or CERTIFYING_TIER[certified["vendor"]]
-    if not is_enough(tier, needed):
-        return CertificateError(
-            "the certificate is of a lower tier: the image's state is `tested`",
-            where=reference,
-            got=tier,
-            expected=f"{needed}, or a more thorough tier",
-            next_step=f"certify the image with it; or accept a lower tier: --tier {tier}",
-        )
-    tested = len(certified["devices"])
-    if wanted.devices > tested:
-        return CertificateError(
-            "this host has more devices than were tested together",
-            where=reference,
-            got=f"{wanted.devices} devices on this host, {tested} in the certificate",
-            expected=f"at most {tested} devices",
-            next_step=f"certify it on such a host; or use fewer devices here: --devices {tested}",
-        )
-    return _waiver_refusal(reference, chosen, wanted)
-
-
-def _waiver_refusal(reference: str, chosen: Statement, wanted: _Wanted) -> CertificateError | None:
-    """Why the waived checks of a certificate are not accepted: by its reader, or because a waiver ended."""
-    warned, waivers = facts(chosen).get("warned", []), facts(chosen).get("waivers", [])
-    if warned and not wanted.waivers:
-        return CertificateError(
-            "the certificate accepts failed checks by waivers",
-            where=reference,
-            got=", ".join(warned),
-            expected="no waived check (--no-waivers)",
-            next_step="use a different image of this stack; or accept the waivers: drop --no-waivers",
-        )
-    for name in warned:
-        dates = [item["until"] for item in waivers if item["check"] in {name, name.partition("[")[0]}]
-        if max(dates, default="") < wanted.today.isoformat():
-            return CertificateError(
-                "a waiver in the certificate has ended",
-                where=reference,
-                got=f"{name} was waived until {max(dates, default='no date')}",
-                expected=f"a waiver that holds on {wanted.today}, or a run in which the check passes",
-                next_step="certify the image again: stackcheck certify STACK --force",
-            )
-    return None
 
 
 def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
@@ -405,13 +315,3 @@ def _check_complete(reference: str, chosen: Statement, known: Sequence[Statement
             expected="the signed test result, provenance and SBOM",
             next_step="fetch the image again from where it was published",
         )
-
-
-def _certified_for(host: dict[str, Any]) -> str:
-    counts = Counter(device["model"] for device in host["devices"])
-    models = " and ".join(f"{model} x{count}" for model, count in sorted(counts.items()))
-    return _machine(models, host["driver"])
-
-
-def _machine(device_model: str, driver: str | None) -> str:
-    return f"{device_model} with {f'driver {driver}' if driver else 'no driver'}"

@@ -58,6 +58,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "bisect": ("bisect", "Find which component between two stacks breaks a check."),
     "prove": ("prove", "Plant every fault and show that each check can fail."),
     "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
+    "policy": ("policy", "Print a policy that admits only certified images."),
     "key": ("key", "Show the signing key; make it on first use."),
 }
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.certificate import keys
+from stackcheck.certificate import key_sources
 from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
+from stackcheck.engine.launch_lines import Form, Job, render
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix.policy import Tier as TierName
 
@@ -140,6 +141,15 @@ def run_image(
     driver: Driver = AUTO,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            "--print",
+            help="Print a line or a manifest for a job of your own; run nothing.",
+            show_default="run the command here",
+        ),
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="With --print: nodes of the job.")] = 1,
     dry_run: DryRun = False,
 ) -> None:
     """Verify an image, then run a command in it; only the current folder is mounted."""
@@ -155,6 +165,9 @@ def run_image(
         plain_http=plain_http,
     )
     vendor = verified.facts["host"]["vendor"]
+    if form:
+        print(render(form, _job(verified, command, devices, nodes)), end="")
+        return
     if dry_run:
         print(f"{verified.reference}: run {' '.join(command)} with {Path.cwd()} mounted (vendor {vendor})")
         return
@@ -177,7 +190,7 @@ def print_sbom(
     from stackcheck.certificate import attached_sbom
 
     document = attached_sbom.attached(
-        reference, public_key=keys.load_public(key), plain_http=plain_http, warn=print_note
+        reference, public_key=key_sources.public(key), plain_http=plain_http, warn=print_note
     )
     if as_json:
         print_json(document)
@@ -186,9 +199,28 @@ def print_sbom(
     print_table(("package", "version", "kind", "licence"), [_package_row(item) for item in packages])
 
 
+def _job(verified: Verified, command: list[str], devices: int | None, nodes: int) -> Job:
+    from stackcheck import vendors
+    from stackcheck.certificate import pull
+
+    host = verified.facts["host"]
+    in_registry = not verified.reference.target.startswith("oci:")
+    count = len(host["devices"])
+    driver = f", driver {verified.driver}" if verified.driver else ""
+    return Job(
+        image=str(verified.reference) if in_registry else pull.local_name(verified),
+        command=tuple(command),
+        words=vendors.module(host["vendor"]).launch_words(),
+        devices=devices or count,
+        nodes=nodes,
+        certified_for=f"{verified.device_model} x{count}{driver}",
+        in_registry=in_registry,
+    )
+
+
 def _verified(
     reference: str,
-    key: Path | None,
+    key: str | None,
     max_age: str,
     device_model: str,
     driver: str,
@@ -204,7 +236,7 @@ def _verified(
     model, version, count = machine(device_model, driver, devices)
     return verify(
         reference,
-        public_key=keys.load_public(key),
+        public_key=key_sources.public(key),
         max_age=oldest,
         device_model=model,
         driver=version,

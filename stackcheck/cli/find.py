@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.certificate import keys
+from stackcheck.certificate import key_sources
 from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
 from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
 from stackcheck.cli.output import print_json, print_table
@@ -68,7 +68,7 @@ def find_images(
     found = find.find(
         place,
         wanted,
-        public_key=keys.load_public(key),
+        public_key=key_sources.public(key),
         max_age=duration(max_age, "--max-age"),
         plain_http=plain_http,
     )

@@ -12,7 +12,7 @@ import typer
 
 from stackcheck import flow
 from stackcheck.build import forecast, plans
-from stackcheck.certificate import keys, signing
+from stackcheck.certificate import signing
 from stackcheck.cli import build as building
 from stackcheck.cli import outcomes
 from stackcheck.cli.consumer import against_words
@@ -30,12 +30,15 @@ from stackcheck.cli.options import (
     Rows,
     Selectors,
     SigningKey,
+    SignWith,
     Target,
     Tier,
     Vendor,
     WheelCache,
     Wheelhouse,
+    key_path,
     new_app,
+    sign_words,
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.files.checkout_lock import exclusive
@@ -62,6 +65,7 @@ def make_images(
     force: Force = False,
     to: Target = None,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
     mirrors: MirrorsFile = None,
@@ -81,7 +85,7 @@ def make_images(
         building.show_forecast(found, then=then, as_json=as_json)
         return
     report = Progress()
-    settings = _settings(root, target=target, key=key, force=force)
+    settings = _settings(root, target=target, key=key, sign_with=sign_with, force=force)
     settings = dataclasses.replace(settings, build=options)
     with exclusive(settings.root, "stackcheck images", report):
         if options.wheelhouse:
@@ -144,6 +148,7 @@ def certify_image(
     vendor: Vendor = None,
     force: Force = False,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     rows: Rows = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -154,7 +159,9 @@ def certify_image(
 
     With --against, exit 6 if the image is slower than REF in a figure, and 9 if this node is too noisy.
     """
-    settings = _settings(root, vendor=vendor, key=key, force=force, plain_http=plain_http)
+    settings = _settings(
+        root, vendor=vendor, key=key, sign_with=sign_with, force=force, plain_http=plain_http
+    )
     reference = _reference(against, settings) if against else None
     if dry_run:
         document = f"rows of {rows}, " if rows else ""
@@ -192,6 +199,7 @@ def publish_image(
     *,
     to: Target = None,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -199,10 +207,10 @@ def publish_image(
 ) -> None:
     """Publish an image that `certify` signed as PASSED: copy, attach, verify, and move the tag last."""
     target = _target(root, to)
-    settings = _settings(root, target=target, key=key, plain_http=plain_http)
+    settings = _settings(root, target=target, key=key, sign_with=sign_with, plain_http=plain_http)
     image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
-    envelopes = signing.load_signed(settings.folder(tag), settings.key)
+    envelopes = signing.load_signed(settings.folder(tag), settings.signer().public_key())
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
         return
@@ -246,6 +254,7 @@ def _settings(
     tier: TierName | None = None,
     target: str = "oci:dist",
     key: Path | None = None,
+    sign_with: str | None = None,
     vendor: VendorName | None = None,
     force: bool = False,
     plain_http: bool = False,
@@ -256,7 +265,8 @@ def _settings(
         root=root.resolve(),
         tier=tier,
         target=target,
-        key=key or keys.default_path(),
+        key=key_path(key, sign_with),
+        sign_with=sign_words(sign_with),
         vendor=vendor,
         force=force,
         plain_http=plain_http,

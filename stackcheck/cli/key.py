@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.certificate import keys
+from stackcheck.certificate import keyring, keys
 from stackcheck.cli.options import AsJson, DryRun, SigningKey, new_app
 from stackcheck.cli.output import print_facts, print_json
+from stackcheck.errors import ConfigurationError
 
 app = new_app()
 
@@ -18,6 +19,9 @@ def show_key(
     *,
     policy: Annotated[
         bool, typer.Option("--policy", help="Print the policy for cosign instead of the key.")
+    ] = False,
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Encrypt the key that is made now with a passphrase.")
     ] = False,
     key: SigningKey = None,
     as_json: AsJson = False,
@@ -33,9 +37,16 @@ def show_key(
     if dry_run and not path.exists():
         print(f"{path}: make an ECDSA P-256 key with mode 0600, and {keys.public_path(path)}")
         return
-    public = keys.load_or_create(path).public_key()
+    if passphrase and path.exists():
+        raise ConfigurationError(
+            "the signing key exists already, and gets no passphrase now",
+            where=str(path),
+            expected="a key that is made now",
+            next_step=f"openssl pkcs8 -topk8 -in {path} -out NEW.key; or make another: --key PATH",
+        )
+    public = keys.load_or_create(path, encrypt=passphrase).public_key()
     pem = keys.public_pem(public).decode()
-    facts = {"key": str(path), "public": str(keys.public_path(path)), "sha256": keys.hint(public)}
+    facts = {"key": str(path), "public": str(keys.public_path(path)), "sha256": keyring.hint(public)}
     if as_json:
         print_json(facts | {"pem": pem})
         return

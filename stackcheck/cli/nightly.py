@@ -11,10 +11,21 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from stackcheck.certificate import keys
 from stackcheck.cli import build as building
 from stackcheck.cli import report as page
-from stackcheck.cli.options import HERE, AsJson, DryRun, PlainHttp, Root, SigningKey, Vendor, new_app
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    PlainHttp,
+    Root,
+    SigningKey,
+    SignWith,
+    Vendor,
+    key_path,
+    new_app,
+    sign_words,
+)
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
@@ -85,6 +96,7 @@ def validate(
         bool, typer.Option("--force", help="Run every image for this host, also if nothing is due.")
     ] = False,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -103,6 +115,7 @@ def validate(
         root.resolve(),
         target=target,
         key=key,
+        sign_with=sign_with,
         vendor=vendor,
         select=tuple(stack or ()),
         force=force,
@@ -123,6 +136,7 @@ def _settings(
     *,
     target: str | None,
     key: Path | None,
+    sign_with: str | None,
     vendor: VendorName | None,
     select: tuple[str, ...],
     force: bool,
@@ -130,15 +144,15 @@ def _settings(
 ) -> NightSettings:
     from stackcheck.nightly.planning import NightSettings
 
-    path = key or keys.default_path()
-    signing_key = keys.load(path)  # never made here: no certificate would be of a new key
     flow = FlowSettings(
         root=root,
         target=parse_target(target or matrix.load(root / "matrix.yaml").publish),
-        key=path,
+        key=key_path(key, sign_with),
+        sign_with=sign_words(sign_with),
         plain_http=plain_http,
     )
-    return NightSettings(flow=flow, key=signing_key, vendor=vendor, select=select, force=force)
+    signer = flow.signer()  # never made here: no certificate would be of a new key
+    return NightSettings(flow=flow, key=signer, vendor=vendor, select=select, force=force)
 
 
 def _planned(settings: NightSettings) -> Plan:
@@ -202,6 +216,7 @@ def install_timer(
     vendor: Vendor = None,
     target: From = None,
     key: SigningKey = None,
+    sign_with: SignWith = None,
     folder: Into = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -216,7 +231,7 @@ def install_timer(
         program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
         user=user or getpass.getuser(),
         # On GitHub the key is a secret, which the workflow itself hands over.
-        options=_passed_on(target, None if github else key, vendor),
+        options=_passed_on(target, None if github else key, sign_with, vendor),
         hour=hour,
         labels=tuple(label or ()),
         nodes=tuple(node or ()),
@@ -236,11 +251,14 @@ def _kind(named: list[str]) -> Kind:
     return cast("Kind", named[0])
 
 
-def _passed_on(target: str | None, key: Path | None, vendor: VendorName | None) -> tuple[str, ...]:
+def _passed_on(
+    target: str | None, key: Path | None, sign_with: str | None, vendor: VendorName | None
+) -> tuple[str, ...]:
     """The options of the nights that the timer starts."""
     return (
         *(("--from", parse_target(target)) if target else ()),
         *(("--key", str(key.absolute())) if key else ()),
+        *(("--sign-with", sign_with) if sign_with else ()),
         *(("--gpu-vendor", vendor) if vendor else ()),
     )
 

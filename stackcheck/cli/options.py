@@ -7,12 +7,14 @@ how to report (--json, --dry-run, --root).
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from stackcheck.build.wheels.wheel_cache import VARIABLE
+from stackcheck.errors import ConfigurationError
 from stackcheck.matrix.policy import Tier as TierName
 from stackcheck.recipe.mirrors import VARIABLE as MIRRORS
 from stackcheck.vendors import Vendor as VendorName
@@ -73,10 +75,22 @@ SigningKey = Annotated[
         show_default="this user's key, made on first use",
     ),
 ]
-PublicKey = Annotated[
-    Path | None,
+SignWith = Annotated[
+    str | None,
     typer.Option(
-        "--key", metavar="FILE", help="Public key (PEM) to verify with.", show_default="this user's key"
+        "--sign-with",
+        metavar="CMD",
+        help="A program that signs: bytes in, signature out; --key is its public key.",
+        show_default="the signing key",
+    ),
+]
+PublicKey = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="FILE|URL",
+        help="Public key (PEM) to verify with; a URL ends in #sha256=FINGERPRINT.",
+        show_default="this user's key",
     ),
 ]
 PlainHttp = Annotated[
@@ -123,3 +137,24 @@ Root = Annotated[
     Path,
     typer.Option("--root", metavar="DIR", help="The checkout.", show_default="the current folder"),
 ]
+
+
+def sign_words(command: str | None) -> tuple[str, ...]:
+    """The words of --sign-with, as a shell would split them; no shell runs them."""
+    try:
+        words = tuple(shlex.split(command or ""))
+    except ValueError as error:
+        raise ConfigurationError(
+            "--sign-with is not a command line", got=command, expected=f"quotes in pairs ({error})"
+        ) from error
+    if command is not None and not words:
+        raise ConfigurationError("--sign-with is empty", expected="a program and its arguments")
+    return words
+
+
+def key_path(key: Path | None, sign_with: str | None) -> Path:
+    """The signing key, or the public key of --sign-with: by default this user's."""
+    from stackcheck.certificate import keys  # not above: `stackcheck list` needs no cryptography
+
+    path = key or keys.default_path()
+    return keys.public_path(path) if sign_with is not None and path.suffix == ".key" else path

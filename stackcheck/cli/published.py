@@ -11,8 +11,21 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.certificate import keys
-from stackcheck.cli.options import HERE, AsJson, DryRun, PlainHttp, PublicKey, Ref, Root, SigningKey, new_app
+from stackcheck.certificate import key_sources, signers
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    PlainHttp,
+    PublicKey,
+    Ref,
+    Root,
+    SigningKey,
+    SignWith,
+    key_path,
+    new_app,
+    sign_words,
+)
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.layout import OciLayout
@@ -39,7 +52,7 @@ def promote_image(
     from stackcheck.certificate import publish
 
     target = parse_target(to)
-    public_key = keys.load_public(key)
+    public_key = key_sources.public(key)
     if dry_run:
         print(f"{reference}: copy image and certificate to {target}, then move the tag")
         return
@@ -66,6 +79,7 @@ def revoke_image(
         ),
     ],
     key: SigningKey = None,
+    sign_with: SignWith = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -73,7 +87,7 @@ def revoke_image(
     """Revoke a certificate: sign a FAILED verdict, then move floating tags back to a certified image."""
     from stackcheck.certificate.revoke import revoke
 
-    signing_key = keys.load(key or keys.default_path())
+    signing_key = signers.choose(key_path(key, sign_with), sign_words(sign_with))
     _require_one_image(reference, plain_http=plain_http)
     if dry_run:
         print(f"{reference}: attach a FAILED verdict ({reason}), then move its floating tags back")

@@ -171,10 +171,10 @@ def _history(folder: Path | None, root: Path) -> History:
 
 
 def _offered(
-    source: str | None, root: Path, key: Path | None, *, plain_http: bool
+    source: str | None, root: Path, key: str | Path | None, *, plain_http: bool
 ) -> tuple[Offered, StackcheckError | None]:
     """What is published; if that cannot be read, the report says why, and so does the exit code."""
-    from stackcheck.certificate import keys
+    from stackcheck.certificate import key_sources
     from stackcheck.matrix import matrix
     from stackcheck.oci.store import parse_target
     from stackcheck.report.content import Offered
@@ -184,7 +184,7 @@ def _offered(
     if not is_there(target):
         return Offered(target=target), None
     try:
-        public_key, now = keys.load_public(key), dt.datetime.now(dt.UTC)
+        public_key, now = key_sources.public(key), dt.datetime.now(dt.UTC)
         return Offered(
             target=target, images=published(target, public_key, now, MAX_AGE, plain_http=plain_http)
         ), None

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterator, Mapping, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.nightly.fingerprint import Fingerprint
     from stackcheck.nightly.state import LastNight
     from stackcheck.oci.store import Store
@@ -109,9 +108,7 @@ class Tonight:
     force: bool = False
 
 
-def published(
-    target: str, public_key: EllipticCurvePublicKey, *, plain_http: bool = False
-) -> Iterator[Published]:
+def published(target: str, public_key: Pinned, *, plain_http: bool = False) -> Iterator[Published]:
     """Every floating tag of a target."""
     store = open_store(target, plain_http=plain_http)
     for tag in sorted(store.tags()):
@@ -119,7 +116,7 @@ def published(
             yield _read(store, tag, public_key)
 
 
-def _read(store: Store, tag: str, public_key: EllipticCurvePublicKey) -> Published:
+def _read(store: Store, tag: str, public_key: Pinned) -> Published:
     name = f"{store.target}:{tag}"
     try:
         digest = store.read_manifest(tag).digest

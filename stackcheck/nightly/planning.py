@@ -25,8 +25,7 @@ from stackcheck.oci.tags import label
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
+    from stackcheck.certificate.signers import Signer
     from stackcheck.engine.client import Engine
     from stackcheck.flow import FlowSettings
     from stackcheck.matrix.matrix import Foreign
@@ -54,7 +53,7 @@ class NightSettings:
     """
 
     flow: FlowSettings
-    key: EllipticCurvePrivateKey
+    key: Signer
     vendor: Vendor | None = None
     select: tuple[str, ...] = ()
     force: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import time
@@ -31,6 +32,7 @@ from stackcheck.oci.documents import (
     is_digest,
 )
 from stackcheck.oci.transport import RETRY_DELAYS_S, TIMEOUT_S, Transport
+from stackcheck.oci.upload import Uploading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -45,20 +47,6 @@ NO_TAGS = (404,)
 NO_REFERRERS = DELETE_UNSUPPORTED = (404, 405)
 BLOB_UNKNOWN = "MANIFEST_BLOB_UNKNOWN"  # the specification's code
 PAGES = 1000  # of tags or referrers
-
-
-class _Body:
-    """A request body of known length; without it requests would send chunks, which some registries refuse."""
-
-    def __init__(self, chunks: Iterable[bytes], length: int) -> None:
-        self._chunks = chunks
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._chunks)
 
 
 class Repository:
@@ -98,17 +86,11 @@ class Repository:
         return checked(self._chunks(digest), digest, self._blob(digest))
 
     def write_blob(self, blob: Descriptor, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Upload a blob in one request, whose bytes are checked on their way out."""
+        """Upload a blob, whose bytes are checked on their way out; a large one in parts."""
         where = f"{self.target}@{blob.digest}"
-        started = self._http.request("POST", f"{self._root}/blobs/uploads/", expected=(202,))
-        location = self._http.next_address(started, started.headers.get("Location", ""))
-        self._http.request(
-            "PUT",
-            location + ("&" if "?" in location else "?") + f"digest={blob.digest}",
-            expected=(201,),
-            headers={"Content-Type": "application/octet-stream"},
-            body=lambda: _Body(checked(chunks(), blob.digest, where, blob.size), blob.size),
-        )
+        content = functools.partial(checked, digest=blob.digest, where=where, size=blob.size)
+        uploading = Uploading(http=self._http, address=f"{self._root}/blobs/uploads/", blob=blob)
+        uploading.send(lambda: content(chunks()))
 
     def mount_blob(self, digest: str, source: Store) -> bool:  # the protocol's signature
         """Use a blob of another repository of the same registry, without moving its bytes."""

@@ -15,6 +15,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
 GRACE_S = 60.0  # of waiting for an answer, before its rate counts
@@ -58,7 +59,8 @@ class Patience:
 class Adapter(HTTPAdapter):
     """Connections that spend the patience with every read, from the first byte of the status line."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience, context: ssl.SSLContext | None = None) -> None:
+        self._context: dict[str, Any] = {"ssl_context": context} if context else {}
         self._pools = {
             "http": _pool(HTTPConnectionPool, HTTPConnection, patience),
             "https": _pool(HTTPSConnectionPool, HTTPSConnection, patience),
@@ -67,12 +69,12 @@ class Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         """As requests does, with these connections."""
-        super().init_poolmanager(*arguments, **options)
+        super().init_poolmanager(*arguments, **(options | self._context))
         self.poolmanager.pool_classes_by_scheme = self._pools
 
     def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
         """As requests does, with these connections, also through a proxy."""
-        manager = super().proxy_manager_for(*arguments, **options)
+        manager = super().proxy_manager_for(*arguments, **(options | self._context))
         manager.pool_classes_by_scheme = self._pools
         return manager
 

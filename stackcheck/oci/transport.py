@@ -6,6 +6,7 @@ registry's answer. Challenges follow https://distribution.github.io/distribution
 
 from __future__ import annotations
 
+import email.utils
 import json
 import re
 import time
@@ -15,7 +16,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from stackcheck import __version__
-from stackcheck.oci import credentials
+from stackcheck.oci import certificates, credentials
 from stackcheck.oci.addresses import is_loopback, origin
 from stackcheck.oci.documents import CHUNK_BYTES, MissingError, RegistryError
 from stackcheck.oci.patience import Adapter, Patience
@@ -65,8 +66,9 @@ class Transport:
         self._authorization: str | None = None
         self._patience = patience or Patience()
         self._session = requests.Session()
+        context = certificates.context(host)
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, Adapter(self._patience))
+            self._session.mount(scheme, Adapter(self._patience, context))
         self._session.headers["User-Agent"] = f"stackcheck/{__version__}"
         self._session.trust_env = not is_loopback(host)  # a proxy cannot reach this host's loopback
 
@@ -253,7 +255,14 @@ class Transport:
 def _asked_for(response: requests.Response) -> float:
     """The seconds that a busy registry asks to wait, as far as we wait at all."""
     text = response.headers.get("Retry-After", "")
-    return min(float(text), LONGEST_WAIT_S) if text.isascii() and text.isdigit() else 0.0
+    if text.isascii() and text.isdigit():
+        return min(float(text), LONGEST_WAIT_S)
+    try:
+        until = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    wait = until.timestamp() - time.time()
+    return min(max(wait, 0.0), LONGEST_WAIT_S)
 
 
 def _header_safe(token: str) -> str:

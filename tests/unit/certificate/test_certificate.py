@@ -215,7 +215,7 @@ def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_
     other = tmp_path / "other.key"
     keys.load_or_create(other)
     with pytest.raises(CertificateError, match="not signed with the expected key") as refused:
-        signing.load_signed(tmp_path / "some-stack", other)
+        signing.load_signed(tmp_path / "some-stack", keys.load(other).public_key())
     assert refused.value.where == str(path)
     assert "stackcheck certify some-stack" in str(refused.value.next_step)
 
@@ -263,9 +263,8 @@ def pem(key: Any, password: bytes | None = None) -> bytes:
         b"no key",
         pem(ed25519.Ed25519PrivateKey.generate()),
         pem(ec.generate_private_key(ec.SECP384R1())),
-        pem(new_key(), b"password"),
     ],
-    ids=["empty", "text", "ed25519", "p384", "encrypted"],
+    ids=["empty", "text", "ed25519", "p384"],
 )
 def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "k.key"

@@ -12,7 +12,7 @@ from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
 from small_images import NOW, STACK_ID, certify, make_image, new_key, put, quiet
 from small_registry import repository, serving
-from stackcheck.certificate import attachments, publish, verify
+from stackcheck.certificate import attachments, publish, reader, storage_forms, verify
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import documents, layout
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, RegistryError, compact_json, sha256
@@ -79,7 +79,7 @@ def attached_layers(dist: Path, image: SmallImage, count: int, opened: list[str]
     """How often the blob is opened by a verification, if so many layers of `.att` name it."""
     store = OciLayout(dist)
     kept = store.read_manifest(attachments.legacy_tag(image.manifest_digest)).document
-    blob = put(store, attachments.DSSE_LAYER, b'{"payload": "' + b"x" * 1000 + b'"}')
+    blob = put(store, storage_forms.DSSE_LAYER, b'{"payload": "' + b"x" * 1000 + b'"}')
     others = [item for item in kept["layers"] if item["digest"] != blob["digest"]]
     body = compact_json({**kept, "layers": [*others, *[blob] * count]})
     store.write_manifest(
@@ -101,7 +101,7 @@ def test_an_index_is_parsed_once_however_many_bundles_are_looked_up(dist: Path, 
 
 
 def foreign_bundle(store: OciLayout, image: SmallImage, number: int) -> Manifest:
-    layer = put(store, attachments.BUNDLE, b"%d" % number)
+    layer = put(store, storage_forms.BUNDLE, b"%d" % number)
     subject = store.read_manifest(image.manifest_digest).as_descriptor().as_json()
     document = {"config": layer, "layers": [layer], "subject": subject, "annotations": {}}
     manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
@@ -125,10 +125,11 @@ def test_more_attestations_than_years_of_renewals_give_are_refused(
         bundles = [foreign_bundle(store, image, number) for number in range(20)]
         attachments.write_fallback(store, image.manifest_digest, bundles, set())
     assert verified(dist)
-    monkeypatch.setattr(attachments, cap, 20)
+    module = attachments if cap == "MOST_MANIFESTS" else reader
+    monkeypatch.setattr(module, cap, 20)
     with pytest.raises(CertificateError, match="too many attestations"):
         verified(dist)
-    monkeypatch.setattr(attachments, cap, 5)
+    monkeypatch.setattr(module, cap, 5)
     with pytest.raises(PublishError, match="too many attestations"):
         attachments.attach(store, store.read_manifest(STACK_ID), certify(image, KEY), KEY.public_key())
 

@@ -14,8 +14,8 @@ from small_checkout import call
 from small_images import NOW, certify
 from small_target import HOUR, Publisher
 from stackcheck.certificate import keys
+from stackcheck.certificate.for_host import CERTIFYING_TIER
 from stackcheck.certificate.statement import VSA
-from stackcheck.certificate.verify import CERTIFYING_TIER
 from stackcheck.errors import CertificateError
 from stackcheck.matrix import matrix
 from stackcheck.matrix.policy import Waiver

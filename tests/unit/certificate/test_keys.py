@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_images import new_key
 from stackcheck.certificate import keys
 from stackcheck.errors import ConfigurationError
 
@@ -22,12 +21,16 @@ def signing(tmp_path: Path) -> Path:
     return path
 
 
-def test_two_keys_in_one_file_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "two.pub"
-    path.write_bytes(b"".join(keys.public_pem(new_key().public_key()) for _ in range(2)))
+def test_one_key_twice_or_a_key_beside_a_private_one_is_refused(tmp_path: Path, signing: Path) -> None:
+    pem = keys.public_path(signing).read_bytes()
+    (tmp_path / "two.pub").write_bytes(pem * 2)
     with pytest.raises(ConfigurationError) as caught:
-        keys.load_public(path)
-    assert caught.value.got == "2 keys"
+        keys.load_public(tmp_path / "two.pub")
+    assert caught.value.got == "the same key twice"
+    signing.write_bytes(signing.read_bytes() + pem)
+    for load in (keys.load, keys.load_public):
+        with pytest.raises(ConfigurationError, match="no key that can be used"):
+            load(signing)
 
 
 def test_a_pipe_is_no_key_and_is_not_waited_for(tmp_path: Path) -> None:

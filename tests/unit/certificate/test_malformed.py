@@ -11,7 +11,7 @@ import pytest
 from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
 from small_images import certify
-from stackcheck.certificate import attached_sbom, attachments
+from stackcheck.certificate import attached_sbom, attachments, reader
 from stackcheck.certificate.statement import VSA, Envelope, Statement, open_envelope, sign
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json
@@ -139,6 +139,6 @@ def test_a_changed_certificate_is_called_changed_and_not_one_of_another_key(
     from stackcheck.certificate import verify
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attachments, "read_small_blob", lambda store, layer: store.blobs[layer.digest])
+        patch.setattr(reader, "read_small_blob", lambda store, layer: store.blobs[layer.digest])
         with pytest.raises(CertificateError, match="changed after they were signed"):
             verify._statements(store, subject.digest, KEY.public_key())

@@ -18,7 +18,7 @@ import pytest
 
 from memory_registry import TARGET, WRITES, Host, MemoryRegistry
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attachments, publish, revoke, verify
+from stackcheck.certificate import attachments, publish, reader, revoke, verify
 from stackcheck.certificate.statement import VSA, Envelope, open_envelope, status, time_verified
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.layout import OciLayout
@@ -68,7 +68,7 @@ def signatures_checked_once() -> Iterator[None]:
     """The same few envelopes are opened in every run; what is in them does not depend on when."""
     once = functools.cache(lambda body: open_envelope(body, PUBLIC))
     with (
-        mock.patch.object(attachments, "open_envelope", lambda body, _key: once(body)),
+        mock.patch.object(reader, "open_envelope", lambda body, _key: once(body)),
         mock.patch.object(attachments, "PAUSE_S", 0.0),
     ):
         yield

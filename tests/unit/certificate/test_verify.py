@@ -14,7 +14,7 @@ import pytest
 import result_files
 from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
-from stackcheck.certificate import attachments, policy, publish, verify
+from stackcheck.certificate import attachments, policy, publish, storage_forms, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json
@@ -248,7 +248,7 @@ def test_any_age_may_be_allowed(dist: Path, days: int) -> None:
 def test_a_foreign_attestation_that_is_nested_without_end_is_passed_over(dist: Path, body: bytes) -> None:
     store = OciLayout(dist)
     subject = store.read_manifest(STACK_ID)
-    blob = write_small_blob(store, attachments.BUNDLE, body)
+    blob = write_small_blob(store, storage_forms.BUNDLE, body)
     document = {"config": blob.as_json(), "layers": [blob.as_json()], "annotations": {}}
     foreign = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
     store.write_manifest(foreign, foreign.digest)

@@ -502,6 +502,8 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "run": (
         Case((REFERENCE, *CPU, "--dry-run", "--", "python3", "-V"), published),
+        Case((REFERENCE, *CPU, "--print", "docker", "--", "python3", "train.py")),
+        Case((REFERENCE, *CPU, "--print", "kubernetes", "--", "python3", "train.py")),
         Case((REFERENCE, *CPU)),
         Case(("oci:nowhere:x", *CPU, "--", "true")),
         Case((REFERENCE, *CPU, "--key", "other.pub", "--", "true"), another_key),
@@ -527,6 +529,15 @@ CASES: dict[str, tuple[Case, ...]] = {
             (BY_DIGEST, "--reason", "NaN"),
             lambda world: (shutil.rmtree(world.root / "dist"), other_publisher(world)),
         ),
+    ),
+    "policy": (
+        Case(("cosign", "--gpu", "H200", "--devices", "8"), published),
+        Case(("kyverno",)),
+        Case(("cosign", "--max-age", "30d")),
+        Case(("cosign", "--devices", "8")),
+        Case(("kyverno", "--images", "registry.example.org/*", "--key", "nowhere.pub")),
+        Case(("kyverno", "--images", "registry.example.org/*", "--node-label", "gpu")),
+        Case(("cosign", "--key", "https://registry.example.org/stackcheck.pub")),
     ),
     "promote": (
         Case((REFERENCE, "--to", "oci:mirror"), published),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_dist import DAY, KEY, release, verified
-from small_images import NOW, STACK_ID, make_image, put, quiet
-from stackcheck.certificate import attachments, revoke, verify
+from small_images import NOW, STACK_ID, certify, make_image, put, quiet
+from stackcheck.certificate import attachments, publish, revoke, verify
+from stackcheck.certificate.statement import VSA, status
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import (
     OCI_INDEX,
@@ -249,6 +250,36 @@ def test_a_revocation_leaves_no_garbage_and_is_still_read(dist: Path) -> None:
             driver=None,
             now=NOW + DAY,
         )
+
+
+def test_a_lifted_revocation_is_still_known_after_a_collection(dist: Path, tmp_path: Path) -> None:
+    """What `verify` needs of it is the mark: an old verdict that is attached again must not count."""
+    layout = OciLayout(dist)
+    digest = layout.read_manifest(STACK_ID).digest
+    old = attachments.read_envelopes(layout, digest, KEY.public_key())
+    told = {"key": KEY, "report": quiet}
+    revoke.revoke(f"oci:{dist}@{digest}", reason="NaN", now=NOW + 4 * dt.timedelta(hours=1), **told)
+    again = make_image(tmp_path / "again", b"second")
+    assert again.manifest_digest == digest
+    publish.publish(
+        again.layout,
+        tag=STACK_ID,
+        envelopes=certify(again, KEY, now=NOW + 5 * dt.timedelta(hours=1)),
+        target=f"oci:{dist}",
+        public_key=KEY.public_key(),
+        **told,
+    )
+    mark = layout.read_manifest(attachments.revoked_tag(digest))
+    litter(dist)
+    assert layout.collect_garbage(quiet)
+    assert_all_verify(dist)
+    assert OciLayout(dist).read_manifest(attachments.revoked_tag(digest)) == mark
+    known = attachments.read_envelopes(layout, digest, KEY.public_key())
+    assert [status(item.statement) for item in known if item.statement.predicate_type == VSA].count(
+        "FAILED"
+    ) == 1
+    attachments.attach(layout, layout.read_manifest(digest), old, KEY.public_key())
+    assert verified(dist, now=NOW + 6 * dt.timedelta(hours=1)).verified_at == NOW + 5 * dt.timedelta(hours=1)
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:

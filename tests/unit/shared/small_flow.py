@@ -89,6 +89,8 @@ class Job:
     def signed(self, name: str = CPU_STACK) -> dict[str, Statement]:
         statements = [
             envelope.statement
-            for envelope in signing.load_signed(self.settings.folder(name), self.settings.key)
+            for envelope in signing.load_signed(
+                self.settings.folder(name), self.settings.signer().public_key()
+            )
         ]
         return {statement.predicate_type: statement for statement in statements}

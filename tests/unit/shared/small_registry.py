@@ -37,7 +37,7 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
                 if self.command != "HEAD":
                     self.wfile.writelines([body] if isinstance(body, bytes) else body)
 
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815  # the base class's names
+        do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815  # the base class's names
 
         def log_message(self, *_arguments: object) -> None:
             """Print no log."""

@@ -1,0 +1,123 @@
+"""Which of an image's valid verdicts is enough for a host and its reader. Pure.
+
+In: verdicts of a pinned key, and what is wanted: device model, driver, how many devices, tier, waivers. Out:
+the newest that is enough, or a `CertificateError` that says what the newest lacks and what would do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.certificate.statement import facts, newest
+from stackcheck.errors import CertificateError
+from stackcheck.matrix.policy import Tier, is_enough
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Sequence
+
+    from stackcheck.certificate.statement import Statement
+
+# What a certificate needs unless its reader asks for a different tier.
+CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a certificate has to satisfy."""
+
+    device_model: str
+    driver: str | None
+    devices: int
+    tier: Tier | None
+    waivers: bool
+    today: dt.date
+
+    def fits(self, host: dict[str, Any]) -> bool:
+        """Whether a run was on this device model and driver."""
+        models = {device["model"] for device in host["devices"]}
+        return self.device_model in models and host["driver"] == self.driver
+
+
+def verdict_for(reference: str, verdicts: Sequence[Statement], wanted: Wanted) -> Statement:
+    """The newest verdict that satisfies this host and its reader.
+
+    A newer certificate of fewer devices or of a lower tier does not hide an older one that is enough.
+    """
+    fit = [item for item in verdicts if wanted.fits(facts(item)["host"])]
+    newest_fit = newest(fit)
+    if newest_fit is None:
+        hosts = [facts(item)["host"] for item in verdicts]
+        raise CertificateError(
+            "the image is not certified for this host",
+            where=reference,
+            got=_machine(wanted.device_model, wanted.driver),
+            expected=" or ".join(sorted({_certified_for(host) for host in hosts})),
+            next_step="certify it here: stackcheck certify; or ask for that host: --device-model, --driver",
+        )
+    chosen = newest(item for item in fit if not _refusal(reference, item, wanted))
+    if chosen is None:
+        refusal = _refusal(reference, newest_fit, wanted)
+        assert refusal is not None
+        raise refusal
+    return chosen
+
+
+def _refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:
+    """Why a certificate for this device model is not enough: its tier, device count or waivers."""
+    certified, tier = facts(chosen)["host"], facts(chosen)["run"]["tier"]
+    needed = wanted.tier or CERTIFYING_TIER[certified["vendor"]]
+    if not is_enough(tier, needed):
+        return CertificateError(
+            "the certificate is of a lower tier: the image's state is `tested`",
+            where=reference,
+            got=tier,
+            expected=f"{needed}, or a more thorough tier",
+            next_step=f"certify the image with it; or accept a lower tier: --tier {tier}",
+        )
+    tested = len(certified["devices"])
+    if wanted.devices > tested:
+        return CertificateError(
+            "this host has more devices than were tested together",
+            where=reference,
+            got=f"{wanted.devices} devices on this host, {tested} in the certificate",
+            expected=f"at most {tested} devices",
+            next_step=f"certify it on such a host; or use fewer devices here: --devices {tested}",
+        )
+    return _waiver_refusal(reference, chosen, wanted)
+
+
+def _waiver_refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:
+    """Why the waived checks of a certificate are not accepted: by its reader, or because a waiver ended."""
+    warned, waivers = facts(chosen).get("warned", []), facts(chosen).get("waivers", [])
+    if warned and not wanted.waivers:
+        return CertificateError(
+            "the certificate accepts failed checks by waivers",
+            where=reference,
+            got=", ".join(warned),
+            expected="no waived check (--no-waivers)",
+            next_step="use a different image of this stack; or accept the waivers: drop --no-waivers",
+        )
+    for name in warned:
+        dates = [item["until"] for item in waivers if item["check"] in {name, name.partition("[")[0]}]
+        if max(dates, default="") < wanted.today.isoformat():
+            return CertificateError(
+                "a waiver in the certificate has ended",
+                where=reference,
+                got=f"{name} was waived until {max(dates, default='no date')}",
+                expected=f"a waiver that holds on {wanted.today}, or a run in which the check passes",
+                next_step="certify the image again: stackcheck certify STACK --force",
+            )
+    return None
+
+
+def _certified_for(host: dict[str, Any]) -> str:
+    counts = Counter(device["model"] for device in host["devices"])
+    models = " and ".join(f"{model} x{count}" for model, count in sorted(counts.items()))
+    return _machine(models, host["driver"])
+
+
+def _machine(device_model: str, driver: str | None) -> str:
+    return f"{device_model} with {f'driver {driver}' if driver else 'no driver'}"

@@ -1,0 +1,92 @@
+"""The public key that a user names: a file, or an address with the key's fingerprint.
+
+In: a path, `https://…#sha256=FINGERPRINT`, or None for the user's own key. Out: the keys to trust. What an
+address gives is believed only because of the fingerprint, which the user has from somewhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import requests
+
+from stackcheck.certificate import keyring, keys
+from stackcheck.errors import CertificateError, ConfigurationError
+from stackcheck.oci.addresses import is_loopback
+
+if TYPE_CHECKING:
+    from stackcheck.certificate.keyring import Pinned
+
+TIMEOUT_S = (10.0, 30.0)
+FINGERPRINT = "#sha256=FINGERPRINT, as `stackcheck key` shows it (base64), or in hexadecimal"
+SHA256_BYTES = 32
+
+
+def public(source: str | Path | None) -> Pinned:
+    """The keys to verify with.
+
+    Raises:
+        CertificateError: There is no such key, or it is another one than its fingerprint says.
+        ConfigurationError: What was named cannot be a key.
+    """
+    if isinstance(source, str) and "://" in source:
+        return _from_address(source)
+    return keys.load_public(Path(source) if source is not None else None)
+
+
+def _from_address(address: str) -> Pinned:
+    parts = urlsplit(address)
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.netloc)):
+        raise ConfigurationError(
+            "a public key is fetched over https only", where=address, got=parts.scheme, expected="https"
+        )
+    wanted = _fingerprint(address, parts.fragment)
+    try:
+        found = keyring.parse(_fetched(address.partition("#")[0]))
+    except (requests.RequestException, ValueError) as error:
+        raise CertificateError(
+            "the address gives no public key",
+            where=address,
+            got=str(error)[:200],
+            expected="one ECDSA P-256 public key in PEM",
+            next_step="fetch it by hand, compare its fingerprint, and name the file: --key FILE",
+        ) from error
+    if keyring.hints(found) != (wanted,):
+        raise CertificateError(
+            "the address gives another key than the fingerprint says",
+            where=address,
+            got=" and ".join(keyring.hints(found)),
+            expected=wanted,
+            next_step="ask the publisher for the fingerprint, over another channel",
+        )
+    return found
+
+
+def _fingerprint(address: str, fragment: str) -> str:
+    name, _, text = fragment.partition("=")
+    try:
+        raw = bytes.fromhex(text) if len(text) == 2 * SHA256_BYTES else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        raw = b""
+    if name != "sha256" or len(raw) != SHA256_BYTES:
+        raise ConfigurationError(
+            "the address of a public key has no fingerprint",
+            where=address,
+            got=fragment or "nothing after the address",
+            expected=FINGERPRINT,
+            next_step="ask the publisher for it, over another channel",
+        )
+    return base64.b64encode(raw).decode()
+
+
+def _fetched(address: str) -> str:
+    with requests.get(address, timeout=TIMEOUT_S, stream=True) as answer:
+        answer.raise_for_status()
+        body = answer.raw.read(keys.LIMIT_BYTES + 1, decode_content=True)
+    if len(body) > keys.LIMIT_BYTES:
+        raise ValueError(f"more than {keys.LIMIT_BYTES} bytes")
+    return str(body.decode())

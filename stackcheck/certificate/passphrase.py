@@ -1,0 +1,78 @@
+"""The passphrase of an encrypted signing key, never an argument of a command.
+
+In: the environment (`STACKCHECK_KEY_PASSPHRASE`, or `STACKCHECK_KEY_PASSPHRASE_FILE` with a path), or the
+terminal. Out: the bytes, or an error that says how to give it.
+"""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import sys
+from pathlib import Path
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.files.regular import read_regular
+
+VALUE, FILE = "STACKCHECK_KEY_PASSPHRASE", "STACKCHECK_KEY_PASSPHRASE_FILE"
+VARIABLES = (VALUE, FILE)
+LIMIT_BYTES = 1024
+
+
+def known(path: Path) -> bytes:
+    """The passphrase of a key that exists.
+
+    Raises:
+        ConfigurationError: There is none in the environment, and nobody to ask.
+    """
+    given = _given()
+    return given if given is not None else _asked(path)
+
+
+def new(path: Path) -> bytes:
+    """The passphrase of a key that is made now; a person types it twice.
+
+    Raises:
+        ConfigurationError: There is none, it is empty, or the two differ.
+    """
+    given = _given()
+    chosen = given if given is not None else _asked(path)
+    if given is None and getpass.getpass(f"The same passphrase for {path}: ").encode() != chosen:
+        raise ConfigurationError("the two passphrases differ", where=str(path), next_step="type it again")
+    if not chosen:
+        raise ConfigurationError(
+            "the passphrase is empty", where=str(path), expected="at least one character"
+        )
+    return chosen
+
+
+def _given() -> bytes | None:
+    if VALUE in os.environ:
+        return os.environ[VALUE].encode()
+    if FILE not in os.environ:
+        return None
+    path = Path(os.environ[FILE])
+    try:
+        return read_regular(path, LIMIT_BYTES).split(b"\n")[0].rstrip(b"\r")
+    except OSError as error:
+        raise ConfigurationError(
+            "the file with the passphrase cannot be read",
+            where=f"{FILE}={path}",
+            got=error.strerror,
+            expected="a file that you can read, with the passphrase in its first line",
+        ) from error
+
+
+@functools.cache
+def _asked(path: Path) -> bytes:
+    """Ask a person, once for each key and process."""
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            "the signing key is encrypted, and there is no terminal to ask for its passphrase",
+            where=str(path),
+            got=f"neither {VALUE} nor {FILE}",
+            expected="one of these variables",
+            next_step=f"{FILE}=FILE stackcheck …",
+        )
+    return getpass.getpass(f"Passphrase for {path}: ").encode()

@@ -1,0 +1,75 @@
+"""The verb `policy`. In: a public key, and what certificates must say. Out: a policy for another program."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stackcheck.certificate import cluster_policies, key_sources
+from stackcheck.certificate.cluster_policies import Demand, Form
+from stackcheck.cli.options import PublicKey, new_app
+from stackcheck.cli.times import duration
+from stackcheck.matrix.policy import Tier as TierName
+
+app = new_app()
+
+
+@app.command("policy")
+def print_policy(
+    form: Annotated[Form, typer.Argument(metavar="ENGINE", help="cosign, kyverno or policy-controller.")],
+    *,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--images",
+            metavar="PATTERN",
+            help="Images that a cluster's policy is about: 'HOST/REPO*'; once or more.",
+            show_default="none",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="MODEL", help="Device model of the nodes.", show_default="any"),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices",
+            min=1,
+            help="With --gpu: exactly so many were tested together.",
+            show_default="any number",
+        ),
+    ] = None,
+    tier: Annotated[
+        TierName | None,
+        typer.Option("--tier", help="Exactly this tier.", show_default="any that certifies"),
+    ] = None,
+    node_label: Annotated[
+        str | None,
+        typer.Option(
+            "--node-label",
+            metavar="KEY=VALUE",
+            help="Pods must ask for nodes with this label; * is a pattern.",
+            show_default="any node",
+        ),
+    ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            "--max-age",
+            metavar="DURATION",
+            help="Largest age of each certificate: 30d, 12h or 45m (Kyverno only).",
+            show_default="any age",
+        ),
+    ] = None,
+    key: PublicKey = None,
+) -> None:
+    """Print a policy that admits only certified images: for cosign, Kyverno or policy-controller."""
+    demand = Demand(
+        images=tuple(images or ()),
+        levels=cluster_policies.demanded_levels(gpu, devices, tier),
+        max_age=duration(max_age, "--max-age") if max_age else None,
+        node_label=node_label,
+    )
+    print(cluster_policies.render(form, key_sources.public(key), demand), end="")

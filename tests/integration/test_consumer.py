@@ -1,0 +1,140 @@
+"""A consumer without a checkout: the wheel in an environment of its own, and the key by file and by URL."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+import uuid
+import venv
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import small_stacks
+from small_images import STACK_ID, SmallImage, certify, new_key, quiet
+from small_registry import serving
+from stackcheck.certificate import keyring, keys, publish
+from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck.build.build import Image
+    from stackcheck.engine.client import Engine
+
+KEY = new_key()
+HOST = ("--device-model", "CPU", "--driver", "none")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stackcheck from a wheel, outside the checkout, with nothing else but what it asks for."""
+    folder = tmp_path_factory.mktemp("consumer")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    source = folder / "source"  # a build writes into its source
+    tracked = subprocess.run(
+        ["git", "-C", small_stacks.ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    wanted = [name for name in tracked if name.startswith(("stackcheck/", "pyproject", "README", "LICENSE"))]
+    wanted.append("tests/acceptance/devices.json")
+    source.mkdir()
+    copied = ["cp", "--parents", "--no-dereference", *wanted, str(source)]
+    subprocess.run(copied, check=True, cwd=small_stacks.ROOT)
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run(build, check=True, cwd=folder)
+    (wheel,) = folder.glob("stackcheck-*.whl")
+    venv.create(folder / "venv", with_pip=True)
+    install = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", str(wheel)]
+    subprocess.run(install, check=True, cwd=folder)
+    return folder / "venv" / "bin" / "stackcheck"
+
+
+class Consumer:
+    def __init__(self, program: Path, home: Path) -> None:
+        self.program, self.home = program, home
+        home.mkdir()
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_"))}
+        env = kept | {"HOME": str(self.home)}
+        done = subprocess.run(
+            [self.program, *words], capture_output=True, text=True, check=False, cwd=self.home, env=env
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def json(self, *words: str) -> Any:
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(
+    program: Path, registry: str, small_image: Image, engine: Engine, tmp_path: Path
+) -> None:
+    layout = OciLayout(small_image.layout)
+    manifest = layout.only_manifest()
+    target = f"{registry}/stacks/{uuid.uuid4().hex}"
+    image = small_of(small_image, manifest)
+    publish.publish(
+        image.layout,
+        tag=STACK_ID,
+        envelopes=certify(image, KEY, now=dt.datetime.now(dt.UTC)),
+        target=target,
+        public_key=KEY.public_key(),
+        report=quiet,
+        key=KEY,
+    )
+    consumer = Consumer(program, tmp_path / "home")
+    pem = keys.public_pem(KEY.public_key())
+    (consumer.home / "publisher.pub").write_bytes(pem)
+    reference = f"{target}:{STACK_ID}"
+    refused = consumer.run("verify", reference, *HOST)
+    assert refused.returncode == 7
+    assert "no public key" in refused.stderr
+    with serving(lambda _: (200, {}, pem)) as (host, _seen):
+        url = f"http://{host}/publisher.pub#sha256={keyring.hint(KEY.public_key())}"
+        for key in ("publisher.pub", url):
+            found = consumer.json("find", target, "--gpu", "CPU", "--key", key)
+            assert [item["tag"] for item in found] == [STACK_ID]
+            assert consumer.json("verify", reference, *HOST, "--key", key)["digest"] == manifest.digest
+            assert consumer.json("sbom", reference, "--key", key)["bomFormat"] == "CycloneDX"
+            name = consumer.json("pull", reference, *HOST, "--key", key)["image"]
+            try:
+                done = consumer.run("run", reference, *HOST, "--key", key, "--", "sh", "-c", "echo in $PWD")
+                assert (done.returncode, done.stdout) == (0, "in /workspace\n")
+                words = ("run", reference, *HOST, "--key", key, "--print", "docker")
+                printed = consumer.run(*words, "--", "sh", "-c", "echo $((6*7))")
+                assert printed.returncode == 0, printed.stderr
+                assert f"{target}@{manifest.digest}" in printed.stdout
+                line = printed.stdout.replace(f"{target}@{manifest.digest}", name)  # it is in the engine
+                ran = subprocess.run(
+                    ["sh", "-c", line], capture_output=True, text=True, check=False, cwd=consumer.home
+                )
+                assert (ran.returncode, ran.stdout) == (0, "42\n"), ran.stderr
+            finally:
+                engine.remove(name)
+
+
+def small_of(built: Image, manifest: Any) -> SmallImage:
+    (config,) = manifest.descriptors("config")
+    return SmallImage(built.layout, manifest.digest, config.digest)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_table_of_devices_is_in_the_wheel(program: Path, tmp_path: Path) -> None:
+    """Without it a consumer's GPU would be an unknown model, and nothing certified would fit."""
+    code = "from stackcheck import vendors; print(vendors.model_of('10de:2335', 150754820096))"
+    python = program.with_name("python")
+    command = [python, "-I", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "H200\n"
