@@ -1,0 +1,223 @@
+"""The verb `fleet`. In: a stack and how many nodes. Out: nodes x checks with the outliers first, and an exit code."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from stackcheck.cli.options import HERE, AsJson, DryRun, Name, Root, Tier, Vendor, new_app
+from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.errors import ChecksFailedError, MachineUnfitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stackcheck.fleet.engines import FleetEngine
+    from stackcheck.fleet.job import Job
+    from stackcheck.fleet.run import FleetRun
+    from stackcheck.suite.subject import Subject
+
+app = new_app()
+fleet = new_app()
+app.add_typer(fleet, name="fleet")
+
+SHOWN_STRAGGLERS = 20
+EXIT_CODES = {"FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
+
+Nodes = Annotated[int, typer.Option("--nodes", min=1, metavar="N", help="How many nodes.")]
+EngineName = Annotated[
+    Literal["slurm", "kubernetes"], typer.Option("--engine", help="What starts the job on the nodes.")
+]
+Only = Annotated[
+    str | None,
+    typer.Option("--only", metavar="EXPRESSION", help="Only these checks (pytest -k); never a verdict."),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node.", show_default="as the stack names"),
+]
+ContainerName = Annotated[
+    Literal["docker", "podman"],
+    typer.Option("--container", help="What starts the container on a Slurm node."),
+]
+Partition = Annotated[str | None, typer.Option("--partition", metavar="NAME", help="Slurm's partition.")]
+OnlyNodes = Annotated[
+    list[str] | None, typer.Option("--node", metavar="NAME", help="Use this node; may be repeated.")
+]
+Exclude = Annotated[
+    list[str] | None, typer.Option("--exclude", metavar="NAME", help="Leave this node out; may be repeated.")
+]
+Lines = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch", metavar="OPTION", help="One more option of sbatch; may be repeated."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="SECONDS", min=1, help="For a node's run.", show_default="by the tier"),
+]
+StartLimit = Annotated[
+    int, typer.Option("--start-limit", metavar="SECONDS", min=1, help="For a node to say its first word.")
+]
+QueueLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--queue-limit", metavar="SECONDS", min=1, help="For the job to get nodes.", show_default="none"
+    ),
+]
+Drain = Annotated[bool, typer.Option("--drain", help="Drain the nodes that did not pass, with the reason.")]
+Python = Annotated[
+    str,
+    typer.Option(
+        "--python", metavar="PATH", help="The nodes' Python with stackcheck.", show_default="this one"
+    ),
+]
+
+
+@fleet.callback()
+def many_machines() -> None:
+    """Run the suites on many machines, through the engine that the cluster has."""
+
+
+@fleet.command("run")
+def run_fleet(
+    name: Name,
+    *,
+    nodes: Nodes,
+    engine: EngineName = "slurm",
+    tier: Tier = None,
+    only: Only = None,
+    vendor: Vendor = None,
+    gpus: Gpus = None,
+    container: ContainerName = "docker",
+    partition: Partition = None,
+    node: OnlyNodes = None,
+    exclude: Exclude = None,
+    lines: Lines = None,
+    limit: Limit = None,
+    start_limit: StartLimit = 600,
+    queue_limit: QueueLimit = None,
+    drain: Drain = False,
+    python: Python = sys.executable,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Run the suites alone on each of N nodes, judge every node here, and show who stands out.
+
+    The image is the one that `build` or `test` left in this checkout, which every node has to see under the same
+    path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
+    """
+    from stackcheck.fleet.follow import Patience
+    from stackcheck.fleet.job import new_job
+    from stackcheck.fleet.slurm import Slurm
+
+    job, subject = new_job(
+        name,
+        root.resolve(),
+        job_id=secrets.token_hex(4),
+        nodes=nodes,
+        limit_s=limit,
+        tier=tier,
+        only=only,
+        vendor=vendor,
+        devices=gpus,
+        container=container,
+    )
+    slurm = Slurm(
+        partition=partition,
+        nodelist=tuple(node or ()),
+        exclude=tuple(exclude or ()),
+        options=tuple(lines or ()),
+        program=(python, "-m", "stackcheck.fleet.node"),
+    )
+    if dry_run:
+        print(slurm.render(job), end="")
+        return
+    patience = Patience(start_s=start_limit, queue_s=queue_limit)
+    report = Progress()
+    done = _played(job, subject, slurm, patience, report)
+    print_json(done.as_json()) if as_json else show(done)
+    if drain:
+        _drain(done, slurm, report)
+    raise typer.Exit(EXIT_CODES.get(done.status, 0))
+
+
+def _played(
+    job: Job, subject: Subject, engine: FleetEngine, patience: Any, report: Callable[[str], None]
+) -> FleetRun:
+    from stackcheck.fleet import run
+    from stackcheck.history.history import open_history
+
+    job_id = run.start(job, engine, report)
+    return run.complete(
+        job, job_id, subject, engine, patience=patience, history=open_history(job.checkout), report=report
+    )
+
+
+@fleet.command("collect")
+def collect_again(
+    job_id: Annotated[
+        str, typer.Argument(metavar="JOB", help="The id of a fleet run: its folder in build/fleet/.")
+    ],
+    *,
+    as_json: AsJson = False,
+    root: Root = HERE,
+) -> None:
+    """Judge again what the nodes of a Slurm run left, for example after `fleet run` itself was killed."""
+    from stackcheck.fleet import run
+    from stackcheck.history.history import open_history
+
+    base = root.resolve()
+    done = run.again(base, job_id, open_history(base))
+    print_json(done.as_json()) if as_json else show(done)
+    raise typer.Exit(EXIT_CODES.get(done.status, 0))
+
+
+def show(done: FleetRun) -> None:
+    """Print nodes x checks, then racks, stragglers and the sum."""
+    from stackcheck.fleet.grid import LEGEND, grid, groups
+
+    found = grid(done)
+    print_table(found.columns, found.rows)
+    for number, name in enumerate(found.checks, start=1):
+        print(f"  {number}: {name}")
+    if found.checks:
+        print(f"  {LEGEND}")
+    for count, what in ((found.hidden_checks, "checks"), (found.hidden_nodes, "nodes that passed")):
+        if count:
+            print(f"  … and {count} more {what}: --json has all")
+    racks = groups(done)
+    if len(racks) > 1:
+        print()
+        print_table(("rack", "partition", "nodes", "failed", "unfit"), racks)
+    _show_stragglers(done)
+    counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    print(f"\n{done.job.name} on {len(done.nodes)} nodes: {words}")
+    print(f"  every file: {done.job.folder}")
+
+
+def _statuses(done: FleetRun) -> list[str]:
+    return list(dict.fromkeys(node.status for node in done.nodes))
+
+
+def _show_stragglers(done: FleetRun) -> None:
+    if not done.stragglers:
+        return
+    print()
+    rows = [
+        (item.node, item.check, f"{item.metric} {item.outlier.value:.4g} {item.unit}", item.outlier.words())
+        for item in done.stragglers[:SHOWN_STRAGGLERS]
+    ]
+    print_table(("slow node", "check", "figure", "against its fleet"), rows)
+
+
+def _drain(done: FleetRun, engine: FleetEngine, report: Callable[[str], None]) -> None:
+    for node in done.nodes:
+        if node.status in EXIT_CODES and not node.name.startswith("rank "):
+            reason = f"stackcheck {done.job.id}: {node.status}: {node.reasons[0].splitlines()[0][:120]}"
+            engine.drain(node.name, reason)
+            report(f"{node.name}: drained: {reason}")
