@@ -136,7 +136,7 @@ def run_fleet(
     if dry_run:
         print(slurm.render(job), end="")
         return
-    patience = Patience(start_s=start_limit, queue_s=queue_limit)
+    patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
     report = Progress()
     done = _played(job, subject, slurm, patience, report)
     print_json(done.as_json()) if as_json else show(done)

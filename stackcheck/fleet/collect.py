@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from stackcheck.errors import ChecksFailedError, StackcheckError
 from stackcheck.files import strictjson
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 FACTS_LIMIT_BYTES = 1 << 20
 CLOCKS = dt.timedelta(minutes=5)  # how far the clocks of nodes may be apart
-_HOST = TypeAdapter(Host, config=ConfigDict(extra="forbid"))
+_HOST = TypeAdapter(Host)
 
 
 @dataclass(frozen=True, kw_only=True)

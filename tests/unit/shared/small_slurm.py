@@ -95,7 +95,7 @@ class Cluster:
     def start(self) -> None:
         munge = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
         self._daemon("munged", "munged", "--foreground", "--force", f"--socket={self.folder}/munge.sock", *munge)
-        _wait(lambda: (self.folder / "munge.sock").is_socket(), "munged")
+        wait(lambda: (self.folder / "munge.sock").is_socket(), "munged")
         self._daemon("slurmctld", "slurmctld", "-D", "-f", self.env["SLURM_CONF"])
         for name in NODES:
             self.start_node(name)
@@ -123,7 +123,7 @@ class Cluster:
         return dict(line.split() for line in done.stdout.splitlines())
 
     def wait_for(self, state: str, *names: str) -> None:
-        _wait(lambda: all(self.states().get(name) == state for name in names), f"{names} {state}", self)
+        wait(lambda: all(self.states().get(name) == state for name in names), f"{names} {state}", self)
 
     def pause_node(self, name: str) -> None:
         """The node is there for Slurm, and starts nothing."""
@@ -195,7 +195,7 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _wait(holds: object, what: str, cluster: Cluster | None = None) -> None:
+def wait(holds: object, what: str, cluster: Cluster | None = None) -> None:
     assert callable(holds)
     end = time.monotonic() + START_TIMEOUT_S
     while not holds():
