@@ -11,6 +11,7 @@ from stackcheck.certificate import keys
 from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
+from stackcheck.engine.launch_lines import Form, Job, render
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix.policy import Tier as TierName
 
@@ -138,6 +139,15 @@ def run_image(
     driver: Driver = AUTO,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            "--print",
+            help="Print a line or a manifest for a job of your own; run nothing.",
+            show_default="run the command here",
+        ),
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="With --print: nodes of the job.")] = 1,
     dry_run: DryRun = False,
 ) -> None:
     """Verify an image, then run a command in it; only the current folder is mounted."""
@@ -153,6 +163,9 @@ def run_image(
         plain_http=plain_http,
     )
     vendor = verified.facts["host"]["vendor"]
+    if form:
+        print(render(form, _job(verified, command, devices, nodes)), end="")
+        return
     if dry_run:
         print(f"{verified.reference}: run {' '.join(command)} with {Path.cwd()} mounted (vendor {vendor})")
         return
@@ -182,6 +195,25 @@ def print_sbom(
         return
     packages = sorted(document["components"], key=lambda item: (item.get("purl", ""), item["name"]))
     print_table(("package", "version", "kind", "licence"), [_package_row(item) for item in packages])
+
+
+def _job(verified: Verified, command: list[str], devices: int | None, nodes: int) -> Job:
+    from stackcheck import vendors
+    from stackcheck.certificate import pull
+
+    host = verified.facts["host"]
+    in_registry = not verified.reference.target.startswith("oci:")
+    count = len(host["devices"])
+    driver = f", driver {verified.driver}" if verified.driver else ""
+    return Job(
+        image=str(verified.reference) if in_registry else pull.local_name(verified),
+        command=tuple(command),
+        words=vendors.module(host["vendor"]).launch_words(),
+        devices=devices or count,
+        nodes=nodes,
+        certified_for=f"{verified.device_model} x{count}{driver}",
+        in_registry=in_registry,
+    )
 
 
 def _verified(

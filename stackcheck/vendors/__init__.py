@@ -113,6 +113,23 @@ class ContainerNeeds:
     remark: str
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaunchWords:
+    """How a user's own command line asks an engine for all devices of a node: shell words, ready to print.
+
+    They hold on any host of the vendor, so numbers that differ from host to host are looked up by the shell.
+
+    Attributes:
+        docker, podman, apptainer: Words of their command lines.
+        resource: What a scheduler counts these devices as; None: it does not count them.
+    """
+
+    docker: tuple[str, ...] = ()
+    podman: tuple[str, ...] = ()
+    apptainer: tuple[str, ...] = ()
+    resource: str | None = None
+
+
 class VendorModule(Protocol):
     """The names that amd.py, nvidia.py and cpu.py share."""
 
@@ -133,6 +150,9 @@ class VendorModule(Protocol):
 
     def container_needs(self) -> ContainerNeeds:
         """What a container needs to use the devices."""
+
+    def launch_words(self) -> LaunchWords:
+        """How a user's own command line asks an engine for the devices."""
 
     def visibility(self) -> Mapping[str, str | None]:
         """The variables that choose devices -> the value that shows all; None: to be removed."""

@@ -11,7 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.vendors import UNLIMITED_PINNING, ContainerNeeds, HostDevice, anonymous_id, model_of
+from stackcheck.vendors import (
+    UNLIMITED_PINNING,
+    ContainerNeeds,
+    HostDevice,
+    LaunchWords,
+    anonymous_id,
+    model_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,6 +75,21 @@ def container_needs() -> ContainerNeeds:
         groups=tuple(sorted({node.stat().st_gid for node in there} - {0})),
         ulimits=UNLIMITED_PINNING if there else (),
         remark=f"AMD: {len(there)} device nodes by path, default seccomp profile",
+    )
+
+
+def launch_words() -> LaunchWords:
+    """The nodes, and the groups that own them there.
+
+    Not Apptainer's `--rocm`: it puts the host's ROCm over the image's, which is what was certified.
+    """
+    nodes = ("--device=/dev/kfd", "--device=/dev/dri")
+    owners = ("/dev/kfd", "/dev/dri/renderD*")
+    return LaunchWords(
+        docker=(*nodes, *(f'--group-add="$(stat -c %g {node} | head -n 1)"' for node in owners)),
+        podman=(*nodes, "--group-add=keep-groups", "--security-opt=label=disable"),
+        apptainer=("--bind=/dev/kfd", "--bind=/dev/dri", "--bind=/sys"),
+        resource="amd.com/gpu",
     )
 
 

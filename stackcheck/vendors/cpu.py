@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from stackcheck.vendors import ContainerNeeds, HostDevice, anonymous_id, cpu_model
+from stackcheck.vendors import ContainerNeeds, HostDevice, LaunchWords, anonymous_id, cpu_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +47,11 @@ def partition() -> str | None:
 def container_needs() -> ContainerNeeds:
     """Nothing."""
     return ContainerNeeds(remark="no device: this stack runs on the processor")
+
+
+def launch_words() -> LaunchWords:
+    """Nothing."""
+    return LaunchWords()
 
 
 def visibility() -> Mapping[str, str | None]:

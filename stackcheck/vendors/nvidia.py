@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from stackcheck.vendors import UNLIMITED_PINNING, Bind, ContainerNeeds, HostDevice, anonymous_id, model_of
+from stackcheck.vendors import (
+    UNLIMITED_PINNING,
+    Bind,
+    ContainerNeeds,
+    HostDevice,
+    LaunchWords,
+    anonymous_id,
+    model_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -109,6 +117,16 @@ def _nvml() -> Iterator[bool]:
         yield True
     finally:
         pynvml.nvmlShutdown()
+
+
+def launch_words() -> LaunchWords:
+    """NVIDIA's container toolkit brings the driver's libraries of the host."""
+    return LaunchWords(
+        docker=("--gpus=all",),
+        podman=("--device=nvidia.com/gpu=all", "--security-opt=label=disable"),
+        apptainer=("--nv",),
+        resource="nvidia.com/gpu",
+    )
 
 
 def visibility() -> Mapping[str, str | None]:

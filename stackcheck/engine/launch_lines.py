@@ -1,0 +1,252 @@
+"""Lines and manifests that start a user's own job in a certified image. Pure.
+
+In: a `Job`. Out: text for docker, podman, Apptainer, Slurm or Kubernetes, for the user to read, change and
+start. It asks for what `stackcheck run` gives a container. The network of the host, InfiniBand and unlimited
+pinned memory are asked for only where several nodes work together.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import yaml
+
+from stackcheck.engine.container import OWN_NAME, USER_ENV
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stackcheck.vendors import LaunchWords
+
+Form = Literal["docker", "podman", "apptainer", "slurm", "kubernetes"]
+FORMS: tuple[Form, ...] = get_args(Form)
+WORKSPACE = "/workspace"
+SHM_GIB = 16
+PORT = 29500
+NAME = "stackcheck-job"
+RDMA_RESOURCE = "rdma/hca"
+INFINIBAND = "/dev/infiniband"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a user wants to start.
+
+    Attributes:
+        image: HOST/REPO@sha256:…, or a name that the engine of the host knows.
+        command: Program and arguments.
+        words: How the engines are asked for the devices (`vendors.module(vendor).launch_words()`).
+        devices: GPUs of each node.
+        nodes: How many nodes work together.
+        certified_for: The machine that the certificate names, for a remark.
+        in_registry: Whether `image` is in a registry; else only the engine of this host has it.
+    """
+
+    image: str
+    command: tuple[str, ...]
+    words: LaunchWords
+    devices: int
+    nodes: int = 1
+    certified_for: str = ""
+    in_registry: bool = True
+
+
+def render(form: Form, job: Job) -> str:
+    """The text for one form, with an end of line.
+
+    Raises:
+        ConfigurationError: The form fetches the image from a registry, and it is in none.
+    """
+    if form == "slurm":
+        return slurm_script(job)
+    if form == "kubernetes":
+        return kubernetes_manifest(job)
+    return _remarks(job, form) + container_line(form, job) + "\n"
+
+
+def container_line(form: Literal["docker", "podman", "apptainer"], job: Job) -> str:
+    """One shell line that runs the command on this node, with the current folder as /workspace.
+
+    With several nodes it needs the variables NODE_RANK and MASTER_ADDR, which torchrun gets as its own.
+    """
+    if form == "apptainer":
+        return _joined(_apptainer(job))
+    own = _podman(job) if form == "podman" else _docker(job)
+    return _joined([form, "run", *_common(job), *own, shlex.quote(job.image), *map(shlex.quote, job.command)])
+
+
+def rendezvous(job: Job) -> dict[str, str]:
+    """The variables that torchrun reads as its own options, as shell words; none on one node."""
+    if job.nodes == 1:
+        return {}
+    return {
+        "PET_NNODES": str(job.nodes),
+        "PET_NPROC_PER_NODE": str(job.devices),
+        "PET_NODE_RANK": '"${NODE_RANK:?}"',
+        "PET_MASTER_ADDR": '"${MASTER_ADDR:?}"',
+        "PET_MASTER_PORT": str(PORT),
+    }
+
+
+def slurm_script(job: Job) -> str:
+    """A batch script: one task for each node, which runs the image with Apptainer.
+
+    Raises:
+        ConfigurationError: The image is in no registry.
+    """
+    _require_registry(job, "slurm")
+    head = {"job-name": NAME, "nodes": job.nodes, "ntasks-per-node": 1, "exclusive": None}
+    if job.words.resource:
+        head["gpus-per-node"] = job.devices
+    lines = ["#!/bin/sh", *(f"#SBATCH --{name}{'' if v is None else f'={v}'}" for name, v in head.items())]
+    lines += [line for line in _remarks(job, "slurm").splitlines() if line]
+    if job.nodes > 1:
+        first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
+        lines += ["# MASTER_ADDR must be the node's name on the network that the ranks use"]
+        lines += [f"MASTER_ADDR={first}", "export MASTER_ADDR", "ulimit -l unlimited"]
+    # Each task is a shell of its node: it sets its own rank.
+    task = ("NODE_RANK=$SLURM_NODEID\n" if job.nodes > 1 else "") + container_line("apptainer", job)
+    return "\n".join([*lines, f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(task)}", ""])
+
+
+def kubernetes_manifest(job: Job) -> str:
+    """A Job; for several nodes an Indexed Job and the headless Service that gives its pods names.
+
+    Raises:
+        ConfigurationError: The image is in no registry.
+    """
+    _require_registry(job, "kubernetes")
+    documents = [_job(job)] if job.nodes == 1 else [_service(), _job(job)]
+    remarks = ["# /workspace is the PersistentVolumeClaim `workspace`: make it, or name your own"]
+    if job.nodes > 1:
+        remarks += [f"# {RDMA_RESOURCE} is InfiniBand, under the name that your RDMA device plugin gives it"]
+    text = yaml.safe_dump_all(documents, sort_keys=False, width=110)
+    return _remarks(job, "kubernetes") + "\n".join(remarks) + "\n" + text
+
+
+def _remarks(job: Job, form: Form) -> str:
+    lines = [f"# certified for {job.certified_for}: use such nodes"] if job.certified_for else []
+    if job.nodes > 1 and form in {"docker", "podman", "apptainer"}:
+        lines += [f"# on each of {job.nodes} nodes, with NODE_RANK=0 … {job.nodes - 1} and MASTER_ADDR set"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _joined(words: list[str]) -> str:
+    """Shell words on lines of their own, so that a person can read and change them."""
+    groups: list[str] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            groups.append(word)
+        else:
+            groups[-1] += f" {word}"
+    return " \\\n  ".join(groups)
+
+
+def _common(job: Job) -> list[str]:
+    """What docker and podman are asked for alike."""
+    network = ["--network=host", "--ulimit=memlock=-1", f"--device={INFINIBAND}"]
+    alone = ["--network=none", f"--hostname={OWN_NAME['hostname']}"]
+    alone += [f"--add-host={name}:{address}" for name, address in OWN_NAME["extra_hosts"].items()]
+    variables = {name: shlex.quote(value) for name, value in USER_ENV.items()} | rendezvous(job)
+    return [
+        *("--rm", "--init", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+        *("--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777", f"--shm-size={SHM_GIB}g"),
+        *(alone if job.nodes == 1 else network),
+        *(f"--env={name}={value}" for name, value in variables.items()),
+        *(f'--volume="$PWD:{WORKSPACE}"', f"--workdir={WORKSPACE}"),
+    ]
+
+
+def _docker(job: Job) -> list[str]:
+    return ['--user="$(id -u):$(id -g)"', *job.words.docker]
+
+
+def _podman(job: Job) -> list[str]:
+    return ["--userns=keep-id", *job.words.podman]
+
+
+def _apptainer(job: Job) -> list[str]:
+    """Apptainer shares the host's network and limits anyway; `--containall` keeps home and variables out."""
+    variables = {name: shlex.quote(value) for name, value in USER_ENV.items() if name != "HOME"}
+    infiniband = [f"--bind={INFINIBAND}"] if job.nodes > 1 else []
+    source = f"docker://{job.image}" if job.in_registry else f"docker-daemon://{job.image}"
+    return [
+        *("apptainer", "exec", "--containall", *job.words.apptainer, *infiniband),
+        *(f'--bind="$PWD:{WORKSPACE}"', f"--pwd={WORKSPACE}"),
+        *(f"--env={name}={value}" for name, value in (variables | rendezvous(job)).items()),
+        *(shlex.quote(source), *map(shlex.quote, job.command)),
+    ]
+
+
+def _service() -> dict[str, Any]:
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": NAME}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}, "spec": spec}
+
+
+def _job(job: Job) -> dict[str, Any]:
+    many = {"completions": job.nodes, "parallelism": job.nodes, "completionMode": "Indexed"}
+    spec = {**(many if job.nodes > 1 else {}), "backoffLimit": 0, "template": {"spec": _pod(job)}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": NAME}, "spec": spec}
+
+
+def _pod(job: Job) -> dict[str, Any]:
+    together = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet", "subdomain": NAME}
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        **(together if job.nodes > 1 else {}),
+        "containers": [_container(job)],
+        "volumes": [
+            {"name": "workspace", "persistentVolumeClaim": {"claimName": "workspace"}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{SHM_GIB}Gi"}},
+        ],
+    }
+
+
+def _container(job: Job) -> dict[str, Any]:
+    limits: dict[str, int] = {job.words.resource: job.devices} if job.words.resource else {}
+    adds: dict[str, Any] = {}
+    if job.nodes > 1:
+        limits |= {RDMA_RESOURCE: 1}
+        adds = {"add": ["IPC_LOCK"]}  # Kubernetes has no limit of pinned memory to raise
+    rights = {"drop": ["ALL"], **adds}
+    return {
+        "name": "job",
+        "image": job.image,
+        "command": list(job.command),
+        "workingDir": WORKSPACE,
+        "env": _pod_variables(job),
+        "resources": {"limits": limits},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": rights,
+        },
+        "volumeMounts": [
+            {"name": "workspace", "mountPath": WORKSPACE},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the container's own
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # as above
+        ],
+    }
+
+
+def _pod_variables(job: Job) -> list[dict[str, Any]]:
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    given = rendezvous(job) | ({"PET_MASTER_ADDR": f"{NAME}-0.{NAME}"} if job.nodes > 1 else {})
+    plain = {name: value for name, value in (USER_ENV | given).items() if name != "PET_NODE_RANK"}
+    found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
+    if job.nodes > 1:
+        found.append({"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": index}}})
+    return found
+
+
+def _require_registry(job: Job, form: Form) -> None:
+    if not job.in_registry:
+        raise ConfigurationError(
+            f"{form} needs an image that is in a registry",
+            got=job.image,
+            expected="HOST/REPO@sha256:…",
+            next_step="stackcheck promote REF --to HOST/REPO, then print with that reference",
+        )
