@@ -1,4 +1,4 @@
-"""The verb `fleet`. In: a stack and how many nodes. Out: nodes x checks with the outliers first, and an exit code."""
+"""The verb `fleet`. In: a stack, a number of nodes. Out: nodes x checks, outliers first, and an exit code."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from stackcheck.cli import build as building
 from stackcheck.cli.options import HERE, AsJson, DryRun, Name, Root, Tier, Vendor, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ChecksFailedError, MachineUnfitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from stackcheck.fleet.engines import FleetEngine
     from stackcheck.fleet.job import Job
@@ -53,6 +55,33 @@ Exclude = Annotated[
 Lines = Annotated[
     list[str] | None,
     typer.Option("--sbatch", metavar="OPTION", help="One more option of sbatch; may be repeated."),
+]
+Repository = Annotated[
+    str | None,
+    typer.Option(
+        "--repository",
+        metavar="HOST/REPO",
+        help="Where Kubernetes' nodes pull the image, by digest.",
+        show_default="`publish` in matrix.yaml",
+    ),
+]
+Claim = Annotated[
+    str | None,
+    typer.Option(
+        "--claim",
+        metavar="NAME",
+        help="The PersistentVolumeClaim that holds the checkout.",
+        show_default="none: the nodes see the checkout's path",
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", metavar="NAME", help="Kubernetes' namespace.", show_default="kubectl's"),
+]
+AsJobSet = Annotated[bool, typer.Option("--jobset", help="Make a JobSet in place of an Indexed Job.")]
+RackLabel = Annotated[
+    str,
+    typer.Option("--rack-label", metavar="LABEL", help="The label of a Kubernetes node that names its rack."),
 ]
 Limit = Annotated[
     int | None,
@@ -96,6 +125,11 @@ def run_fleet(
     node: OnlyNodes = None,
     exclude: Exclude = None,
     lines: Lines = None,
+    repository: Repository = None,
+    claim: Claim = None,
+    namespace: Namespace = None,
+    jobset: AsJobSet = False,
+    rack_label: RackLabel = "topology.kubernetes.io/zone",
     limit: Limit = None,
     start_limit: StartLimit = 600,
     queue_limit: QueueLimit = None,
@@ -107,12 +141,11 @@ def run_fleet(
 ) -> None:
     """Run the suites alone on each of N nodes, judge every node here, and show who stands out.
 
-    The image is the one that `build` or `test` left in this checkout, which every node has to see under the same
-    path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
+    The image is the one that `build` or `test` left in this checkout, which every node has to see under the
+    same path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
     """
     from stackcheck.fleet.follow import Patience
     from stackcheck.fleet.job import new_job
-    from stackcheck.fleet.slurm import Slurm
 
     job, subject = new_job(
         name,
@@ -125,24 +158,78 @@ def run_fleet(
         vendor=vendor,
         devices=gpus,
         container=container,
+        engine=engine,
     )
-    slurm = Slurm(
+    report = Progress()
+    chosen: FleetEngine
+    if engine == "slurm":
+        chosen = _slurm(partition, node, exclude, lines, python)
+    else:
+        chosen = _kubernetes(subject, repository, claim, namespace, node, rack_label, jobset=jobset)
+    if dry_run:
+        print(chosen.render(job), end="")
+        return
+    patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
+    done = _played(job, subject, chosen, patience, report)
+    print_json(done.as_json()) if as_json else show(done)
+    if drain:
+        _drain(done, chosen, report)
+    raise typer.Exit(EXIT_CODES.get(done.status, 0))
+
+
+def _slurm(
+    partition: str | None,
+    named: list[str] | None,
+    exclude: list[str] | None,
+    lines: list[str] | None,
+    python: str,
+) -> FleetEngine:
+    from stackcheck.fleet.slurm import Slurm
+
+    return Slurm(
         partition=partition,
-        nodelist=tuple(node or ()),
+        nodelist=tuple(named or ()),
         exclude=tuple(exclude or ()),
         options=tuple(lines or ()),
         program=(python, "-m", "stackcheck.fleet.node"),
     )
-    if dry_run:
-        print(slurm.render(job), end="")
-        return
-    patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
-    report = Progress()
-    done = _played(job, subject, slurm, patience, report)
-    print_json(done.as_json()) if as_json else show(done)
-    if drain:
-        _drain(done, slurm, report)
-    raise typer.Exit(EXIT_CODES.get(done.status, 0))
+
+
+def _kubernetes(  # noqa: PLR0917  # what the user chose
+    subject: Subject,
+    repository: str | None,
+    claim: str | None,
+    namespace: str | None,
+    named: list[str] | None,
+    rack_label: str,
+    *,
+    jobset: bool,
+) -> FleetEngine:
+    """Kubernetes' side. The image's Python is identified by the engine of this host: no pod can do it."""
+    from stackcheck.fleet.kubernetes import Kubernetes, require_registry
+    from stackcheck.fleet.node import load_image
+    from stackcheck.matrix import matrix
+    from stackcheck.suite import interpreter
+
+    target = repository or matrix.load(subject_root(subject) / "matrix.yaml").publish
+    require_registry(target)
+    engine = building.connected(Progress(), builds=False)
+    load_image(subject.image, engine, Progress())
+    return Kubernetes(
+        repository=target,
+        python=interpreter.find(subject.image.reference, engine),
+        declared=tuple(engine.inspect(subject.image.reference).env),
+        claim=claim,
+        namespace=namespace,
+        nodes_named=tuple(named or ()),
+        rack=rack_label,
+        jobset=jobset,
+    )
+
+
+def subject_root(subject: Subject) -> Path:
+    """The checkout of an image: it is in build/<name>/oci there."""
+    return subject.image.layout.parents[2]
 
 
 def _played(

@@ -1,4 +1,1 @@
-"""Many machines: one image, one run on each node, pairs of nodes, the whole set. In: a stack and an engine's nodes.
-
-Out: nodes x checks, judged on this host. See docs/fleet.md.
-"""
+"""Many machines (docs/fleet.md). In: a stack, an engine's nodes. Out: nodes x checks, judged on this host."""

@@ -1,7 +1,8 @@
 """Judge what the nodes of a job left. In: a job's folder. Out: a `NodeOutcome` for each node.
 
-The judge is that of one machine (`suite.verdict`), with the checks, bounds, waivers and digests of this checkout. A node
-without a file has failed. The files are read as foreign input: the container wrote result.json, and its node the rest.
+The judge is that of one machine (`suite.verdict`), with the checks, bounds, waivers and digests of this
+checkout. A node without a file has failed. The files are read as foreign input: the container wrote
+result.json, and its node the rest.
 """
 
 from __future__ import annotations
@@ -104,7 +105,10 @@ class Judge:
         body = results.read_result_file(folder / "result.json")
         result = results.parse(body, where=str(folder / "result.json"))
         told = _told(folder / "run.json")
-        host = _host(folder / "host.json")
+        seen = self.job.engine == "slurm"  # whether the machine was read from outside the container
+        host = _host(folder / "host.json") if seen else _HOST.validate_python(result.host.model_dump())
+        if not seen:
+            consistency.require_exit_code(result, state.code, folder / "result.json")
         self._require_ours(result, told, host, folder)
         required = self._requirements(host)
         found = verdict.judge(result, required, bounds.look_up(result, self.root, ask=_asked_once))
@@ -154,12 +158,11 @@ class Judge:
         Raises:
             ChecksFailedError: With the first thing that differs.
         """
-        image = self.subject.image
         ours = {
             "tier": self.job.tier,
-            "stack_id": image.stack_id,
+            "stack_id": self.job.stack_id,
             "image": {
-                "reference": image.reference,
+                "reference": self.job.reference,
                 "config_digest": self.job.config_digest,
                 "manifest_digest": self.job.manifest_digest,
             },
@@ -183,7 +186,8 @@ class Judge:
         """Read once for each kind of machine: a fleet has few."""
         kind = tuple(device.model for device in host.devices)
         found = _of_kind(self, kind)
-        return dataclasses.replace(found, devices=tuple(device.id for device in host.devices))
+        seen = tuple(device.id for device in host.devices) if self.job.engine == "slurm" else None
+        return dataclasses.replace(found, devices=seen)
 
     def __hash__(self) -> int:
         """For the cache of `_of_kind`."""

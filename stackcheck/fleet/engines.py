@@ -1,4 +1,4 @@
-"""What every engine of a fleet offers. In: nothing. Out: `JobState`, `NodeFacts`, and the protocol `FleetEngine`."""
+"""What every engine of a fleet offers. In: nothing. Out: `JobState`, `NodeFacts`, protocol `FleetEngine`."""
 
 from __future__ import annotations
 

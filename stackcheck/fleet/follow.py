@@ -1,7 +1,8 @@
-"""Follow a job until every node has ended, or never will. In: a submitted job. Out: its last state; lines on the way.
+"""Follow a job until every node has ended, or never will. In: a submitted job. Out: its last state, lines.
 
-Three things end a node: its own last word (state.json), its engine (the job ended, the node is down), or a clock (it
-did not start in time). When nothing more can come, the job is ended too, so that no node stays occupied.
+Three things end a node: its own last word (state.json), its engine (the job ended, the node is down), or a
+clock (it did not start in time). When nothing more can come, the job is ended too, so that no node stays
+occupied.
 """
 
 from __future__ import annotations

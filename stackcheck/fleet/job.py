@@ -1,7 +1,7 @@
 """One job of a fleet: what every node is to run, and the folder where nodes and this host meet.
 
-In: a stack or image of this checkout, and what the user chose. Out: a `Job`, and `job.json` in a folder of its
-own on a file system that the nodes see under the same path. A node reads the file and writes below
+In: a stack or image of this checkout, and what the user chose. Out: a `Job`, and `job.json` in a folder of
+its own on a file system that the nodes see under the same path. A node reads the file and writes below
 `attempt-<n>/<rank>/`; nothing that it writes there is believed before it is judged.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 FOLDER = Path("build") / "fleet"
-Engine = Literal["slurm", "kubernetes"]
+EngineName = Literal["slurm", "kubernetes"]
 Container = Literal["docker", "podman"]
 
 
@@ -42,9 +42,12 @@ class Job(BaseModel):
     Attributes:
         id: Of this job; also the name of its folder.
         name: STACK|IMAGE as the user typed it.
+        engine: What starts it on the nodes.
         root: The checkout, under the same path on every node.
         config_digest: The image's.
         manifest_digest: The image's.
+        reference: What the engine of a node calls it.
+        stack_id: The stack that it was built from; None for an image from elsewhere.
         vendor: The vendor whose checks run.
         tier: How thorough the suites are.
         only: pytest's -k; such a run measures, and never gets a verdict.
@@ -59,9 +62,12 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     id: str
     name: str
+    engine: EngineName = "slurm"
     root: str
     config_digest: str
     manifest_digest: str
+    reference: str
+    stack_id: str | None
     vendor: Vendor
     tier: Tier
     only: str | None = None
@@ -122,6 +128,7 @@ def new_job(  # what a user can choose
     vendor: Vendor | None = None,
     devices: int | None = None,
     container: Container = "docker",
+    engine: EngineName = "slurm",
 ) -> tuple[Job, Subject]:
     """A job for the image that `build` or `test` left in this checkout. Nothing is written.
 
@@ -139,6 +146,8 @@ def new_job(  # what a user can choose
         root=str(root),
         config_digest=subject.image.config_digest,
         manifest_digest=subject.image.manifest_digest,
+        reference=subject.image.reference,
+        stack_id=subject.image.stack_id,
         vendor=subject.vendor,
         tier=chosen,
         only=only,
@@ -146,6 +155,7 @@ def new_job(  # what a user can choose
         nodes=nodes,
         devices=devices if devices is not None else _named_devices(subject),
         container=container,
+        engine=engine,
         limit_s=limit_s or int(TIMEOUT_S[chosen]),
         created=dt.datetime.now(dt.UTC),
     )
@@ -196,8 +206,8 @@ class NodeState:
     Attributes:
         rank: From 0.
         node: The node's name.
-        state: `running` from its first second; then `ended` (the container ran to its end, and left a result),
-            `failed` (with an error), or `stopped` by a signal.
+        state: `running` from its first second; then `ended` (the run came to its end, with a result), `failed`
+            (with an error), or `stopped` by a signal.
         code: The exit code of the error.
         error: Why it failed.
     """

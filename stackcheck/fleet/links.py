@@ -1,7 +1,7 @@
-"""Which pairs of nodes to try at once, and what their outcomes say. In: nodes; outcomes. Out: rounds; culprits. Pure.
+"""Which pairs of nodes to try at once, and what they say. In: nodes; outcomes. Out: rounds; culprits. Pure.
 
-The circle method of a round-robin tournament tries every link of n nodes in n - 1 rounds (n for an odd n), in
-each of which a node is in one pair at most: https://en.wikipedia.org/wiki/Round-robin_tournament.
+The circle method of a round-robin tournament tries every link of n nodes in n - 1 rounds (n for an odd n),
+in each of which a node is in one pair at most: https://en.wikipedia.org/wiki/Round-robin_tournament.
 """
 
 from __future__ import annotations

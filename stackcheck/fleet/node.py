@@ -1,8 +1,9 @@
-"""What one node of a fleet does: `python -m stackcheck.fleet.node FOLDER`, started by the engine on each node.
+"""What one node of a fleet does: `python -m stackcheck.fleet.node FOLDER`; the engine starts it there.
 
-In: the folder of a job, and the engine's variables, which say which node this is. Out: `attempt-<n>/<rank>/` in
-that folder: state.json, host.json, run.json, progress.log, container.log and result.json. The image is compared with
-the digest of the job first; then the suites run by the same code as on one machine (`suite.run.run`).
+In: the folder of a job, and the engine's variables, which say which node this is. Out:
+`attempt-<n>/<rank>/` in that folder: state.json, host.json, run.json, progress.log, container.log and
+result.json. The image is compared with the digest of the job first; then the suites run by the same code as
+on one machine (`suite.run.run`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the last file is on its way
     ended.write(folder)
     if ended.error:
-        print(f"error: {ended.error}", file=sys.stderr)
+        sys.stderr.write(f"error: {ended.error}\n")
     return ended.code
 
 
@@ -86,7 +87,6 @@ def _run(job: Job, folder: Path) -> None:
 
             def report(line: str) -> None:
                 log.write(line + "\n")
-                print(line, flush=True)
 
             try:
                 engine = connect(job)
@@ -160,7 +160,7 @@ def _require_inputs(found: Mapping[str, str | None], job: Job) -> None:
     for name, digest in job.inputs.items():
         if found[name] != digest:
             raise ChecksFailedError(
-                f"the {name} of the checkout changed after this job was submitted, or this node sees other ones",
+                f"the {name} of the checkout changed after the job was submitted, or this node sees others",
                 where=job.root,
                 got=str(found[name]),
                 expected=str(digest),
@@ -181,7 +181,7 @@ def _hand_over(out: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _in_time(limit_s: int) -> Iterator[None]:
-    """Raise in the body when its time is over; the container of a run that hangs is removed on the way out."""
+    """Raise in the body when its time is over; a container that hangs is removed on the way out."""
 
     def over(_signal: int, _frame: FrameType | None) -> NoReturn:
         raise ChecksFailedError(

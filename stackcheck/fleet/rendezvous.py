@@ -1,8 +1,8 @@
-"""Where this node's torchrun meets the others. In: an engine's variables. Out: a `Rendezvous`, or an error. Pure.
+"""Where this node's torchrun meets the others. In: an engine's variables. Out: a `Rendezvous`. Pure.
 
 Whoever starts a job on several nodes says so in variables of its own. The first of these that is complete
-counts: torchrun's own (`PET_*`, Kubeflow), `MASTER_ADDR` with a node's rank, SkyPilot, Slurm, an Indexed Job of Kubernetes.
-A set that is there in part is an error: half of the nodes would wait for the other half.
+counts: torchrun's own (`PET_*`, Kubeflow), `MASTER_ADDR` with a node's rank, SkyPilot, Slurm, an Indexed
+Job of Kubernetes. A set that is there in part is an error: half of the nodes would wait for the other half.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _read(
         rank=_number(variables, rank, 0, int),
         address=where,
         port=_number(variables, port, 1, int) if port and variables.get(port) else PORT,
-        source=", ".join((nodes, rank, address)),
+        source=f"{nodes}, {rank}, {address}",
     )
 
 

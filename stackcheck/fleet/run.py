@@ -1,4 +1,4 @@
-"""One run of a fleet from the job to its page. In: a stack, an engine. Out: a `FleetRun`, kept in the history.
+"""One run of a fleet from the job to its verdicts. In: a stack, an engine. Out: a `FleetRun`, in the history.
 
 `build/fleet/<id>/` has the script, the files of every node, and fleet.json with every verdict.
 """

@@ -1,7 +1,7 @@
-"""Slurm: render a batch script, submit it, ask how its job and nodes are, end it. In: a job. Out: text and facts.
+"""Slurm: render a batch script, submit it, ask how its job and nodes are, end it. In: a job. Out: facts.
 
-Everything goes through sbatch, scontrol, sinfo and scancel. Results come from files, never from Slurm's accounting, which
-many sites do not have.
+Everything goes through sbatch, scontrol, sinfo and scancel. Results come from files, never from Slurm's
+accounting, which many sites do not have.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Slurm:
                 f"# {job.name}: {job.tier} suites on {job.nodes} nodes, by {job.container}",
                 f"# image manifest {job.manifest_digest}",
                 f"# image config   {job.config_digest}: compared on each node before the start",
-                "# A node that dies ends neither the job nor the other nodes; who leaves no result has failed.",
+                "# A node that dies does not end the others; who leaves no result has failed.",
                 "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \\",
                 f"  --output={shlex.quote(str(job.folder / 'task-%t.log'))} --open-mode=append \\",
                 f"  {task}",
