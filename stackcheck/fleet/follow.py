@@ -43,7 +43,7 @@ class Patience:
 class Followed:
     """What is known of a job so far."""
 
-    state: JobState = field(default_factory=lambda: JobState(phase="waiting", word="PENDING"))
+    state: JobState = field(default_factory=lambda: JobState(phase="waiting", word="SUBMITTED"))
     nodes: dict[int, NodeState] = field(default_factory=dict)
     facts: dict[str, NodeFacts] = field(default_factory=dict)
     why_ended: str = ""
@@ -145,7 +145,7 @@ class _Watch:
                 first = (told.error or "").partition("\n")[0]
                 self.report(f"{told.node}: {told.state}{f': {first}' if first else ''}{self._count()}")
         names = list(self.found.state.nodes)
-        if names and len(self.found.ended()) < self.job.nodes:
+        if names and (not self.found.facts or len(self.found.ended()) < self.job.nodes):
             self.found.facts = self.engine.nodes(names)
 
     def _count(self) -> str:

@@ -206,8 +206,8 @@ class NodeState:
     Attributes:
         rank: From 0.
         node: The node's name.
-        state: `running` from its first second; then `ended` (the run came to its end, with a result), `failed`
-            (with an error), or `stopped` by a signal.
+        state: `running` from its first second; then `ended` (the run came to its end, with a result),
+            `failed` (with an error), or `stopped` by a signal.
         code: The exit code of the error.
         error: Why it failed.
     """

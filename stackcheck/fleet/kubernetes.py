@@ -401,7 +401,7 @@ def pod_state(pod: Mapping[str, Any], manifest_digest: str) -> NodeState | None:
     node = (pod.get("spec") or {}).get("nodeName") or ""
     if rank is None or not node:
         return None
-    told = next(iter(status.get("containerStatuses") or ()), {})
+    told: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
     state: Mapping[str, Any] = told.get("state") or {}
     if not {"running", "terminated"} & set(state):
         broken = status.get("phase") == "Failed"

@@ -27,7 +27,7 @@ from stackcheck.fleet.job import Job, NodeState, subject_of
 from stackcheck.suite import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from stackcheck.build.image import Image
@@ -134,7 +134,7 @@ def require_image(image: Image, job: Job) -> None:
         )
 
 
-def load_image(image: Image, engine: Engine, report: run.Callable[[str], None]) -> None:
+def load_image(image: Image, engine: Engine, report: Callable[[str], None]) -> None:
     """Make sure that this node's engine has exactly this image; load it where it has none, or another one.
 
     Raises:

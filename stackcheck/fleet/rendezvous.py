@@ -112,7 +112,7 @@ def _indexed_job(variables: Mapping[str, str]) -> Rendezvous | None:
     if "JOB_COMPLETION_INDEX" not in variables:
         return None
     given = dict(variables)
-    if JOB in variables and SERVICE in variables:
+    if variables.get(JOB) and variables.get(SERVICE):
         given["MASTER_ADDR"] = f"{variables[JOB]}-0.{variables[SERVICE]}"
     return _read(given, nodes=NODES, rank="JOB_COMPLETION_INDEX", address="MASTER_ADDR", port="MASTER_PORT")
 
