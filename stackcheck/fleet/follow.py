@@ -129,7 +129,8 @@ class _Watch:
                 f"job {self.job_id}: started again, attempt {now.attempt}: earlier results do not count"
             )
             self.found.nodes, self.read, self.since = {}, {}, None
-        if not now.nodes:  # an engine may forget the nodes of a job that ended
+        if len(now.nodes) < len(before.nodes) and now.attempt == before.attempt:
+            # An engine forgets the nodes of a job that ended, and takes dead nodes off its list.
             now = dataclasses.replace(now, nodes=before.nodes)
         if now.phase == "running" and self.since is None:
             self.since = time.monotonic()

@@ -90,7 +90,8 @@ class Kubernetes:
         for rank in range(job.nodes):
             self._prepare(job, rank)
         write_atomically(job.folder / MANIFEST, (self.render(job).encode(),))
-        self._kubectl("create", "--filename", str(job.folder / MANIFEST))
+        # Without validation by the client: old clients do not know new fields, and the server looks anyway.
+        self._kubectl("create", "--validate=false", "--filename", str(job.folder / MANIFEST))
         return _name(job)
 
     def _prepare(self, job: Job, rank: int) -> None:
@@ -243,7 +244,7 @@ class Kubernetes:
             "activeDeadlineSeconds": job.limit_s,
             "subdomain": _name(job),
             "affinity": self._affinity(job),
-            "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
+            **self._tolerations(job),
             "securityContext": {"runAsUser": user, "runAsGroup": user, "runAsNonRoot": True},
             "containers": [self._container(job)],
             "volumes": [
@@ -256,6 +257,12 @@ class Kubernetes:
             ],
         }
         return spec
+
+    def _tolerations(self, job: Job) -> dict[str, Any]:
+        """GPU nodes often carry a taint of their plug-in's name, so that only pods with GPUs go there."""
+        resource = vendors.module(job.vendor).launch_words().resource
+        found = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
+        return {"tolerations": found} if resource else {}
 
     def _affinity(self, job: Job) -> dict[str, Any]:
         """One pod on each node; and only on the nodes that the user named."""

@@ -294,6 +294,11 @@ def small_image(
 
 
 @pytest.fixture(scope="session")
+def kubectl() -> Path:
+    return installed("kubectl", "kubernetes-client")
+
+
+@pytest.fixture(scope="session")
 def slurm_programs() -> None:
     """Slurm and munge are on this machine; the tests start daemons of their own, in a folder of their own."""
     for program, package in SLURM.items():

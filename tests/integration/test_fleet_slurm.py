@@ -172,20 +172,13 @@ def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, che
     assert queue(cluster) == ""
 
 
-def test_a_job_that_gets_no_nodes_is_taken_back(cluster: Cluster, checkout: Path) -> None:
-    run = Command(
-        checkout,
-        *("fleet", "run", REFERENCE, "--nodes", "9", "--gpu-vendor", "cpu", "--root", str(checkout)),
-    )
-    assert run.end() == 4
-    assert "Slurm refused a command" in run.text
-    cluster.client("scontrol", "update", "nodename=node4", "state=drain", "reason=a test")
-    try:
-        code, _, nodes = Fleet(checkout, 4, "--queue-limit", "5").result()
-    finally:
-        cluster.client("scontrol", "update", "nodename=node4", "state=resume")
+def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(cluster: Cluster, checkout: Path) -> None:
+    refused = Fleet(checkout, 2, "--partition", "nope")
+    assert refused.end() == 4
+    assert "Slurm refused a command" in refused.text
+    code, _, nodes = Fleet(checkout, 9, "--queue-limit", "5").result()
     assert code == 6
-    assert len(nodes) == 4
+    assert len(nodes) == 9
     assert all("no nodes within 5 s" in node["reasons"][0] for node in nodes.values()), nodes
     assert queue(cluster) == ""
 
