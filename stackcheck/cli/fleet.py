@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from stackcheck.cli import build as building
 from stackcheck.cli.options import HERE, AsJson, DryRun, Name, Root, Tier, Vendor, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
-from stackcheck.errors import ChecksFailedError, MachineUnfitError
+from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from stackcheck.fleet.engines import FleetEngine
+    from stackcheck.fleet.follow import Patience
     from stackcheck.fleet.job import Job
     from stackcheck.fleet.run import FleetRun
     from stackcheck.suite.subject import Subject
@@ -96,6 +97,13 @@ QueueLimit = Annotated[
         "--queue-limit", metavar="SECONDS", min=1, help="For the job to get nodes.", show_default="none"
     ),
 ]
+WithLinks = Annotated[
+    bool,
+    typer.Option(
+        "--links",
+        help="Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
+    ),
+]
 Drain = Annotated[bool, typer.Option("--drain", help="Drain the nodes that did not pass, with the reason.")]
 Python = Annotated[
     str,
@@ -133,6 +141,7 @@ def run_fleet(
     limit: Limit = None,
     start_limit: StartLimit = 600,
     queue_limit: QueueLimit = None,
+    links: WithLinks = False,
     drain: Drain = False,
     python: Python = sys.executable,
     as_json: AsJson = False,
@@ -171,10 +180,29 @@ def run_fleet(
         return
     patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
     done = _played(job, subject, chosen, patience, report)
+    if links:
+        done = _with_links(done, chosen, patience, report)
     print_json(done.as_json()) if as_json else show(done)
     if drain:
         _drain(done, chosen, report)
     raise typer.Exit(EXIT_CODES.get(done.status, 0))
+
+
+def _with_links(
+    done: FleetRun, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
+) -> FleetRun:
+    from stackcheck.fleet import run
+    from stackcheck.fleet.slurm import Slurm
+
+    if not isinstance(engine, Slurm):
+        raise ConfigurationError(
+            "links are tried through Slurm only",
+            where="--links",
+            got="--engine kubernetes",
+            expected="--engine slurm",
+            next_step="repeat the command without --links",
+        )
+    return run.with_links(done, engine, patience, report)
 
 
 def _slurm(
@@ -233,7 +261,7 @@ def subject_root(subject: Subject) -> Path:
 
 
 def _played(
-    job: Job, subject: Subject, engine: FleetEngine, patience: Any, report: Callable[[str], None]
+    job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
 ) -> FleetRun:
     from stackcheck.fleet import run
     from stackcheck.history.history import open_history
@@ -281,6 +309,7 @@ def show(done: FleetRun) -> None:
         print()
         print_table(("rack", "partition", "nodes", "failed", "unfit"), racks)
     _show_stragglers(done)
+    _show_links(done)
     counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"\n{done.job.name} on {len(done.nodes)} nodes: {words}")
@@ -300,6 +329,22 @@ def _show_stragglers(done: FleetRun) -> None:
         for item in done.stragglers[:SHOWN_STRAGGLERS]
     ]
     print_table(("slow node", "check", "figure", "against its fleet"), rows)
+
+
+def _show_links(done: FleetRun) -> None:
+    links = done.links
+    if links is None:
+        return
+    print()
+    rows = [(culprit.kind, " - ".join(culprit.names), culprit.because) for culprit in links.culprits]
+    if rows:
+        print_table(("bad", "which", "because"), rows)
+    tried = len(links.speeds) + len(links.failed)
+    speeds = sorted(links.speeds.values())
+    words = f"; slowest {speeds[0]:.3g}, fastest {speeds[-1]:.3g} GB/s" if speeds else ""
+    print(f"links: {len(links.speeds)} of {tried} pairs work{words}")
+    if links.whole_error or links.whole_gb_per_s is not None:
+        print(f"all together: {links.whole_error or f'{links.whole_gb_per_s:.3g} GB/s'}")
 
 
 def _drain(done: FleetRun, engine: FleetEngine, report: Callable[[str], None]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
+    from stackcheck.suite.subject import Subject
 
 KEPT = ("run.json", "container.log", "run/result.json", "run/junit.xml")  # from the node's own disk
 STOPPED = 143  # 128 + SIGTERM, as shells say it
@@ -91,9 +92,24 @@ def _run(job: Job, folder: Path) -> None:
             try:
                 engine = connect(job)
                 load_image(subject.image, engine, report)
+                if job.stage == "links":
+                    _links(job, subject, engine, folder, out / "suite", report)
+                    return
                 run.run(dataclasses.replace(plan, only=job.only), engine, out=out, report=report)
             finally:
                 _hand_over(out, folder)
+
+
+def _links(  # noqa: PLR0917  # what a node has
+    job: Job, subject: Subject, engine: Engine, folder: Path, suite: Path, report: Callable[[str], None]
+) -> None:
+    from stackcheck.fleet.link_node import LinkNode
+
+    name = name_of_node(os.environ)
+    node = LinkNode(
+        job=job, subject=subject, engine=engine, name=name, attempt=folder.parent, suite=suite, report=report
+    )
+    node.play()
 
 
 def connect(job: Job) -> Engine:

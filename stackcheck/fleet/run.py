@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import collect
+from stackcheck.fleet import collect, link_stage
 from stackcheck.fleet.collect import Judge, NodeOutcome
 from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import Followed, follow
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
 
     from stackcheck.fleet.engines import FleetEngine
     from stackcheck.fleet.follow import Patience
+    from stackcheck.fleet.link_stage import Links
+    from stackcheck.fleet.slurm import Slurm
     from stackcheck.history.history import History
     from stackcheck.suite.subject import Subject
 
+FIT = ("PASSED", "MEASURED")
+FEWEST_FOR_A_LINK = 2
 JOB_ID = "job-id"  # the file that has the engine's name for a job
 ORDER = ("FAILED", "UNFIT", "MEASURED", "PASSED")  # the outliers first
 
@@ -51,16 +56,20 @@ class FleetRun:
         job_id: The engine's name for it.
         nodes: The outcomes; who did not pass comes first, then who stands out.
         stragglers: Figures that stand out from the fleet, the worst first.
+        links: What the pairs of nodes that passed showed; None if they were not tried.
     """
 
     job: Job
     job_id: str
     nodes: tuple[NodeOutcome, ...]
     stragglers: tuple[Straggler, ...]
+    links: Links | None = None
 
     @property
     def status(self) -> str:
-        """The worst of the nodes."""
+        """The worst of the nodes; FAILED too if a link is bad."""
+        if self.links is not None and not self.links.is_good:
+            return "FAILED"
         return min((node.status for node in self.nodes), key=ORDER.index)
 
     def as_json(self) -> dict[str, Any]:
@@ -70,6 +79,7 @@ class FleetRun:
             "job_id": self.job_id,
             "status": self.status,
             "nodes": [_node_json(node) for node in self.nodes],
+            "links": self.links.as_json() if self.links else None,
             "stragglers": [
                 {
                     "node": item.node,
@@ -137,6 +147,27 @@ def judged(
     write_atomically(job.folder / "fleet.json", (json.dumps(done.as_json(), indent=1).encode(),))
     if history is not None:
         keep(done, history)
+    return done
+
+
+def with_links(done: FleetRun, slurm: Slurm, patience: Patience, report: Callable[[str], None]) -> FleetRun:
+    """Try the links of the nodes that passed: pairs in rounds, then all of them.
+
+    Raises:
+        EngineError: Slurm does not answer.
+    """
+    names = [node.name for node in sorted(done.nodes, key=lambda node: node.rank) if node.status in FIT]
+    if len(names) < FEWEST_FOR_A_LINK:
+        report("links: not tried: fewer than two nodes passed alone")
+        return done
+    job, plan = link_stage.make(done.job, names, slurm.addresses(names))
+    report(f"links: {len(names)} nodes that passed, {len(plan.rounds)} rounds")
+    link_stage.save(job, plan)
+    job_id = start(job, slurm.on(names), report)
+    followed = follow(job, job_id, slurm, patience=patience, report=report)
+    found = link_stage.read(job.attempt(followed.state.attempt), plan, job.devices or 1)
+    done = dataclasses.replace(done, links=found)
+    write_atomically(done.job.folder / "fleet.json", (json.dumps(done.as_json(), indent=1).encode(),))
     return done
 
 

@@ -6,6 +6,7 @@ accounting, which many sites do not have.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
@@ -148,6 +149,19 @@ class Slurm:
             return {}
         text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%R|%T|%E")
         return parse_nodes(text, parse_topology(_topology()))
+
+    def addresses(self, names: Sequence[str]) -> dict[str, str]:
+        """Node -> the address by which the other nodes reach it.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
+        text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%o")
+        return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+
+    def on(self, names: Sequence[str]) -> Slurm:
+        """The same site, on exactly these nodes."""
+        return dataclasses.replace(self, nodelist=tuple(names), exclude=())
 
     def cancel(self, job_id: str) -> None:
         """End a job; one that has ended is left alone.

@@ -54,23 +54,35 @@ def cluster(tmp_path: Path, kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def job_of(checkout: Path, vendor: str) -> Job:
-    job, _ = small_fleet.make_job(checkout, 4, engine="kubernetes", vendor=vendor, devices=0 if vendor == "cpu" else 8)
+    job, _ = small_fleet.make_job(
+        checkout, 4, engine="kubernetes", vendor=vendor, devices=0 if vendor == "cpu" else 8
+    )
     return job
 
 
-@pytest.mark.parametrize(("vendor", "resource"), [("cpu", None), ("amd", "amd.com/gpu"), ("nvidia", "nvidia.com/gpu")])
+@pytest.mark.parametrize(
+    ("vendor", "resource"), [("cpu", None), ("amd", "amd.com/gpu"), ("nvidia", "nvidia.com/gpu")]
+)
 def test_the_schemas_of_kubernetes_accept_the_manifests(
     vendor: str, resource: str | None, checkout: Path, tmp_path: Path, validators: Path
 ) -> None:
     job = job_of(checkout, vendor)
-    text = Kubernetes(repository=REPOSITORY, python=PYTHON, claim="checkout", nodes_named=("a", "b")).render(job)
+    text = Kubernetes(repository=REPOSITORY, python=PYTHON, claim="checkout", nodes_named=("a", "b")).render(
+        job
+    )
     jobset = Kubernetes(repository=REPOSITORY, python=PYTHON, jobset=True).render(job)
     (wrapped,) = yaml.safe_load_all(jobset)
     (inner,) = wrapped["spec"]["replicatedJobs"]
     spec = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "inner"}, **inner["template"]}
     path = tmp_path / "job.yaml"
     path.write_text(f"{text}---\n{yaml.safe_dump(spec)}")
-    program = [str(validators / "kubernetes-validate"), "--strict", "--kubernetes-version", KUBERNETES, str(path)]
+    program = [
+        str(validators / "kubernetes-validate"),
+        "--strict",
+        "--kubernetes-version",
+        KUBERNETES,
+        str(path),
+    ]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     service, batch = yaml.safe_load_all(text)
@@ -89,7 +101,9 @@ def leave(job: Job, rank: int, *changes: tuple[str, str]) -> None:
     folder = small_fleet.leave(job, rank, *changes)
     document = json.loads((folder / "result.json").read_text())
     told = json.loads((folder / "prepared.json").read_text())
-    (folder / "out" / "result.json").write_text(json.dumps(document | {name: told[name] for name in ("run_id", "interpreter")}))
+    (folder / "out" / "result.json").write_text(
+        json.dumps(document | {name: told[name] for name in ("run_id", "interpreter")})
+    )
     (folder / "run.json").write_text(json.dumps(told))
     for name in ("state.json", "host.json", "result.json"):
         (folder / name).unlink()
@@ -138,15 +152,22 @@ def test_pods_are_followed_and_judged_through_kubectl(
     done = call(capsys, "fleet", "run", CPU_STACK, "--nodes", "5", *arguments)
     assert done.code == 6, done.err
     nodes = {node["rank"]: node for node in json.loads(done.out)["nodes"]}
-    assert {rank: node["status"] for rank, node in nodes.items()} == {0: "PASSED"} | dict.fromkeys((1, 2, 3, 4), "FAILED")
+    assert {rank: node["status"] for rank, node in nodes.items()} == {0: "PASSED"} | dict.fromkeys(
+        (1, 2, 3, 4), "FAILED"
+    )
     words = {1: "test_gemm failed", 2: "another image", 3: "OOMKilled", 4: "not ready: kubelet stopped"}
     for rank, text in words.items():
         assert text in nodes[rank]["reasons"][0], nodes[rank]
     assert (nodes[3]["rack"], nodes[3]["partition"]) == ("rack1", "gpus")
     assert not cluster.objects["jobs"], "deleted: a node that is gone would hold it for ever"
-    cordoned = [name for name, node in cluster.objects["nodes"].items() if node.get("spec", {}).get("unschedulable")]
+    cordoned = [
+        name for name, node in cluster.objects["nodes"].items() if node.get("spec", {}).get("unschedulable")
+    ]
     assert cordoned == ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]
-    assert "another image" in cluster.objects["nodes"]["gpu-2"]["metadata"]["annotations"]["stackcheck.fleet/reason"]
+    assert (
+        "another image"
+        in cluster.objects["nodes"]["gpu-2"]["metadata"]["annotations"]["stackcheck.fleet/reason"]
+    )
 
 
 def test_a_cluster_that_is_not_there_is_an_error_with_a_next_step(

@@ -104,7 +104,9 @@ def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
         run = Fleet(checkout, 3, "--exclude", "node4", "--limit", "60")
         for _ in range(3):
             assert run.until("stackcheck: the suites run"), run.text
-        (job,) = (path for path in (checkout / "build" / "fleet").iterdir() if not (path / "fleet.json").exists())
+        (job,) = (
+            path for path in (checkout / "build" / "fleet").iterdir() if not (path / "fleet.json").exists()
+        )
         cluster.kill_node("node3", job)
         code, _, nodes = run.result()
     finally:
@@ -157,8 +159,6 @@ def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(
         scripted.let_pass(checkout)
 
 
-
-
 def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, checkout: Path) -> None:
     scripted.let_sleep(checkout)
     try:
@@ -172,7 +172,9 @@ def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, che
     assert queue(cluster) == ""
 
 
-def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(cluster: Cluster, checkout: Path) -> None:
+def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(
+    cluster: Cluster, checkout: Path
+) -> None:
     refused = Fleet(checkout, 2, "--partition", "nope")
     assert refused.end() == 4
     assert "Slurm refused a command" in refused.text
@@ -183,17 +185,25 @@ def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(cluster: C
     assert queue(cluster) == ""
 
 
-def test_checks_of_the_cpu_stack_run_on_two_nodes(cpu_stack: Stack, engine: Engine) -> None:  # noqa: ARG001
+def test_checks_of_the_cpu_stack_run_on_two_nodes_and_then_over_their_link(
+    cpu_stack: Stack,
+    engine: Engine,  # noqa: ARG001  # it has to be there
+) -> None:
     code, text = scripted.stackcheck(ROOT, "build", cpu_stack.id, "--root", str(ROOT))
     assert code == 0, text
     run = Command(
         ROOT,
-        *("fleet", "run", cpu_stack.id, "--nodes", "2", "--json"),
+        *("fleet", "run", cpu_stack.id, "--nodes", "2", "--json", "--links"),
         *("--only", "test_device_count", "--root", str(ROOT)),
     )
-    out, err = run.process.communicate(timeout=600)
+    out, err = run.process.communicate(timeout=900)
     assert run.process.returncode == 0, err
-    nodes = json.loads(out)["nodes"]
+    document = json.loads(out)
+    nodes = document["nodes"]
     assert [node["status"] for node in nodes] == ["MEASURED", "MEASURED"]
     assert all(list(node["checks"].values()) == ["passed"] for node in nodes), nodes
     assert all(node["devices"] == ["CPU"] for node in nodes)
+    ((one, other, speed),) = document["links"]["pairs"]
+    assert (one, other) == ("node1", "node2")
+    assert speed > 0
+    assert (document["links"]["failed"], document["links"]["culprits"]) == ([], [])

@@ -39,11 +39,11 @@ def built(small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys) -> Path
     return small_checkout
 
 
-def judged(job: Job, subject: Subject, engine: small_fleet.SteadyEngine | None = None, **keep: Any) -> FleetRun:
+def judged(
+    job: Job, subject: Subject, engine: small_fleet.SteadyEngine | None = None, **keep: Any
+) -> FleetRun:
     engine = engine or steady(job)
-    return run.complete(
-        job, "7", subject, engine, patience=HURRY, history=keep.get("history"), report=silent
-    )
+    return run.complete(job, "7", subject, engine, patience=HURRY, history=keep.get("history"), report=silent)
 
 
 def steady(job: Job) -> small_fleet.SteadyEngine:

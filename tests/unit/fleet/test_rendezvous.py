@@ -20,7 +20,12 @@ POD = {
     "STACKCHECK_SERVICE": "stackcheck-7",
 }
 SKYPILOT = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "trainer-0", "PET_MASTER_PORT": "29400"}
+KUBEFLOW = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "0",
+    "PET_MASTER_ADDR": "trainer-0",
+    "PET_MASTER_PORT": "29400",
+}
 
 
 @pytest.mark.parametrize(

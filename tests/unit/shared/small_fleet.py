@@ -27,7 +27,9 @@ def make_job(checkout: Path, nodes: int, **changes: Any) -> tuple[Job, Subject]:
     return job, subject
 
 
-def leave(job: Job, rank: int, *changes: tuple[str, str], seconds: float | None = None, **broken: Any) -> Path:
+def leave(
+    job: Job, rank: int, *changes: tuple[str, str], seconds: float | None = None, **broken: Any
+) -> Path:
     """What the node of a rank leaves: healthy, but for the outcomes in `changes` and the fields in `broken`."""
     folder, name = job.attempt(0) / str(rank), f"node{rank:04d}"
     host = vendors.host("cpu").as_json()
@@ -47,10 +49,14 @@ def leave(job: Job, rank: int, *changes: tuple[str, str], seconds: float | None 
     outcomes = dict(changes)
     checks = [result_files.check(check, outcomes.get(check, "passed"), devices=[]) for check in CHECKS]
     if seconds is not None:
-        told_time = result_files.metric("step_seconds", seconds, unit="s", direction=None, bound=None, verdict="recorded")
+        told_time = result_files.metric(
+            "step_seconds", seconds, unit="s", direction=None, bound=None, verdict="recorded"
+        )
         checks[0]["metrics"] = [told_time]
     now = dt.datetime.now(dt.UTC).isoformat()
-    document = result_files.result(*checks, **result_files.told_again(told), started=now, finished=now) | broken
+    document = (
+        result_files.result(*checks, **result_files.told_again(told), started=now, finished=now) | broken
+    )
     NodeState(rank=rank, node=name, state="ended").write(folder)
     (folder / "host.json").write_text(json.dumps(host))
     (folder / "run.json").write_text(json.dumps(told))

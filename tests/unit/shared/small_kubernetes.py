@@ -67,7 +67,9 @@ class Api:
         kind = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         self.put("nodes", {**kind, "status": {"conditions": [condition]}})
 
-    def started(self, job: dict[str, Any], rank: int, node: str, state: dict[str, Any], **status: Any) -> None:
+    def started(
+        self, job: dict[str, Any], rank: int, node: str, state: dict[str, Any], **status: Any
+    ) -> None:
         """The pod of one index, on a node, in a state of its container."""
         template = job["spec"]["template"]
         image = template["spec"]["containers"][0]["image"]
@@ -103,7 +105,11 @@ class Api:
             return 201, document
         if name is None:
             wanted = dict(pair.split("=") for pair in query.get("labelSelector", [""])[0].split(",") if pair)
-            items = [each for each in there.values() if wanted.items() <= each["metadata"].get("labels", {}).items()]
+            items = [
+                each
+                for each in there.values()
+                if wanted.items() <= each["metadata"].get("labels", {}).items()
+            ]
             return 200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}
         if name not in there:
             return 404, _status(404, "NotFound", f'{resource} "{name}" not found')
@@ -125,7 +131,14 @@ def _merge(document: dict[str, Any], change: dict[str, Any]) -> None:
 
 def _status(code: int, reason: str | None, message: str) -> dict[str, Any]:
     word = "Success" if code < 400 else "Failure"
-    return {"kind": "Status", "apiVersion": "v1", "status": word, "reason": reason, "message": message, "code": code}
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": word,
+        "reason": reason,
+        "message": message,
+        "code": code,
+    }
 
 
 @contextlib.contextmanager

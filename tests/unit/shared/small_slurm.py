@@ -94,7 +94,9 @@ class Cluster:
 
     def start(self) -> None:
         munge = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
-        self._daemon("munged", "munged", "--foreground", "--force", f"--socket={self.folder}/munge.sock", *munge)
+        self._daemon(
+            "munged", "munged", "--foreground", "--force", f"--socket={self.folder}/munge.sock", *munge
+        )
         wait(lambda: (self.folder / "munge.sock").is_socket(), "munged")
         self._daemon("slurmctld", "slurmctld", "-D", "-f", self.env["SLURM_CONF"])
         for name in NODES:
@@ -118,7 +120,11 @@ class Cluster:
 
     def states(self) -> dict[str, str]:
         done = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%N %T"], env=self.env, capture_output=True, text=True, check=False
+            ["sinfo", "--noheader", "--Node", "--format=%N %T"],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return dict(line.split() for line in done.stdout.splitlines())
 
@@ -163,12 +169,16 @@ class Cluster:
             del name
         for process in psutil.process_iter():  # steps that outlived their node
             with contextlib.suppress(psutil.Error):
-                if process.name() == "slurmstepd" and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]:
+                if (
+                    process.name() == "slurmstepd"
+                    and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]
+                ):
                     process.kill()
 
     def logs(self) -> str:
         return "\n".join(
-            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in sorted(self.folder.glob("*.*o[gu]*"))
+            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            for path in sorted(self.folder.glob("*.*o[gu]*"))
         )
 
 
@@ -199,5 +209,7 @@ def wait(holds: object, what: str, cluster: Cluster | None = None) -> None:
     assert callable(holds)
     end = time.monotonic() + START_TIMEOUT_S
     while not holds():
-        assert time.monotonic() < end, f"{what}: not within {START_TIMEOUT_S:g} s\n{cluster.logs() if cluster else ''}"
+        assert time.monotonic() < end, (
+            f"{what}: not within {START_TIMEOUT_S:g} s\n{cluster.logs() if cluster else ''}"
+        )
         time.sleep(0.2)
