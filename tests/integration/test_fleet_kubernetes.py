@@ -1,6 +1,7 @@
-"""`stackcheck fleet --engine kubernetes`: manifests by the real schemas, and the real kubectl against a small API server.
+"""Manifests by the schemas of Kubernetes, and the real kubectl against a small API server.
 
-No kubelet runs here: what pods would leave is written by the test (docs/fleet.md says what was not run on a cluster).
+No kubelet runs here: what pods would leave is written by the test (docs/fleet.md says what was not run on a
+cluster).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def test_the_schemas_of_kubernetes_accept_the_manifests(
 
 
 def leave(job: Job, rank: int, *changes: tuple[str, str]) -> None:
-    """What the container of a pod writes: result.json in its own folder, about the run.json that it was given."""
+    """What the container of a pod writes: result.json in its own folder, about its run.json."""
     folder = small_fleet.leave(job, rank, *changes)
     document = json.loads((folder / "result.json").read_text())
     told = json.loads((folder / "prepared.json").read_text())

@@ -29,7 +29,7 @@ from stackcheck.certificate import keys
 from stackcheck.cli import build
 from stackcheck.engine import doctor
 from stackcheck.engine.doctor import HostFinding
-from stackcheck.fleet.slurm import Slurm as REAL_SLURM  # noqa: N811  # the fixture replaces it
+from stackcheck.fleet.slurm import Slurm
 from stackcheck.oci.layout import OciLayout
 from stackcheck.proof import prove
 
@@ -51,6 +51,7 @@ GEMM = "test_kernels.py::test_gemm"
 CHECK = "test_devices.py::test_device_count"
 Capsys = pytest.CaptureFixture[str]
 FLEET_JOB = "feedbeef"
+REAL_SLURM = Slurm  # cases replace it
 IN_A_REGISTRY = ("--repository", "registry.example.org/team/stacks", "--claim", "checkout")
 REAL_CONNECTED = build.connected  # the fixture `engine` replaces it
 
@@ -370,7 +371,10 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("run", CPU_STACK, "--nodes", "3"), lambda world: nodes_leave(world, GEMM)),
         Case(("collect", FLEET_JOB)),
         Case(("run", CPU_STACK, "--nodes", "2", "--dry-run", "--python", "python3"), a_site_with_slurm),
-        Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run", *IN_A_REGISTRY), other_user),
+        Case(
+            ("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run", *IN_A_REGISTRY),
+            other_user,
+        ),
         Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run")),
         Case(("run", "nope", "--nodes", "2")),
         Case(("run", CPU_STACK, "--nodes", "0")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +18,8 @@ from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stackcheck.fleet.run import FleetRun
     from stackcheck.suite.subject import Subject
 

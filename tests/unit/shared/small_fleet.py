@@ -1,4 +1,4 @@
-"""The files that nodes of a fleet leave, made here: a job on a small checkout, and folders of healthy nodes."""
+"""What nodes of a fleet leave, made here: a job on a small checkout, and folders of healthy nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_job(checkout: Path, nodes: int, **changes: Any) -> tuple[Job, Subject]:
 def leave(
     job: Job, rank: int, *changes: tuple[str, str], seconds: float | None = None, **broken: Any
 ) -> Path:
-    """What the node of a rank leaves: healthy, but for the outcomes in `changes` and the fields in `broken`."""
+    """What a node leaves: healthy, but for the outcomes in `changes` and the fields in `broken`."""
     folder, name = job.attempt(0) / str(rank), f"node{rank:04d}"
     host = vendors.host("cpu").as_json()
     told = {

@@ -1,7 +1,8 @@
 """A small API server of Kubernetes on loopback, for kubectl: discovery, and objects that are kept in memory.
 
-It is no cluster: nothing schedules and nothing runs. `started` plays the Job controller and the kubelets: it makes the
-pods of an Indexed Job with the fields that the real ones set (https://kubernetes.io/docs/reference/kubernetes-api/).
+It is no cluster: nothing schedules and nothing runs. `started` plays the Job controller and the kubelets:
+it makes the pods of an Indexed Job with the fields that the real ones set
+(https://kubernetes.io/docs/reference/kubernetes-api/).
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Api:
             },
         )
 
-    def answer(self, method: str, url: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    def answer(  # noqa: PLR0911  # one answer for each kind of question
+        self, method: str, url: str, body: bytes
+    ) -> tuple[int, dict[str, Any]]:
         place, query = urlsplit(url).path, parse_qs(urlsplit(url).query)
         self.asked.append(f"{method} {place}")
         if place in DISCOVERY:

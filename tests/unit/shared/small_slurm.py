@@ -1,7 +1,7 @@
 """A real Slurm cluster on one host: munged, slurmctld and some slurmd, each of which is a node of its own.
 
-In: a folder. Out: a running cluster, and the environment in which its clients find it. Everything that it starts it
-ends by process id.
+In: a folder. Out: a running cluster, and the environment in which its clients find it. Everything that it
+starts it ends by process id.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Cluster:
         self._daemon(
             "munged", "munged", "--foreground", "--force", f"--socket={self.folder}/munge.sock", *munge
         )
-        wait(lambda: (self.folder / "munge.sock").is_socket(), "munged")
+        wait((self.folder / "munge.sock").is_socket, "munged")
         self._daemon("slurmctld", "slurmctld", "-D", "-f", self.env["SLURM_CONF"])
         for name in NODES:
             self.start_node(name)
