@@ -67,7 +67,8 @@ def main() -> None:
         start, used = time.monotonic(), time.process_time()
         run.keep(dataclasses.replace(done, nodes=done.nodes[:KEPT]), History(str(root / "records"), index))
         wall, cpu = time.monotonic() - start, time.process_time() - used
-        print(f"kept {min(count, KEPT)} in {wall:.1f} s, {cpu:.1f} s of a processor ({index.partition(':')[0]})")
+        kind = index.partition(":")[0]
+        print(f"kept {min(count, KEPT)} in {wall:.1f} s, {cpu:.1f} s of a processor ({kind})")
 
 
 def _job(root: Path, count: int) -> tuple[Job, subjects.Subject]:

@@ -1,7 +1,8 @@
 """What one node does in a links job. In: a job and its plan. Out: one report a round, in the job's folder.
 
-A round starts when every node has ended the one before, or its time is over: a pair that hangs must not make the next
-pair of its nodes look bad. The container has the host's network, and with GPUs the InfiniBand devices and pinned memory.
+A round starts when every node has ended the one before, or its time is over: a pair that hangs must not
+make the next pair of its nodes look bad. The container has the host's network, and with GPUs the InfiniBand
+devices and pinned memory.
 """
 
 from __future__ import annotations

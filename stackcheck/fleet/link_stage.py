@@ -1,7 +1,7 @@
-"""The links of a fleet, on this host: which groups work together, and what they showed. In: a run. Out: `Links`.
+"""The links of a fleet, on this host: which groups work together, what they show. In: a run. Out: `Links`.
 
-The nodes that passed alone work in pairs, in the rounds of a tournament, then all together. Their steps are those of
-`link_node`; what they wrote is read here, and names the link or the node that spoils it.
+The nodes that passed alone work in pairs, in the rounds of a tournament, then all together. Their steps are
+those of `link_node`; what they wrote is read here, and names the link or the node that spoils it.
 """
 
 from __future__ import annotations

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.fleet import link_stage
 from stackcheck.fleet.job import Job
 from stackcheck.fleet.link_stage import Plan, Report
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMES = tuple("abcdef")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES)}
