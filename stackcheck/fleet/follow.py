@@ -94,8 +94,8 @@ def follow(
         report(f"cancelling job {job_id}")
         engine.cancel(job_id)
         raise
-    if not watch.found.state.is_over:
-        engine.cancel(job_id)
+    if not watch.found.state.is_over and len(watch.found.ended()) < job.nodes:
+        engine.cancel(job_id)  # some nodes never end; where all have, the job ends by itself
     return watch.found
 
 
