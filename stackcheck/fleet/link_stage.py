@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from stackcheck.fleet.job import Job
 
-LIMIT_S = 120  # for a group, from the start of its containers to their end
+LIMIT_S = 300  # for a group, from the start of its containers to their end
 FIRST_PORT = 29500
 REPORT_LIMIT_BYTES = 1 << 20
 PLAN = "links.json"

@@ -161,7 +161,7 @@ def with_links(done: FleetRun, slurm: Slurm, patience: Patience, report: Callabl
         report("links: not tried: fewer than two nodes passed alone")
         return done
     job, plan = link_stage.make(done.job, names, slurm.addresses(names))
-    report(f"links: {len(names)} nodes that passed, {len(plan.rounds)} rounds")
+    report(f"links: {len(names)} nodes that passed, rounds: {len(plan.rounds)}")
     link_stage.save(job, plan)
     job_id = start(job, slurm.on(names), report)
     followed = follow(job, job_id, slurm, patience=patience, report=report)

@@ -1,7 +1,8 @@
 """All-reduce over the ranks of several nodes. In: torchrun's environment. Out: one JSON line of rank 0.
 
-`{"ranks", "wrong": [...], "busbw_gb_per_s": {bytes: GB/s}}`. Every element of each sum is compared: a link that changes
-bits is worse than a slow one. busbw is nccl-tests' definition, 2 (n - 1) / n of what one rank holds, by time.
+`{"ranks", "wrong": [...], "busbw_gb_per_s": {bytes: GB/s}}`. Every element of each sum is compared: a link
+that changes bits is worse than a slow one. busbw is nccl-tests' definition, 2 (n - 1) / n of what one rank
+holds, by time.
 """
 
 import json
