@@ -40,6 +40,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 HOSTNAME = "kubernetes.io/hostname"
 ZONE = "topology.kubernetes.io/zone"
 POOLS = ("cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "agentpool")
+REPLICATED = "nodes"
 RANK = "STACKCHECK_RANK"
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 # https://docs.pytest.org/en/stable/reference/exit-codes.html; the result says the same, or does not count.
@@ -217,7 +218,7 @@ class Kubernetes:
             "spec": {
                 "network": {"enableDNSHostnames": True, "subdomain": _name(job)},
                 "failurePolicy": {"maxRestarts": 0},
-                "replicatedJobs": [{"name": "nodes", "replicas": 1, "template": {"spec": spec}}],
+                "replicatedJobs": [{"name": REPLICATED, "replicas": 1, "template": {"spec": spec}}],
             },
         }
 
@@ -342,7 +343,9 @@ class Kubernetes:
 
         Those that choose devices are the device plug-in's.
         """
-        names = {SERVICE: _name(job), JOB: _name(job), NODES: str(job.nodes)}
+        # A JobSet names its Job, and so its pods, after itself, the replicated job and that one's index.
+        own = f"{_name(job)}-{REPLICATED}-0" if self.jobset else _name(job)
+        names = {SERVICE: _name(job), JOB: own, NODES: str(job.nodes)}
         values = steering.environment(self.declared, job.vendor, USER_ENV) | names
         field = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
         return [

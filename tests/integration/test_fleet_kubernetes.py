@@ -93,6 +93,7 @@ def test_the_schemas_of_kubernetes_accept_the_manifests(
     assert service["spec"]["clusterIP"] == "None"
     assert "hostNetwork" not in text, "one node alone needs no network of the host"
     assert (wrapped["apiVersion"], wrapped["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert f"stackcheck-{job.id}-nodes-0" in jobset, "the name by which the ranks find pod 0"
     path.write_text(text.replace("backoffLimitPerIndex", "backofLimitPerIndex"))
     assert subprocess.run(program, capture_output=True, check=False).returncode != 0, "the schema can say no"
 
