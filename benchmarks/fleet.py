@@ -30,7 +30,7 @@ from stackcheck.suite import subject as subjects
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "docs" / "results" / "suites-h200-x1-standard.json"
-KEPT = 100  # records: they take longer than the verdicts
+KEPT = 50  # records: they take longer than the verdicts
 DIGEST = "sha256:" + "a" * 64
 PYTHON = {
     "path": "/usr/bin/python3",

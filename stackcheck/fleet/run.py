@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
+import gc
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from stackcheck.fleet.job import FOLDER, Job, read_state, subject_of
 from stackcheck.fleet.spread import Outlier, outliers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from stackcheck.fleet.engines import FleetEngine
@@ -142,12 +144,25 @@ def judged(
     judge = Judge(job=job, subject=subject, root=job.checkout)
     facts = {rank: followed.facts_of(rank) for rank in range(job.nodes)}
     attempt = job.attempt(followed.state.attempt)
-    found = collect.outcomes(judge, attempt, facts, followed.nodes, followed.missing)
-    done = assembled(job, job_id, found)
+    with _many_objects():
+        found = collect.outcomes(judge, attempt, facts, followed.nodes, followed.missing)
+        done = assembled(job, job_id, found)
     write_atomically(job.folder / "fleet.json", (json.dumps(done.as_json(), indent=1).encode(),))
     if history is not None:
         keep(done, history)
     return done
+
+
+@contextlib.contextmanager
+def _many_objects() -> Iterator[None]:
+    """Without Python's cyclic collector: it halves the time of a thousand results, which have no cycles."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def with_links(done: FleetRun, slurm: Slurm, patience: Patience, report: Callable[[str], None]) -> FleetRun:
@@ -213,7 +228,7 @@ def stragglers(nodes: Iterable[NodeOutcome]) -> list[Straggler]:
             for metric in check.metrics:
                 if metric.value is None:
                     continue
-                conditions = json.dumps(metric.conditions, sort_keys=True)
+                conditions = str(metric.conditions)  # equal suites write them in an equal order
                 key = (check.id, metric.name, metric.unit, conditions, machine)
                 figures.setdefault(key, {})[node.name] = metric.value
                 directions[key] = metric.direction
