@@ -14,10 +14,11 @@ import pytest
 
 import scripted
 import small_slurm
-from scripted import REFERENCE, Command
+from scripted import Command
 from small_stacks import ROOT
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
+from stackcheck.oci.tags import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
 
+REFERENCE = "stackcheck-test/suites:fleet"
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -42,11 +44,21 @@ def on_this_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory, scripted_engine: Engine) -> Path:  # noqa: ARG001
+def scripted_image(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[None]:
+    """The image of `scripted` under a name of its own: tests of other processes count containers too."""
+    folder = tmp_path_factory.mktemp("image")
+    scripted.make_layout(folder / "oci")
+    engine.load(folder / "oci", REFERENCE)
+    yield
+    engine.remove(REFERENCE)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory, scripted_image: None) -> Path:  # noqa: ARG001
     """A checkout that has tested the scripted image, so that the image is in it."""
     root = scripted.make_checkout(tmp_path_factory.mktemp("fleet") / "checkout")
     scripted.stackcheck(root, "test", REFERENCE)
-    scripted.let_pass(root)
+    scripted.let_pass(root, label(REFERENCE))
     return root
 
 
@@ -101,7 +113,7 @@ def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster,
 
 
 def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
-    cluster: Cluster, checkout: Path, scripted_engine: Engine
+    cluster: Cluster, checkout: Path
 ) -> None:
     scripted.let_sleep(checkout)
     try:
@@ -114,7 +126,7 @@ def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
         cluster.kill_node("node3", job)
         code, _, nodes = run.result()
     finally:
-        scripted.let_pass(checkout)
+        scripted.let_pass(checkout, label(REFERENCE))
     assert code == 6
     assert "down" in nodes["node3"]["reasons"][0], nodes["node3"]
     for name in ("node1", "node2"):
@@ -125,7 +137,6 @@ def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
     assert queue(cluster) == ""
     cluster.start_node("node3")
     cluster.wait_for("idle", "node1", "node2", "node3")
-    del scripted_engine
 
 
 def test_a_job_that_is_requeued_counts_only_with_its_last_attempt(cluster: Cluster, checkout: Path) -> None:
@@ -160,7 +171,7 @@ def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(
         assert "cancelling job" in run.text
         small_slurm.wait(lambda: containers() == [] and queue(cluster) == "", "the end of the job")
     finally:
-        scripted.let_pass(checkout)
+        scripted.let_pass(checkout, label(REFERENCE))
 
 
 def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, checkout: Path) -> None:
@@ -168,7 +179,7 @@ def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, che
     try:
         code, _, nodes = Fleet(checkout, 1, "--sbatch", "--time=1").result()
     finally:
-        scripted.let_pass(checkout)
+        scripted.let_pass(checkout, label(REFERENCE))
     assert code == 6
     (node,) = nodes.values()
     assert "stopped this node" in node["reasons"][0], node
