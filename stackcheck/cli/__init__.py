@@ -51,6 +51,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "promote": ("published", "Copy a certified image and its certificate to another target."),
     "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
     "nightly": ("nightly", "Validate the published images again on this host."),
+    "fleet": ("fleet", "Run the suites on many machines, by Slurm or Kubernetes."),
     "history": ("history", "List the runs that were kept, or one metric over them."),
     "report": ("report", "Write the page: what is certified, what failed, how fast it is."),
     "compare": ("compare", "Compare two runs, or run two images in turn on this node."),

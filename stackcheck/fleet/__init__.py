@@ -1,1 +1,1 @@
-"""Many machines. In: a stack and nodes. Out: one verdict; and what to expect of more of them."""
+"""Many machines (docs/fleet.md). In: a stack, an engine's nodes. Out: nodes x checks, judged on this host."""

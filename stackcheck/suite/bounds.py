@@ -20,10 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from stackcheck.suite.results import RunResult
+
+    Ask = Callable[[Path, Mapping[str, Any]], str]
 
 TIMEOUT_S = 60
 # What a bound rests on, from the strongest to the weakest.
@@ -87,10 +89,15 @@ class Bounds:
 NOTHING_GATED = Bounds()
 
 
-def look_up(result: RunResult, root: Path) -> Bounds:
+def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
     """The bounds of every metric of a run, from the thresholds of the checkout `root`.
 
     A run on a processor gates nothing: it proves the flow and the numerics.
+
+    Args:
+        result: The run.
+        root: The checkout.
+        ask: In place of `ask_suites`, for who has many runs and keeps the answers.
 
     Raises:
         ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
@@ -111,7 +118,7 @@ def look_up(result: RunResult, root: Path) -> Bounds:
         "tier": result.tier,
         "driver": _driver(result),
     }
-    answer = _Answer.model_validate_json(ask_suites(root, asked))
+    answer = _Answer.model_validate_json((ask or ask_suites)(root, asked))
     found = zip(keys, answer.reached, answer.bounds, strict=True)
     return Bounds({key: bound for key, reached, bound in found if reached}, answer.unmeasured, answer.driver)
 

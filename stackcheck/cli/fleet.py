@@ -1,0 +1,355 @@
+"""The verb `fleet`. In: a stack, a number of nodes. Out: nodes x checks, outliers first, and an exit code."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from stackcheck.cli import build as building
+from stackcheck.cli.options import HERE, AsJson, DryRun, Name, Root, Tier, Vendor, new_app
+from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from stackcheck.fleet.engines import FleetEngine
+    from stackcheck.fleet.follow import Patience
+    from stackcheck.fleet.job import Job
+    from stackcheck.fleet.run import FleetRun
+    from stackcheck.suite.subject import Subject
+
+app = new_app()
+fleet = new_app()
+app.add_typer(fleet, name="fleet")
+
+SHOWN_STRAGGLERS = 20
+EXIT_CODES = {"FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
+
+Nodes = Annotated[int, typer.Option("--nodes", min=1, metavar="N", help="How many nodes.")]
+EngineName = Annotated[
+    Literal["slurm", "kubernetes"], typer.Option("--engine", help="What starts the job on the nodes.")
+]
+Only = Annotated[
+    str | None,
+    typer.Option("--only", metavar="EXPRESSION", help="Only these checks (pytest -k); never a verdict."),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node.", show_default="as the stack names"),
+]
+ContainerName = Annotated[
+    Literal["docker", "podman"],
+    typer.Option("--container", help="What starts the container on a Slurm node."),
+]
+Partition = Annotated[str | None, typer.Option("--partition", metavar="NAME", help="Slurm's partition.")]
+OnlyNodes = Annotated[
+    list[str] | None, typer.Option("--node", metavar="NAME", help="Use this node; may be repeated.")
+]
+Exclude = Annotated[
+    list[str] | None, typer.Option("--exclude", metavar="NAME", help="Leave this node out; may be repeated.")
+]
+Lines = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch", metavar="OPTION", help="One more option of sbatch; may be repeated."),
+]
+Repository = Annotated[
+    str | None,
+    typer.Option(
+        "--repository",
+        metavar="HOST/REPO",
+        help="Where Kubernetes' nodes pull the image, by digest.",
+        show_default="`publish` in matrix.yaml",
+    ),
+]
+Claim = Annotated[
+    str | None,
+    typer.Option(
+        "--claim",
+        metavar="NAME",
+        help="The PersistentVolumeClaim that holds the checkout.",
+        show_default="none: the nodes see the checkout's path",
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", metavar="NAME", help="Kubernetes' namespace.", show_default="kubectl's"),
+]
+AsJobSet = Annotated[bool, typer.Option("--jobset", help="Make a JobSet in place of an Indexed Job.")]
+RackLabel = Annotated[
+    str,
+    typer.Option("--rack-label", metavar="LABEL", help="The label of a Kubernetes node that names its rack."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="SECONDS", min=1, help="For a node's run.", show_default="by the tier"),
+]
+StartLimit = Annotated[
+    int, typer.Option("--start-limit", metavar="SECONDS", min=1, help="For a node to say its first word.")
+]
+QueueLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--queue-limit", metavar="SECONDS", min=1, help="For the job to get nodes.", show_default="none"
+    ),
+]
+WithLinks = Annotated[
+    bool,
+    typer.Option(
+        "--links",
+        help="Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
+    ),
+]
+Drain = Annotated[bool, typer.Option("--drain", help="Drain the nodes that did not pass, with the reason.")]
+Python = Annotated[
+    str,
+    typer.Option(
+        "--python", metavar="PATH", help="The nodes' Python with stackcheck.", show_default="this one"
+    ),
+]
+
+
+@fleet.callback()
+def many_machines() -> None:
+    """Run the suites on many machines, through the engine that the cluster has."""
+
+
+@fleet.command("run")
+def run_fleet(
+    name: Name,
+    *,
+    nodes: Nodes,
+    engine: EngineName = "slurm",
+    tier: Tier = None,
+    only: Only = None,
+    vendor: Vendor = None,
+    gpus: Gpus = None,
+    container: ContainerName = "docker",
+    partition: Partition = None,
+    node: OnlyNodes = None,
+    exclude: Exclude = None,
+    lines: Lines = None,
+    repository: Repository = None,
+    claim: Claim = None,
+    namespace: Namespace = None,
+    jobset: AsJobSet = False,
+    rack_label: RackLabel = "topology.kubernetes.io/zone",
+    limit: Limit = None,
+    start_limit: StartLimit = 600,
+    queue_limit: QueueLimit = None,
+    links: WithLinks = False,
+    drain: Drain = False,
+    python: Python = sys.executable,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Run the suites alone on each of N nodes, judge every node here, and show who stands out.
+
+    The image is the one that `build` or `test` left in this checkout, which every node has to see under the
+    same path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
+    """
+    from stackcheck.fleet.follow import Patience
+    from stackcheck.fleet.job import new_job
+
+    job, subject = new_job(
+        name,
+        root.resolve(),
+        job_id=secrets.token_hex(4),
+        nodes=nodes,
+        limit_s=limit,
+        tier=tier,
+        only=only,
+        vendor=vendor,
+        devices=gpus,
+        container=container,
+        engine=engine,
+    )
+    report = Progress()
+    chosen: FleetEngine
+    if engine == "slurm":
+        chosen = _slurm(partition, node, exclude, lines, python)
+    else:
+        chosen = _kubernetes(subject, repository, claim, namespace, node, rack_label, jobset=jobset)
+    if dry_run:
+        print(chosen.render(job), end="")
+        return
+    patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
+    done = _played(job, subject, chosen, patience, report)
+    if links:
+        done = _with_links(done, chosen, patience, report)
+    print_json(done.as_json()) if as_json else show(done)
+    if drain:
+        _drain(done, chosen, report)
+    raise typer.Exit(EXIT_CODES.get(done.status, 0))
+
+
+def _with_links(
+    done: FleetRun, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
+) -> FleetRun:
+    from stackcheck.fleet import run
+    from stackcheck.fleet.slurm import Slurm
+
+    if not isinstance(engine, Slurm):
+        raise ConfigurationError(
+            "links are tried through Slurm only",
+            where="--links",
+            got="--engine kubernetes",
+            expected="--engine slurm",
+            next_step="repeat the command without --links",
+        )
+    return run.with_links(done, engine, patience, report)
+
+
+def _slurm(
+    partition: str | None,
+    named: list[str] | None,
+    exclude: list[str] | None,
+    lines: list[str] | None,
+    python: str,
+) -> FleetEngine:
+    from stackcheck.fleet.slurm import Slurm
+
+    return Slurm(
+        partition=partition,
+        nodelist=tuple(named or ()),
+        exclude=tuple(exclude or ()),
+        options=tuple(lines or ()),
+        program=(python, "-m", "stackcheck.fleet.node"),
+    )
+
+
+def _kubernetes(  # noqa: PLR0917  # what the user chose
+    subject: Subject,
+    repository: str | None,
+    claim: str | None,
+    namespace: str | None,
+    named: list[str] | None,
+    rack_label: str,
+    *,
+    jobset: bool,
+) -> FleetEngine:
+    """Kubernetes' side. The image's Python is identified by the engine of this host: no pod can do it."""
+    from stackcheck.fleet.kubernetes import Kubernetes, require_registry
+    from stackcheck.fleet.node import load_image
+    from stackcheck.matrix import matrix
+    from stackcheck.suite import interpreter
+
+    target = repository or matrix.load(subject_root(subject) / "matrix.yaml").publish
+    require_registry(target)
+    engine = building.connected(Progress(), builds=False)
+    load_image(subject.image, engine, Progress())
+    return Kubernetes(
+        repository=target,
+        python=interpreter.find(subject.image.reference, engine),
+        declared=tuple(engine.inspect(subject.image.reference).env),
+        claim=claim,
+        namespace=namespace,
+        nodes_named=tuple(named or ()),
+        rack=rack_label,
+        jobset=jobset,
+    )
+
+
+def subject_root(subject: Subject) -> Path:
+    """The checkout of an image: it is in build/<name>/oci there."""
+    return subject.image.layout.parents[2]
+
+
+def _played(
+    job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
+) -> FleetRun:
+    from stackcheck.fleet import run
+    from stackcheck.history.history import open_history
+
+    job_id = run.start(job, engine, report)
+    return run.complete(
+        job, job_id, subject, engine, patience=patience, history=open_history(job.checkout), report=report
+    )
+
+
+@fleet.command("collect")
+def collect_again(
+    job_id: Annotated[
+        str, typer.Argument(metavar="JOB", help="The id of a fleet run: its folder in build/fleet/.")
+    ],
+    *,
+    as_json: AsJson = False,
+    root: Root = HERE,
+) -> None:
+    """Judge again what the nodes of a Slurm run left, for example after `fleet run` itself was killed."""
+    from stackcheck.fleet import run
+    from stackcheck.history.history import open_history
+
+    base = root.resolve()
+    done = run.again(base, job_id, open_history(base))
+    print_json(done.as_json()) if as_json else show(done)
+    raise typer.Exit(EXIT_CODES.get(done.status, 0))
+
+
+def show(done: FleetRun) -> None:
+    """Print nodes x checks, then racks, stragglers and the sum."""
+    from stackcheck.fleet.grid import LEGEND, grid, groups
+
+    found = grid(done)
+    print_table(found.columns, found.rows)
+    for number, name in enumerate(found.checks, start=1):
+        print(f"  {number}: {name}")
+    if found.checks:
+        print(f"  {LEGEND}")
+    for count, what in ((found.hidden_checks, "checks"), (found.hidden_nodes, "nodes that passed")):
+        if count:
+            print(f"  … and {count} more {what}: --json has all")
+    racks = groups(done)
+    if len(racks) > 1:
+        print()
+        print_table(("rack", "partition", "nodes", "failed", "unfit"), racks)
+    _show_stragglers(done)
+    _show_links(done)
+    counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    print(f"\n{done.job.name} on {len(done.nodes)} nodes: {words}")
+    print(f"  every file: {done.job.folder}")
+
+
+def _statuses(done: FleetRun) -> list[str]:
+    return list(dict.fromkeys(node.status for node in done.nodes))
+
+
+def _show_stragglers(done: FleetRun) -> None:
+    if not done.stragglers:
+        return
+    print()
+    rows = [
+        (item.node, item.check, f"{item.metric} {item.outlier.value:.4g} {item.unit}", item.outlier.words())
+        for item in done.stragglers[:SHOWN_STRAGGLERS]
+    ]
+    print_table(("slow node", "check", "figure", "against its fleet"), rows)
+
+
+def _show_links(done: FleetRun) -> None:
+    links = done.links
+    if links is None:
+        return
+    print()
+    rows = [(culprit.kind, " - ".join(culprit.names), culprit.because) for culprit in links.culprits]
+    if rows:
+        print_table(("bad", "which", "because"), rows)
+    tried = len(links.speeds) + len(links.failed)
+    speeds = sorted(links.speeds.values())
+    words = f"; slowest {speeds[0]:.3g}, fastest {speeds[-1]:.3g} GB/s" if speeds else ""
+    print(f"links: {len(links.speeds)} of {tried} pairs work{words}")
+    if links.whole_error or links.whole_gb_per_s is not None:
+        print(f"all together: {links.whole_error or f'{links.whole_gb_per_s:.3g} GB/s'}")
+
+
+def _drain(done: FleetRun, engine: FleetEngine, report: Callable[[str], None]) -> None:
+    for node in done.nodes:
+        if node.status in EXIT_CODES and not node.name.startswith("rank "):
+            reason = f"stackcheck {done.job.id}: {node.status}: {node.reasons[0].splitlines()[0][:120]}"
+            engine.drain(node.name, reason)
+            report(f"{node.name}: drained: {reason}")

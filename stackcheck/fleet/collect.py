@@ -1,0 +1,273 @@
+"""Judge what the nodes of a job left. In: a job's folder. Out: a `NodeOutcome` for each node.
+
+The judge is that of one machine (`suite.verdict`), with the checks, bounds, waivers and digests of this
+checkout. A node without a file has failed. The files are read as foreign input: the container wrote
+result.json, and its node the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from stackcheck.errors import ChecksFailedError, StackcheckError
+from stackcheck.files import strictjson
+from stackcheck.files.regular import read_regular
+from stackcheck.suite import bounds, consistency, requirements, results, verdict
+from stackcheck.vendors import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from stackcheck.fleet.engines import NodeFacts
+    from stackcheck.fleet.job import Job, NodeState
+    from stackcheck.suite.results import RunResult
+    from stackcheck.suite.subject import Subject
+    from stackcheck.suite.verdict import Verdict
+
+Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
+FACTS_LIMIT_BYTES = 1 << 20
+CLOCKS = dt.timedelta(minutes=5)  # how far the clocks of nodes may be apart
+_HOST = TypeAdapter(Host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOutcome:
+    """How one node ended.
+
+    Attributes:
+        rank: From 0.
+        facts: What the engine knows of the node.
+        status: The verdict; MEASURED: a selection of the checks ran, and none of them failed.
+        reasons: Why it is not PASSED.
+        result: What its suites measured; None if there is no result that counts.
+        body: The bytes of that result.
+        host: The machine, as its own stackcheck saw it from outside the container.
+        verdict: The whole verdict.
+        seconds: How long the suites ran.
+    """
+
+    rank: int
+    facts: NodeFacts
+    status: Status
+    reasons: tuple[str, ...]
+    result: RunResult | None = None
+    body: bytes = b""
+    host: Host | None = None
+    verdict: Verdict | None = None
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.facts.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """What all nodes of a job are held to.
+
+    Attributes:
+        job: What they ran.
+        subject: The image, its policy and its machines.
+        root: This checkout.
+    """
+
+    job: Job
+    subject: Subject
+    root: Path
+
+    def node(
+        self, folder: Path, facts: NodeFacts, rank: int, state: NodeState | None, missing: str
+    ) -> NodeOutcome:
+        """The outcome of one node; `missing` says why there is no file, if there is none."""
+        try:
+            return self._judged(rank, folder, facts, state, missing)
+        except StackcheckError as error:
+            return NodeOutcome(rank=rank, facts=facts, status="FAILED", reasons=(str(error),))
+
+    def _judged(
+        self, rank: int, folder: Path, facts: NodeFacts, state: NodeState | None, missing: str
+    ) -> NodeOutcome:
+        if state is None:
+            raise ChecksFailedError("the node never started", got=missing or "no file of it")
+        if state.state != "ended":
+            raise ChecksFailedError(
+                state.error or f"the node did not come to its end: {missing or 'no result'}"
+            )
+        body = results.read_result_file(folder / "result.json")
+        result = results.parse(body, where=str(folder / "result.json"))
+        told = _told(folder / "run.json")
+        seen = self.job.engine == "slurm"  # whether the machine was read from outside the container
+        host = _host(folder / "host.json") if seen else _HOST.validate_python(result.host.model_dump())
+        if not seen:
+            consistency.require_exit_code(result, state.code, folder / "result.json")
+        self._require_ours(result, told, host, folder)
+        required = self._requirements(host)
+        found = verdict.judge(result, required, bounds.look_up(result, self.root, ask=_asked_once))
+        return self._outcome(rank, facts, result, body, host, found)
+
+    def _outcome(  # noqa: PLR0917  # the parts of one outcome
+        self,
+        rank: int,
+        facts: NodeFacts,
+        result: RunResult,
+        body: bytes,
+        host: Host,
+        found: Verdict,
+    ) -> NodeOutcome:
+        status: Status = found.status
+        reasons = found.reasons
+        if self.job.only:  # a selection never gets a verdict: what was left out is no fault of the node
+            bad = [check for check in result.checks if check.outcome in consistency.NOT_GOOD]
+            status = "FAILED" if bad or not result.checks or result.state != "finished" else "MEASURED"
+            reasons = tuple(f"{check.id} {check.outcome}: {check.reason}" for check in bad) or (
+                () if status == "MEASURED" else ("no check ran to its end",)
+            )
+        few = self._too_few_devices(host)
+        seconds = ((result.finished or result.started) - result.started).total_seconds()
+        return NodeOutcome(
+            rank=rank,
+            facts=facts,
+            status="FAILED" if few else status,
+            reasons=(*few, *reasons),
+            result=result,
+            body=body,
+            host=host,
+            verdict=found,
+            seconds=seconds,
+        )
+
+    def _too_few_devices(self, host: Host) -> tuple[str, ...]:
+        """A node that lost a GPU shows a machine that is whole, only smaller."""
+        seen, wanted = len(host.devices), self.job.devices
+        if wanted is None or seen == wanted:
+            return ()
+        return (f"the node shows {seen} devices, the job asked for {wanted}",)
+
+    def _require_ours(self, result: RunResult, told: Mapping[str, Any], host: Host, folder: Path) -> None:
+        """The result is about this job's image and suites, on the machine that the node's own side saw.
+
+        Raises:
+            ChecksFailedError: With the first thing that differs.
+        """
+        ours = {
+            "tier": self.job.tier,
+            "stack_id": self.job.stack_id,
+            "image": {
+                "reference": self.job.reference,
+                "config_digest": self.job.config_digest,
+                "manifest_digest": self.job.manifest_digest,
+            },
+            "inputs": self.job.inputs,
+            "host": json.loads(json.dumps(host.as_json())),
+        }
+        path = folder / "result.json"
+        if result.run_id != told.get("run_id"):
+            raise ChecksFailedError(
+                "result.json belongs to a different run",
+                where=str(path),
+                got=result.run_id,
+                expected=str(told.get("run_id")),
+            )
+        consistency.require_same_run(result, ours, path)
+        consistency.require_interpreter(result, told.get("interpreter") or {}, path)
+        now = dt.datetime.now(dt.UTC)
+        consistency.require_times_within(result, self.job.created - CLOCKS, now + CLOCKS, path)
+
+    def _requirements(self, host: Host) -> requirements.Requirements:
+        """Read once for each kind of machine: a fleet has few."""
+        kind = tuple(device.model for device in host.devices)
+        found = _of_kind(self, kind)
+        seen = tuple(device.id for device in host.devices) if self.job.engine == "slurm" else None
+        return dataclasses.replace(found, devices=seen)
+
+    def __hash__(self) -> int:
+        """For the cache of `_of_kind`."""
+        return hash(self.job.id)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_kind(judge: Judge, models: tuple[str, ...]) -> requirements.Requirements:
+    some = _machine_of(judge.job.vendor, models)
+    return requirements.of(judge.subject, some, judge.job.tier, judge.root)
+
+
+def _machine_of(vendor: Any, models: tuple[str, ...]) -> Host:
+    from stackcheck.vendors import HostDevice
+
+    devices = tuple(
+        HostDevice(model=model, arch="", id=str(n), memory_bytes=0) for n, model in enumerate(models)
+    )
+    return Host(
+        vendor=vendor,
+        devices=devices,
+        driver=None,
+        kernel="",
+        partition=None,
+        nvls="unavailable",
+        cpu="",
+        memory_bytes=0,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _answer(root: Path, question: str) -> str:
+    return bounds.ask_suites(root, json.loads(question))
+
+
+def _asked_once(root: Path, question: Mapping[str, Any]) -> str:
+    """Equal nodes ask for the same bounds, and each answer takes a process."""
+    return _answer(root, json.dumps(question, sort_keys=True))
+
+
+def _told(path: Path) -> Mapping[str, Any]:
+    found = _read(path)
+    return found if isinstance(found, dict) else {}
+
+
+def _host(path: Path) -> Host:
+    try:
+        return _HOST.validate_python(_read(path))
+    except ValidationError as error:
+        raise ChecksFailedError(
+            "the node's description of its machine is damaged",
+            where=str(path),
+            got=str(error).splitlines()[0],
+        ) from error
+
+
+def _read(path: Path) -> object:
+    try:
+        text = read_regular(path, FACTS_LIMIT_BYTES, follow=False)
+        strictjson.check(text)
+        found: object = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ChecksFailedError(
+            "a file of this node cannot be read",
+            where=str(path),
+            got=str(error),
+            expected="what its run left",
+        ) from error
+    return found
+
+
+def outcomes(
+    judge: Judge,
+    attempt: Path,
+    facts: Mapping[int, NodeFacts],
+    states: Mapping[int, NodeState],
+    missing: Callable[[int], str],
+) -> list[NodeOutcome]:
+    """Every node of an attempt, by rank; ranks that no node took have failed too."""
+    return [
+        judge.node(attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
+        for rank in range(judge.job.nodes)
+    ]

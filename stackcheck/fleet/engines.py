@@ -1,0 +1,81 @@
+"""What every engine of a fleet offers. In: nothing. Out: `JobState`, `NodeFacts`, protocol `FleetEngine`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stackcheck.fleet.job import Job, NodeState
+
+Phase = Literal["waiting", "running", "ended", "cancelled", "out of time", "a node failed", "out of memory"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """How a job is, in the words of its engine too.
+
+    Attributes:
+        phase: What it means for us.
+        word: What the engine says.
+        reason: Why, if the engine says so.
+        attempt: How often it was started again; the nodes write below `attempt-<n>/`.
+        nodes: Names of its nodes, in order of rank, once it has some.
+    """
+
+    phase: Phase
+    word: str
+    reason: str = ""
+    attempt: int = 0
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no node will start any more."""
+        return self.phase not in {"waiting", "running"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What the engine knows of a node.
+
+    Attributes:
+        name: Its name.
+        partition: Partitions (Slurm) or pools (Kubernetes) that it is in.
+        rack: The leaf switch or the zone that it hangs on; empty if nobody says.
+        alive: Whether the engine reaches it.
+        words: Its state, for people.
+    """
+
+    name: str
+    partition: str = ""
+    rack: str = ""
+    alive: bool = True
+    words: str = ""
+
+
+class FleetEngine(Protocol):
+    """The names that slurm.py and kubernetes.py share."""
+
+    def render(self, job: Job) -> str:
+        """What is submitted, for people to review."""
+
+    def submit(self, job: Job) -> str:
+        """Submit it; the id of the job."""
+
+    def state(self, job_id: str) -> JobState:
+        """How a job is now."""
+
+    def node_states(self, job: Job, attempt: int) -> dict[int, NodeState]:
+        """What each rank that began has said, or the engine says of it."""
+
+    def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
+        """What the engine knows of nodes."""
+
+    def cancel(self, job_id: str) -> None:
+        """End a job."""
+
+    def drain(self, node: str, reason: str) -> None:
+        """Keep jobs away from a node."""

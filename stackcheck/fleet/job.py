@@ -1,0 +1,244 @@
+"""One job of a fleet: what every node is to run, and the folder where nodes and this host meet.
+
+In: a stack or image of this checkout, and what the user chose. Out: a `Job`, and `job.json` in a folder of
+its own on a file system that the nodes see under the same path. A node reads the file and writes below
+`attempt-<n>/<rank>/`; nothing that it writes there is believed before it is judged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.matrix import matrix, resolve
+from stackcheck.matrix.policy import Tier  # pydantic reads the annotation
+from stackcheck.oci import archive
+from stackcheck.oci.tags import label
+from stackcheck.suite import inputs
+from stackcheck.suite import subject as subjects
+from stackcheck.suite.run import TIMEOUT_S
+from stackcheck.vendors import Vendor
+
+if TYPE_CHECKING:
+    from stackcheck.build.image import Image
+    from stackcheck.suite.subject import Subject
+
+FOLDER = Path("build") / "fleet"
+EngineName = Literal["slurm", "kubernetes"]
+Container = Literal["docker", "podman"]
+
+
+class Job(BaseModel):
+    """What every node runs.
+
+    Attributes:
+        id: Of this job; also the name of its folder.
+        name: STACK|IMAGE as the user typed it.
+        engine: What starts it on the nodes.
+        root: The checkout, under the same path on every node.
+        config_digest: The image's.
+        manifest_digest: The image's.
+        reference: What the engine of a node calls it.
+        stack_id: The stack that it was built from; None for an image from elsewhere.
+        vendor: The vendor whose checks run.
+        tier: How thorough the suites are.
+        only: pytest's -k; such a run measures, and never gets a verdict.
+        inputs: Digests of suites, trainers, thresholds, matrix and runner.
+        nodes: How many.
+        devices: GPUs that each node has to show; None: as many as the stack names.
+        container: What starts the container on a node.
+        stage: Whether the nodes run the suites alone, or try their links.
+        limit_s: A node whose run takes longer has failed.
+        created: When; an older result is of another job.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    id: str
+    name: str
+    engine: EngineName = "slurm"
+    root: str
+    config_digest: str
+    manifest_digest: str
+    reference: str
+    stack_id: str | None
+    vendor: Vendor
+    tier: Tier
+    only: str | None = None
+    inputs: dict[str, str | None]
+    nodes: PositiveInt
+    devices: int | None = None
+    container: Container = "docker"
+    stage: Literal["alone", "links"] = "alone"
+    limit_s: PositiveInt
+    created: AwareDatetime
+
+    @property
+    def checkout(self) -> Path:
+        """`root` as a path."""
+        return Path(self.root)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the job are."""
+        return Path(self.root) / FOLDER / self.id
+
+    def attempt(self, number: int) -> Path:
+        """Where the nodes of one attempt write; a job that was requeued is a new attempt."""
+        return self.folder / f"attempt-{number}"
+
+    def save(self) -> None:
+        """Write `job.json`, whole or not at all."""
+        write_atomically(self.folder / "job.json", (self.model_dump_json(indent=1).encode(),))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read `job.json`.
+
+        Raises:
+            ConfigurationError: There is none, or another version of stackcheck wrote it.
+        """
+        path = folder / "job.json"
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise ConfigurationError(
+                "cannot read what this node is to run",
+                where=str(path),
+                got=str(error).splitlines()[0],
+                expected="the file that `stackcheck fleet run` wrote, under the same path on every node",
+                next_step="put the checkout on a file system that every node sees under the same path",
+            ) from error
+
+
+def new_job(  # what a user can choose
+    name: str,
+    root: Path,
+    *,
+    job_id: str,
+    nodes: int,
+    limit_s: int | None = None,
+    tier: Tier | None = None,
+    only: str | None = None,
+    vendor: Vendor | None = None,
+    devices: int | None = None,
+    container: Container = "docker",
+    engine: EngineName = "slurm",
+) -> tuple[Job, Subject]:
+    """A job for the image that `build` or `test` left in this checkout. Nothing is written.
+
+    Raises:
+        ConfigurationError: The image was not built or tested in this checkout, or the checkout has no suites.
+        NothingSelectedError: The name matches no stack, or several.
+    """
+    subject = subject_of(name, root, vendor)
+    chosen = tier or subject.policy.certifies[subject.vendor]
+    with tempfile.TemporaryDirectory(prefix="stackcheck-fleet-") as scratch:
+        frozen = inputs.freeze(root, Path(scratch) / "suite")
+    job = Job(
+        id=job_id,
+        name=name if subjects.is_reference(name) else subject.name,
+        root=str(root),
+        config_digest=subject.image.config_digest,
+        manifest_digest=subject.image.manifest_digest,
+        reference=subject.image.reference,
+        stack_id=subject.image.stack_id,
+        vendor=subject.vendor,
+        tier=chosen,
+        only=only,
+        inputs=frozen.as_json(),
+        nodes=nodes,
+        devices=devices if devices is not None else _named_devices(subject),
+        container=container,
+        engine=engine,
+        limit_s=limit_s or int(TIMEOUT_S[chosen]),
+        created=dt.datetime.now(dt.UTC),
+    )
+    return job, subject
+
+
+def subject_of(name: str, root: Path, vendor: Vendor | None) -> Subject:
+    """The image under test, found without an engine: a login node has none.
+
+    Raises:
+        ConfigurationError: The image is not in this checkout, or nothing says for which vendor it is.
+        NothingSelectedError: The name matches no stack, or several.
+    """
+    image = subjects.find_image(name, root)
+    policy = matrix.load(root / "matrix.yaml").policy
+    stack = subjects.find_stack(name, root)
+    if stack:
+        return subjects.of_stack(stack, image, policy, vendor=vendor)
+    labelled = subjects.labelled_stack(_labels(image), resolve.load_stacks(root), name)
+    if labelled is None and vendor is None:
+        raise ConfigurationError(
+            "nothing says for which GPUs this image is",
+            where=name,
+            got="no label with a stack; and this host need not be like the nodes",
+            expected="--gpu-vendor amd, nvidia or cpu",
+            next_step=f"stackcheck fleet run {name} --gpu-vendor nvidia",
+        )
+    return subjects.of_image(image, policy, labelled, name=label(name), vendor=vendor)
+
+
+def _labels(image: Image) -> dict[str, str]:
+    manifest = archive.read_json(image.layout, image.manifest_digest)
+    config = archive.read_json(image.layout, manifest["config"]["digest"])
+    found: dict[str, str] = (config.get("config") or {}).get("Labels") or {}
+    return found
+
+
+def _named_devices(subject: Subject) -> int | None:
+    """How many devices a node has, where every machine that the stack names has the same number."""
+    counts = {machine.count for machine in subject.machines or ()}
+    return counts.pop() if len(counts) == 1 and subject.vendor != "cpu" else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """What a node told about itself: `state.json` in its folder.
+
+    Attributes:
+        rank: From 0.
+        node: The node's name.
+        state: `running` from its first second; then `ended` (the run came to its end, with a result),
+            `failed` (with an error), or `stopped` by a signal.
+        code: The exit code of the error.
+        error: Why it failed.
+    """
+
+    rank: int
+    node: str
+    state: Literal["running", "ended", "failed", "stopped"]
+    code: int = 0
+    error: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the file, whole or not at all."""
+        write_atomically(folder / "state.json", (json.dumps(dataclasses.asdict(self)).encode(),))
+
+
+class _StateFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    rank: int
+    node: str
+    state: Literal["running", "ended", "failed", "stopped"]
+    code: int
+    error: str | None
+
+
+def read_state(folder: Path) -> NodeState | None:
+    """What a node told; None if it never started, or its file is damaged."""
+    try:
+        read = _StateFile.model_validate_json((folder / "state.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+    values: dict[str, Any] = read.model_dump()
+    return NodeState(**values)

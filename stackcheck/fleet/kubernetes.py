@@ -1,0 +1,457 @@
+"""Kubernetes: an Indexed Job with a headless Service, or a JobSet; asked and ended through kubectl.
+
+In: a job. Out: manifests and facts. Each pod is one node and runs the image itself, by digest, with the
+command of one machine. Suites and run.json come from the job's folder, which the pods see through a volume;
+the head of the job writes them. What a pod cannot show is the machine from outside the image: docs/fleet.md
+says what that means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from stackcheck import vendors
+from stackcheck.engine.container import USER_ENV
+from stackcheck.errors import ConfigurationError, EngineError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.fleet.engines import JobState, NodeFacts, Phase
+from stackcheck.fleet.job import NodeState
+from stackcheck.fleet.rendezvous import JOB, NODES, SERVICE
+from stackcheck.suite import container_user, inputs, run, steering
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stackcheck.fleet.job import Job
+    from stackcheck.suite.interpreter import Interpreter
+
+COMMAND_TIMEOUT_S = 60
+MANIFEST = "job.yaml"
+LABEL = "stackcheck.fleet"
+INDEX = "batch.kubernetes.io/job-completion-index"
+HOSTNAME = "kubernetes.io/hostname"
+ZONE = "topology.kubernetes.io/zone"
+POOLS = ("cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "agentpool")
+REPLICATED = "nodes"
+RANK = "STACKCHECK_RANK"
+JOBSET = "jobset.x-k8s.io/v1alpha2"
+# https://docs.pytest.org/en/stable/reference/exit-codes.html; the result says the same, or does not count.
+PYTEST_CODES = (0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubernetes:
+    """How this cluster is asked.
+
+    Attributes:
+        repository: HOST/REPO that has the image; the manifest names it by its digest.
+        python: The image's Python, identified on this host.
+        declared: Names of the variables in the image's ENV.
+        claim: A PersistentVolumeClaim that holds the checkout; None: the nodes see its path themselves.
+        namespace: Where the objects go; None: kubectl's own.
+        jobset: Whether to make a JobSet in place of a Job.
+        rack: The node label that names a rack.
+        nodes_named: Only nodes of these names; empty: any.
+    """
+
+    repository: str
+    python: Interpreter
+    declared: tuple[str, ...] = ()
+    claim: str | None = None
+    namespace: str | None = None
+    jobset: bool = False
+    rack: str = ZONE
+    nodes_named: tuple[str, ...] = ()
+
+    def render(self, job: Job) -> str:
+        """The manifests: a headless Service and an Indexed Job; or a JobSet, which makes a Service. Pure."""
+        documents = [self._jobset(job)] if self.jobset else [_service(job), self._job(job)]
+        remarks = [
+            f"# {job.name}: {job.tier} suites on {job.nodes} nodes",
+            f"# image config {job.config_digest}",
+            "# Who leaves no result has failed; one pod that fails does not end the others.",
+        ]
+        return "\n".join(remarks) + "\n" + yaml.safe_dump_all(documents, sort_keys=False, width=110)
+
+    def submit(self, job: Job) -> str:
+        """Write the suites, run.json for each rank and the manifests, and create the objects; the job's name.
+
+        Raises:
+            EngineError: The cluster refused it, or does not answer.
+        """
+        inputs.freeze(job.checkout, job.folder / "suite")
+        for rank in range(job.nodes):
+            self._prepare(job, rank)
+        write_atomically(job.folder / MANIFEST, (self.render(job).encode(),))
+        # Without validation by the client: old clients do not know new fields, and the server looks anyway.
+        self._kubectl("create", "--validate=false", "--filename", str(job.folder / MANIFEST))
+        return _name(job)
+
+    def _prepare(self, job: Job, rank: int) -> None:
+        folder, user = job.attempt(0) / str(rank), container_user.uid()
+        out = folder / "out"
+        out.mkdir(parents=True)
+        if os.geteuid() == 0:
+            os.chown(out, user, user)
+        facts = {
+            "run_id": uuid.uuid4().hex,
+            "tier": job.tier,
+            "stack_id": job.stack_id,
+            "image": {
+                "reference": job.reference,
+                "config_digest": job.config_digest,
+                "manifest_digest": job.manifest_digest,
+            },
+            "inputs": job.inputs,
+            "interpreter": self.python.as_json(),
+        }
+        write_atomically(folder / "run.json", (json.dumps(facts, indent=2).encode(),))
+
+    def state(self, job_id: str) -> JobState:
+        """How the Job or JobSet is now; one that is gone was deleted.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
+        kind = "jobset" if self.jobset else "job"
+        try:
+            found = json.loads(self._kubectl("get", kind, job_id, "--output=json"))
+        except EngineError as error:
+            if "NotFound" in str(error):
+                return JobState(phase="cancelled", word="DELETED", reason="the object is gone")
+            raise
+        return job_state(found.get("status") or {}, self._pods(job_id.removeprefix("stackcheck-")))
+
+    def node_states(self, job: Job, attempt: int) -> dict[int, NodeState]:
+        """What the pods are, by rank; the result of each is fetched to where the judge looks for it."""
+        del attempt  # a pod that failed is not started again
+        found = {}
+        for pod in self._pods(job.id):
+            state = pod_state(pod, job.manifest_digest)
+            if state:
+                found[state.rank] = state
+                folder = job.attempt(0) / str(state.rank)
+                source = folder / "out" / "result.json"
+                if state.state != "running" and source.is_file() and not source.is_symlink():
+                    shutil.copyfile(source, folder / "result.json", follow_symlinks=False)
+        return found
+
+    def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
+        """What the cluster knows of nodes: readiness, pool, and the label that names the rack.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
+        if not names:
+            return {}
+        items = json.loads(self._kubectl("get", "nodes", "--output=json"))["items"]
+        facts = (node_facts(item, self.rack) for item in items)
+        return {fact.name: fact for fact in facts if fact.name in set(names)}
+
+    def cancel(self, job_id: str) -> None:
+        """Delete the objects of a job.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
+        kinds = ("jobset",) if self.jobset else ("job", "service")
+        for kind in kinds:
+            self._kubectl("delete", kind, job_id, "--ignore-not-found", "--wait=false")
+
+    def drain(self, node: str, reason: str) -> None:
+        """Keep new pods away from a node (cordon), and say why in an annotation.
+
+        Raises:
+            EngineError: The cluster refused.
+        """
+        self._kubectl("annotate", "node", node, "--overwrite", f"{LABEL}/reason={reason}")
+        self._kubectl("cordon", node)
+
+    def _pods(self, short: str) -> list[dict[str, Any]]:
+        text = self._kubectl("get", "pods", f"--selector={LABEL}={short}", "--output=json")
+        return cast("list[dict[str, Any]]", json.loads(text)["items"])
+
+    def _kubectl(self, *words: str) -> str:
+        if shutil.which("kubectl") is None:
+            raise EngineError(
+                "kubectl is not on PATH",
+                expected="the client of Kubernetes, with a configuration for the cluster",
+                next_step="install kubectl (Debian: apt-get install kubernetes-client)",
+            )
+        place = ["--namespace", self.namespace] if self.namespace else []
+        command = ["kubectl", *place, *words]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(
+                "the cluster does not answer",
+                where=" ".join(command),
+                expected=f"an answer within {COMMAND_TIMEOUT_S} s",
+                next_step="kubectl cluster-info",
+            ) from error
+        if done.returncode:
+            raise EngineError(
+                "kubectl failed",
+                where=" ".join(command),
+                got=(done.stderr or done.stdout).strip()[-500:],
+                next_step="kubectl cluster-info",
+            )
+        return done.stdout
+
+    def _jobset(self, job: Job) -> dict[str, Any]:
+        spec = self._job(job)["spec"]
+        del spec["template"]["spec"]["subdomain"]  # JobSet sets its own
+        return {
+            "apiVersion": JOBSET,
+            "kind": "JobSet",
+            "metadata": _metadata(job),
+            "spec": {
+                "network": {"enableDNSHostnames": True, "subdomain": _name(job)},
+                "failurePolicy": {"maxRestarts": 0},
+                "replicatedJobs": [{"name": REPLICATED, "replicas": 1, "template": {"spec": spec}}],
+            },
+        }
+
+    def _job(self, job: Job) -> dict[str, Any]:
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": _metadata(job),
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": job.nodes,
+                "parallelism": job.nodes,
+                "backoffLimitPerIndex": 0,
+                "maxFailedIndexes": job.nodes,
+                "template": {"metadata": {"labels": {LABEL: job.id}}, "spec": self._pod(job)},
+            },
+        }
+
+    def _pod(self, job: Job) -> dict[str, Any]:
+        user = container_user.uid()
+        spec: dict[str, Any] = {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "activeDeadlineSeconds": job.limit_s,
+            "subdomain": _name(job),
+            "affinity": self._affinity(job),
+            **self._tolerations(job),
+            "securityContext": {"runAsUser": user, "runAsGroup": user, "runAsNonRoot": True},
+            "containers": [self._container(job)],
+            "volumes": [
+                {"name": "job", **self._source(job)},
+                {"name": "tmp", "emptyDir": {}},
+                {
+                    "name": "shm",
+                    "emptyDir": {"medium": "Memory", "sizeLimit": str(run.SHM_SIZE_BYTES[job.vendor])},
+                },
+            ],
+        }
+        return spec
+
+    def _tolerations(self, job: Job) -> dict[str, Any]:
+        """GPU nodes often carry a taint of their plug-in's name, so that only pods with GPUs go there."""
+        resource = vendors.module(job.vendor).launch_words().resource
+        found = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
+        return {"tolerations": found} if resource else {}
+
+    def _affinity(self, job: Job) -> dict[str, Any]:
+        """One pod on each node; and only on the nodes that the user named."""
+        alone = [{"labelSelector": {"matchLabels": {LABEL: job.id}}, "topologyKey": HOSTNAME}]
+        found: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": alone}}
+        if self.nodes_named:
+            named = {"key": HOSTNAME, "operator": "In", "values": list(self.nodes_named)}
+            terms = {"nodeSelectorTerms": [{"matchExpressions": [named]}]}
+            found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        return found
+
+    def _source(self, job: Job) -> dict[str, Any]:
+        if self.claim:
+            return {"persistentVolumeClaim": {"claimName": self.claim}}
+        return {"hostPath": {"path": str(job.folder), "type": "Directory"}}
+
+    def _below(self, job: Job) -> str:
+        """The job's folder inside the volume, as the beginning of a subPath."""
+        if not self.claim:
+            return ""
+        return f"{job.folder.relative_to(job.checkout)}/"
+
+    def _container(self, job: Job) -> dict[str, Any]:
+        resource = vendors.module(job.vendor).launch_words().resource
+        if resource and not job.devices:
+            raise ConfigurationError(
+                "nothing says how many GPUs a node has",
+                where=job.name,
+                expected="--gpus-per-node N: the device plug-in gives a pod only what it asks for",
+                next_step="repeat the command with --gpus-per-node 8",
+            )
+        mounts = {
+            "suite/tests": "tests",
+            "suite/trainers": "trainers",
+            f"suite/{inputs.RUNNER}": inputs.RUNNER,
+        }
+        below = self._below(job)
+        own = f"{below}attempt-0/$({RANK})"
+        return {
+            "name": "suites",
+            "image": f"{self.repository}@{job.manifest_digest}",
+            "imagePullPolicy": "IfNotPresent",
+            "command": [self.python.path],
+            "args": list(run.command(job.vendor, job.tier, job.only)),
+            "workingDir": "/tmp",  # noqa: S108  # the container's own
+            "env": self._variables(job),
+            "resources": {"limits": {resource: job.devices} if resource else {}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": [
+                *(
+                    {
+                        "name": "job",
+                        "mountPath": f"/stackcheck/{to}",
+                        "subPath": f"{below}{what}",
+                        "readOnly": True,
+                    }
+                    for what, to in mounts.items()
+                ),
+                {
+                    "name": "job",
+                    "mountPath": "/stackcheck/run.json",
+                    "subPathExpr": f"{own}/run.json",
+                    "readOnly": True,
+                },
+                {"name": "job", "mountPath": "/stackcheck/out", "subPathExpr": f"{own}/out"},
+                {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # as above
+                {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # as above
+            ],
+        }
+
+    def _variables(self, job: Job) -> list[dict[str, Any]]:
+        """As on one machine. A variable of the image cannot be removed here, so it becomes empty.
+
+        Those that choose devices are the device plug-in's.
+        """
+        # A JobSet names its Job, and so its pods, after itself, the replicated job and that one's index.
+        own = f"{_name(job)}-{REPLICATED}-0" if self.jobset else _name(job)
+        names = {SERVICE: _name(job), JOB: own, NODES: str(job.nodes)}
+        values = steering.environment(self.declared, job.vendor, USER_ENV) | names
+        field = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+        return [
+            {"name": RANK, "valueFrom": field},
+            *(
+                {"name": name, "value": value or ""}
+                for name, value in values.items()
+                if not vendors.hides_devices(name)
+            ),
+        ]
+
+
+def require_registry(target: str) -> None:
+    """Refuse a target that no node can pull from.
+
+    Raises:
+        ConfigurationError: It is a folder.
+    """
+    if target.startswith("oci:"):
+        raise ConfigurationError(
+            "the nodes of a cluster pull the image from a registry",
+            where="--repository",
+            got=target,
+            expected="HOST/REPO, where the image was published",
+            next_step="stackcheck promote REF --to HOST/REPO, then repeat with --repository HOST/REPO",
+        )
+
+
+def _name(job: Job) -> str:
+    return f"stackcheck-{job.id}"
+
+
+def _metadata(job: Job) -> dict[str, Any]:
+    return {"name": _name(job), "labels": {LABEL: job.id, "app.kubernetes.io/name": "stackcheck-fleet"}}
+
+
+def _service(job: Job) -> dict[str, Any]:
+    """Names for the pods, from their first second: ranks look for each other before they are ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job),
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: job.id}},
+    }
+
+
+def job_state(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> JobState:
+    """The state in the status of a Job or JobSet, and its pods. Pure."""
+    conditions = {item["type"]: item for item in status.get("conditions") or () if item["status"] == "True"}
+    ended = next((name for name in ("Complete", "Completed", "Failed") if name in conditions), None)
+    names = {index: pod["spec"].get("nodeName") for pod in pods if (index := _index(pod)) is not None}
+    on = tuple(names[rank] or "" for rank in sorted(names)) if all(names.values()) and names else ()
+    reason = conditions[ended].get("reason", "") if ended else ""
+    phase: Phase = "running" if any(names.values()) else "waiting"
+    if ended:
+        phase = "out of time" if reason == "DeadlineExceeded" else "ended"
+    return JobState(phase=phase, word=ended or phase.capitalize(), reason=reason, nodes=on)
+
+
+def pod_state(pod: Mapping[str, Any], manifest_digest: str) -> NodeState | None:
+    """What one pod is; None if it never started on a node. Pure."""
+    rank, status = _index(pod), pod.get("status") or {}
+    node = (pod.get("spec") or {}).get("nodeName") or ""
+    if rank is None or not node:
+        return None
+    told: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
+    state: Mapping[str, Any] = told.get("state") or {}
+    if not {"running", "terminated"} & set(state):
+        broken = status.get("phase") == "Failed"
+        error = f"the pod failed: {status.get('reason')}: {status.get('message')}"
+        return _failed(rank, node, error) if broken else None
+    found = str(told.get("imageID", ""))
+    if not found.endswith(manifest_digest):
+        says = f"the node started another image: {found or 'it names none'}, not {manifest_digest}"
+        return _failed(rank, node, says)
+    if "running" in state:
+        return NodeState(rank=rank, node=node, state="running")
+    return _terminated(rank, node, status, state["terminated"])
+
+
+def _terminated(rank: int, node: str, status: Mapping[str, Any], end: Mapping[str, Any]) -> NodeState:
+    code = int(end["exitCode"])
+    if code in PYTEST_CODES and status.get("reason") != "DeadlineExceeded":
+        return NodeState(rank=rank, node=node, state="ended", code=code)
+    reason = status.get("reason") or end.get("reason") or "no reason given"
+    return _failed(rank, node, f"the container ended with exit code {code}: {reason}")
+
+
+def _failed(rank: int, node: str, error: str) -> NodeState:
+    return NodeState(rank=rank, node=node, state="failed", code=6, error=error)
+
+
+def _index(pod: Mapping[str, Any]) -> int | None:
+    text = (pod["metadata"].get("annotations") or {}).get(INDEX)
+    return int(text) if text is not None else None
+
+
+def node_facts(node: Mapping[str, Any], rack: str) -> NodeFacts:
+    """What the cluster knows of one node. Pure."""
+    labels = node["metadata"].get("labels") or {}
+    ready = {item["type"]: item for item in node["status"]["conditions"]}.get("Ready", {})
+    alive = ready.get("status") == "True"
+    return NodeFacts(
+        name=node["metadata"]["name"],
+        partition=next((labels[name] for name in POOLS if name in labels), ""),
+        rack=labels.get(rack, ""),
+        alive=alive,
+        words="ready" if alive else f"not ready: {ready.get('message', 'no condition says so')}",
+    )

@@ -1,0 +1,186 @@
+"""The links of a fleet, on this host: which groups work together, what they show. In: a run. Out: `Links`.
+
+The nodes that passed alone work in pairs, in the rounds of a tournament, then all together. Their steps are
+those of `link_node`; what they wrote is read here, and names the link or the node that spoils it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+
+from stackcheck.files.atomic import write_atomically
+from stackcheck.files.regular import read_regular
+from stackcheck.fleet.links import Culprit, Pair, culprits, rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.fleet.job import Job
+
+LIMIT_S = 300  # for a group, from the start of its containers to their end
+FIRST_PORT = 29500
+REPORT_LIMIT_BYTES = 1 << 20
+PLAN = "links.json"
+
+
+class Group(BaseModel):
+    """Nodes that work together in one round; the first one is where the others meet it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    names: list[str]
+    address: str
+    port: int
+
+
+class Plan(BaseModel):
+    """The rounds of a links job."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    rounds: list[list[Group]]
+    limit_s: int
+
+
+class Report(BaseModel):
+    """What rank 0 of a group printed, or why a node has nothing to say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    error: str | None = None
+    ranks: int | None = None
+    wrong: list[str] = []
+    busbw_gb_per_s: dict[str, FiniteFloat] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What the links of a fleet showed.
+
+    Attributes:
+        speeds: Pair -> busbw of the largest message in GB/s.
+        failed: Pair -> why.
+        culprits: The nodes and links that explain what is bad.
+        whole_gb_per_s: The busbw of all nodes together; None if they were not tried, or failed.
+        whole_error: Why they failed.
+    """
+
+    speeds: Mapping[Pair, float]
+    failed: Mapping[Pair, str]
+    culprits: tuple[Culprit, ...]
+    whole_gb_per_s: float | None = None
+    whole_error: str | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is bad."""
+        return not self.culprits and not self.failed and self.whole_error is None
+
+    def as_json(self) -> dict[str, Any]:
+        """For fleet.json."""
+        return {
+            "pairs": [[*pair, round(speed, 4)] for pair, speed in self.speeds.items()],
+            "failed": [[*pair, why] for pair, why in self.failed.items()],
+            "culprits": [dataclasses.asdict(culprit) for culprit in self.culprits],
+            "whole_gb_per_s": self.whole_gb_per_s,
+            "whole_error": self.whole_error,
+        }
+
+
+def make(job: Job, names: Sequence[str], addresses: Mapping[str, str]) -> tuple[Job, Plan]:
+    """The job of the links of nodes, and its plan: pairs first, then all of them (of more than two). Pure."""
+    groups = [[list(pair) for pair in each] for each in rounds(names)]
+    if len(names) > 2:
+        groups.append([list(names)])
+    planned, port = [], FIRST_PORT
+    for each in groups:
+        made = [
+            Group(names=group, address=addresses[group[0]], port=port + number)
+            for number, group in enumerate(each)
+        ]
+        planned.append(made)
+        port = FIRST_PORT + (port + len(each) - FIRST_PORT) % 1000  # a port is free again only after a while
+    limit = (LIMIT_S + 30) * len(planned) + 300
+    changes = {"id": f"{job.id}-links", "nodes": len(names), "stage": "links", "limit_s": limit}
+    return job.model_copy(update=changes), Plan(rounds=planned, limit_s=LIMIT_S)
+
+
+def save(job: Job, plan: Plan) -> None:
+    """Write the plan where the nodes read it."""
+    write_atomically(job.folder / PLAN, (plan.model_dump_json(indent=1).encode(),))
+
+
+def report_file(attempt: Path, number: int, name: str) -> Path:
+    """Where a node writes its report of a round."""
+    return attempt / "links" / str(number) / f"{name}.json"
+
+
+def read(attempt: Path, plan: Plan, devices: int) -> Links:
+    """What the groups showed, from the files of their nodes. A group without a report has failed.
+
+    Args:
+        attempt: The folder of the job's attempt.
+        plan: What was planned.
+        devices: Ranks of each node.
+    """
+    speeds: dict[Pair, float] = {}
+    failed: dict[Pair, str] = {}
+    whole_speed, whole_error = None, None
+    for number, groups in enumerate(plan.rounds):
+        for group in groups:
+            speed, error = _group(attempt, number, group, devices)
+            if len(group.names) == 2:
+                pair = (group.names[0], group.names[1])
+                if error:
+                    failed[pair] = error
+                else:
+                    speeds[pair] = speed
+            else:
+                whole_speed, whole_error = (None, error) if error else (speed, None)
+    return Links(
+        speeds=speeds,
+        failed=failed,
+        culprits=tuple(culprits(failed, speeds)),
+        whole_gb_per_s=whole_speed,
+        whole_error=whole_error,
+    )
+
+
+def _group(attempt: Path, number: int, group: Group, devices: int) -> tuple[float, str | None]:
+    """The busbw of the largest message, or why there is none."""
+    reports = {name: _report(report_file(attempt, number, name)) for name in group.names}
+    for name, report in reports.items():
+        if report.error:
+            return 0.0, f"{name}: {report.error}"
+    first = reports[group.names[0]]
+    if first.ranks != len(group.names) * devices:
+        return 0.0, f"{first.ranks} ranks worked together, expected {len(group.names) * devices}"
+    if first.wrong:
+        return 0.0, "; ".join(first.wrong[:3])
+    largest = max(first.busbw_gb_per_s, key=int, default=None)
+    if largest is None or first.busbw_gb_per_s[largest] <= 0:
+        return 0.0, "no speed was measured"
+    return first.busbw_gb_per_s[largest], None
+
+
+def _report(path: Path) -> Report:
+    try:
+        return Report.model_validate_json(read_regular(path, REPORT_LIMIT_BYTES, follow=False))
+    except OSError:
+        return Report(error="left no report")
+    except (ValidationError, ValueError) as error:
+        return Report(error=f"left a damaged report: {str(error).splitlines()[0]}")
+
+
+def parse_line(lines: Sequence[str]) -> Report:
+    """The report in the last line of rank 0 that is one."""
+    for line in reversed(lines):
+        if line.startswith("{"):
+            try:
+                return Report.model_validate(json.loads(line))
+            except ValueError:
+                continue
+    return Report(error="the program printed no report; it ended with: " + " | ".join(lines[-3:]))

@@ -1,0 +1,252 @@
+"""Slurm: render a batch script, submit it, ask how its job and nodes are, end it. In: a job. Out: facts.
+
+Everything goes through sbatch, scontrol, sinfo and scancel. Results come from files, never from Slurm's
+accounting, which many sites do not have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import EngineError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.fleet.engines import JobState, NodeFacts, Phase
+from stackcheck.fleet.job import read_state
+from stackcheck.fleet.rendezvous import hostnames
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stackcheck.fleet.job import Job, NodeState
+
+COMMAND_TIMEOUT_S = 60
+SCRIPT = "batch.sh"
+SLACK_MIN = 5  # the nodes stop by themselves; Slurm's limit is for those that cannot
+ENDED: dict[str, Phase] = {
+    "COMPLETED": "ended",
+    "COMPLETING": "ended",
+    "FAILED": "ended",  # a task's exit code: the files say which
+    "CANCELLED": "cancelled",
+    "PREEMPTED": "cancelled",
+    "TIMEOUT": "out of time",
+    "DEADLINE": "out of time",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "out of memory",
+}
+WAITING = {
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+}
+DEAD = ("DOWN", "FAIL", "ERROR", "POWERED_DOWN", "NO_RESPOND", "UNKNOWN")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """How this site's Slurm is asked.
+
+    Attributes:
+        partition: Where the job goes; None: the site's default.
+        nodelist: The nodes, by name; empty: any.
+        exclude: Nodes that are left out.
+        requeue: Whether Slurm may start the job again after a preemption.
+        options: More options of sbatch, as they are.
+        program: What starts `stackcheck.fleet.node` on a node.
+    """
+
+    partition: str | None = None
+    nodelist: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    requeue: bool = True
+    options: tuple[str, ...] = ()
+    program: tuple[str, ...] = ("python3", "-m", "stackcheck.fleet.node")
+
+    def render(self, job: Job) -> str:
+        """The batch script: one task on each node, each with the whole node. Pure."""
+        directives = [f"#SBATCH {line}" for line in (*self._head(job), *self.options)]
+        task = shlex.join([*self.program, str(job.folder)])
+        return "\n".join(
+            [
+                "#!/bin/sh",
+                *directives,
+                f"# {job.name}: {job.tier} suites on {job.nodes} nodes, by {job.container}",
+                f"# image manifest {job.manifest_digest}",
+                f"# image config   {job.config_digest}: compared on each node before the start",
+                "# A node that dies does not end the others; who leaves no result has failed.",
+                "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \\",
+                f"  --output={shlex.quote(str(job.folder / 'task-%t.log'))} --open-mode=append \\",
+                f"  {task}",
+                "",
+            ]
+        )
+
+    def _head(self, job: Job) -> list[str]:
+        minutes = math.ceil(job.limit_s / 60) + SLACK_MIN
+        wanted = {
+            "job-name": f"stackcheck-{job.id}",
+            "nodes": job.nodes,
+            "ntasks-per-node": 1,
+            "gpus-per-node": job.devices or None,
+            "time": minutes,
+            "partition": self.partition,
+            "nodelist": ",".join(self.nodelist) or None,
+            "exclude": ",".join(self.exclude) or None,
+            "output": job.folder / "batch.log",
+            "open-mode": "append",
+        }
+        flags = ["--exclusive", "--no-kill", "--requeue" if self.requeue else "--no-requeue"]
+        return [*(f"--{name}={value}" for name, value in wanted.items() if value is not None), *flags]
+
+    def submit(self, job: Job) -> str:
+        """Write the script, and hand it to Slurm; the id of its job.
+
+        Raises:
+            EngineError: Slurm refused it, or does not answer.
+        """
+        script = job.folder / SCRIPT
+        write_atomically(script, (self.render(job).encode(),))
+        return _slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+
+    def state(self, job_id: str) -> JobState:
+        """How a job is now; one that Slurm no longer knows has ended.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
+        try:
+            text = _slurm("scontrol", "show", "job", "--oneliner", job_id)
+        except EngineError as error:
+            if "Invalid job id" in str(error):
+                return JobState(phase="ended", word="UNKNOWN", reason="Slurm no longer knows the job")
+            raise
+        return parse_job(text)
+
+    def node_states(self, job: Job, attempt: int) -> dict[int, NodeState]:
+        """What each node wrote about itself."""
+        folder = job.attempt(attempt)
+        told = {rank: read_state(folder / str(rank)) for rank in range(job.nodes)}
+        return {rank: state for rank, state in told.items() if state}
+
+    def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
+        """What Slurm knows of nodes: state, partitions, and the switch that they hang on.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
+        if not names:
+            return {}
+        text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%R|%T|%E")
+        return parse_nodes(text, parse_topology(_topology()))
+
+    def addresses(self, names: Sequence[str]) -> dict[str, str]:
+        """Node -> the address by which the other nodes reach it.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
+        text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%o")
+        return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+
+    def on(self, names: Sequence[str]) -> Slurm:
+        """The same site, on exactly these nodes."""
+        return dataclasses.replace(self, nodelist=tuple(names), exclude=())
+
+    def cancel(self, job_id: str) -> None:
+        """End a job; one that has ended is left alone.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
+        _slurm("scancel", "--quiet", job_id)
+
+    def drain(self, node: str, reason: str) -> None:
+        """Keep jobs away from a node; only when the user asked for it.
+
+        Raises:
+            EngineError: Slurm refused: it takes an operator of the cluster.
+        """
+        _slurm("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+
+
+def parse_job(text: str) -> JobState:
+    """The state in a line of `scontrol show job --oneliner`. Pure."""
+    fields = dict(re.findall(r"(?:^|\s)([A-Za-z:/]+)=(\S*)", text))
+    word = fields.get("JobState", "UNKNOWN")
+    phase: Phase = ENDED.get(word) or ("waiting" if word in WAITING else "running")
+    names = fields.get("NodeList", "")
+    return JobState(
+        phase=phase,
+        word=word,
+        reason="" if fields.get("Reason", "None") == "None" else fields["Reason"],
+        attempt=int(fields.get("Restarts") or 0),
+        nodes=tuple(hostnames(names)) if names not in {"", "(null)"} else (),
+    )
+
+
+def parse_nodes(text: str, switches: dict[str, str]) -> dict[str, NodeFacts]:
+    """The nodes in the lines of sinfo; a node of several partitions has several lines. Pure."""
+    found: dict[str, NodeFacts] = {}
+    for line in filter(None, text.splitlines()):
+        name, partition, state, reason = line.split("|", 3)
+        before = found.get(name)
+        partitions = f"{before.partition},{partition}" if before else partition
+        word = state.upper()
+        found[name] = NodeFacts(
+            name=name,
+            partition=partitions,
+            rack=switches.get(name, ""),
+            alive=not word.startswith(DEAD) and not word.endswith("*"),
+            words=f"{state}{'' if reason in {'none', ''} else f': {reason}'}",
+        )
+    return found
+
+
+def parse_topology(text: str) -> dict[str, str]:
+    """Node -> its leaf switch, from `scontrol show topology`; empty at a site that has no tree. Pure."""
+    leaves = re.findall(r"SwitchName=(\S+) Level=0 .*?Nodes=(\S+)", text)
+    return {node: switch for switch, names in leaves for node in hostnames(names)}
+
+
+def _topology() -> str:
+    try:
+        return _slurm("scontrol", "show", "topology")
+    except EngineError:
+        return ""  # a site without the plug-in
+
+
+def _slurm(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        raise EngineError(
+            f"{command[0]} is not on PATH",
+            expected="Slurm's client programs",
+            next_step="call this on a login node of the cluster, or install slurm-client",
+        )
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(
+            "Slurm does not answer",
+            where=shlex.join(command),
+            expected=f"an answer within {COMMAND_TIMEOUT_S} s",
+            next_step="scontrol ping",
+        ) from error
+    if done.returncode:
+        raise EngineError(
+            "Slurm refused a command",
+            where=shlex.join(command),
+            got=(done.stderr or done.stdout).strip()[-500:] or f"exit code {done.returncode}",
+            next_step="scontrol ping; sinfo",
+        )
+    return done.stdout

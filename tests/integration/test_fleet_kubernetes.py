@@ -1,0 +1,183 @@
+"""Manifests by the schemas of Kubernetes, and the real kubectl against a small API server.
+
+No kubelet runs here: what pods would leave is written by the test (docs/fleet.md says what was not run on a
+cluster).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+import result_files
+import small_fleet
+import small_kubernetes
+from small_checkout import CPU_STACK, FakeEngine, call
+from small_checkout import make_checkout as make_small_checkout
+from stackcheck.fleet.kubernetes import Kubernetes
+from stackcheck.suite.interpreter import Interpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from small_kubernetes import Api
+    from stackcheck.fleet.job import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+KUBERNETES = "1.33"
+PYTHON = Interpreter(**result_files.INTERPRETER)
+REPOSITORY = "registry.example.org/team/stacks"
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> Path:
+    """A small checkout with a built image, and an engine that only writes files."""
+    root = make_small_checkout(tmp_path, monkeypatch)
+    fake = FakeEngine()
+    monkeypatch.setattr("stackcheck.cli.build.connected", lambda _report, **_options: fake)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(root)
+    assert call(capsys, "build", CPU_STACK).code == 0
+    return root
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:  # noqa: ARG001
+    with small_kubernetes.running(tmp_path) as (api, config):
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        yield api
+
+
+def job_of(checkout: Path, vendor: str) -> Job:
+    job, _ = small_fleet.make_job(
+        checkout, 4, engine="kubernetes", vendor=vendor, devices=0 if vendor == "cpu" else 8
+    )
+    return job
+
+
+@pytest.mark.parametrize(
+    ("vendor", "resource"), [("cpu", None), ("amd", "amd.com/gpu"), ("nvidia", "nvidia.com/gpu")]
+)
+def test_the_schemas_of_kubernetes_accept_the_manifests(
+    vendor: str, resource: str | None, checkout: Path, tmp_path: Path, validators: Path
+) -> None:
+    job = job_of(checkout, vendor)
+    text = Kubernetes(repository=REPOSITORY, python=PYTHON, claim="checkout", nodes_named=("a", "b")).render(
+        job
+    )
+    jobset = Kubernetes(repository=REPOSITORY, python=PYTHON, jobset=True).render(job)
+    (wrapped,) = yaml.safe_load_all(jobset)
+    (inner,) = wrapped["spec"]["replicatedJobs"]
+    spec = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "inner"}, **inner["template"]}
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{text}---\n{yaml.safe_dump(spec)}")
+    program = [
+        str(validators / "kubernetes-validate"),
+        "--strict",
+        "--kubernetes-version",
+        KUBERNETES,
+        str(path),
+    ]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    service, batch = yaml.safe_load_all(text)
+    (container,) = batch["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"{REPOSITORY}@{job.manifest_digest}"
+    assert container["resources"]["limits"] == ({resource: 8} if resource else {})
+    assert service["spec"]["clusterIP"] == "None"
+    assert "hostNetwork" not in text, "one node alone needs no network of the host"
+    assert (wrapped["apiVersion"], wrapped["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert f"stackcheck-{job.id}-nodes-0" in jobset, "the name by which the ranks find pod 0"
+    path.write_text(text.replace("backoffLimitPerIndex", "backofLimitPerIndex"))
+    assert subprocess.run(program, capture_output=True, check=False).returncode != 0, "the schema can say no"
+
+
+def leave(job: Job, rank: int, *changes: tuple[str, str]) -> None:
+    """What the container of a pod writes: result.json in its own folder, about its run.json."""
+    folder = small_fleet.leave(job, rank, *changes)
+    document = json.loads((folder / "result.json").read_text())
+    told = json.loads((folder / "prepared.json").read_text())
+    (folder / "out" / "result.json").write_text(
+        json.dumps(document | {name: told[name] for name in ("run_id", "interpreter")})
+    )
+    (folder / "run.json").write_text(json.dumps(told))
+    for name in ("state.json", "host.json", "result.json"):
+        (folder / name).unlink()
+
+
+def playing(api: Api, play: Callable[[dict[str, Any]], None]) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """The server, whose controllers act when they first see a job."""
+    real, seen = api.answer, set[str]()
+
+    def answer(method: str, url: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        found = real(method, url, body)
+        for name, job in list(api.objects.get("jobs", {}).items()):
+            if method == "GET" and name not in seen:
+                seen.add(name)
+                play(job)
+        return found
+
+    return answer
+
+
+def test_pods_are_followed_and_judged_through_kubectl(
+    checkout: Path, cluster: Api, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        cluster.node(f"gpu-{number}", f"rack{number // 2}", ready=number != 4)
+
+    def play(document: dict[str, Any]) -> None:
+        (folder,) = (checkout / "build" / "fleet").iterdir()
+        job = small_fleet.Job.load(folder)
+        for rank in range(5):
+            place = job.attempt(0) / str(rank)
+            (place / "run.json").replace(place / "prepared.json")
+        leave(job, 0)
+        leave(job, 1, ("test_kernels.py::test_gemm", "failed"))
+        leave(job, 2)
+        for rank, code in ((0, 0), (1, 1), (2, 0), (3, 137)):
+            end = {"terminated": {"exitCode": code, "reason": "OOMKilled" if code == 137 else "Completed"}}
+            cluster.started(document, rank, f"gpu-{rank}", end)
+        pods = cluster.objects["pods"]
+        (other,) = (pod for name, pod in pods.items() if "-2-" in name)
+        other["status"]["containerStatuses"][0]["imageID"] = f"{REPOSITORY}@sha256:{'e' * 64}"
+        cluster.started(document, 4, "gpu-4", {"running": {"startedAt": "2026-01-02T03:04:05Z"}})
+
+    monkeypatch.setattr(cluster, "answer", playing(cluster, play))
+    arguments = ("--engine", "kubernetes", "--repository", REPOSITORY, "--drain", "--json")
+    done = call(capsys, "fleet", "run", CPU_STACK, "--nodes", "5", *arguments)
+    assert done.code == 6, done.err
+    nodes = {node["rank"]: node for node in json.loads(done.out)["nodes"]}
+    assert {rank: node["status"] for rank, node in nodes.items()} == {0: "PASSED"} | dict.fromkeys(
+        (1, 2, 3, 4), "FAILED"
+    )
+    words = {1: "test_gemm failed", 2: "another image", 3: "OOMKilled", 4: "not ready: kubelet stopped"}
+    for rank, text in words.items():
+        assert text in nodes[rank]["reasons"][0], nodes[rank]
+    assert (nodes[3]["rack"], nodes[3]["partition"]) == ("rack1", "gpus")
+    assert not cluster.objects["jobs"], "deleted: a node that is gone would hold it for ever"
+    cordoned = [
+        name for name, node in cluster.objects["nodes"].items() if node.get("spec", {}).get("unschedulable")
+    ]
+    assert cordoned == ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]
+    assert (
+        "another image"
+        in cluster.objects["nodes"]["gpu-2"]["metadata"]["annotations"]["stackcheck.fleet/reason"]
+    )
+
+
+def test_a_cluster_that_is_not_there_is_an_error_with_a_next_step(
+    checkout: Path, cluster: Api, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del checkout
+    monkeypatch.setattr(cluster, "answer", lambda *_asked: (503, {"message": "etcd is full"}))
+    arguments = ("--engine", "kubernetes", "--repository", REPOSITORY)
+    done = call(capsys, "fleet", "run", CPU_STACK, "--nodes", "2", *arguments)
+    assert done.code == 4
+    assert "next: kubectl cluster-info" in done.err

@@ -1,0 +1,224 @@
+"""`stackcheck fleet` on a real Slurm of four nodes: real jobs, and the ways in which nodes are lost.
+
+The suites of most tests are `scripted`'s, which take no minutes; the last test runs checks of the cpu stack.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import scripted
+import small_slurm
+from scripted import Command
+from small_stacks import ROOT
+from stackcheck.history.history import open_history
+from stackcheck.history.runs import Query
+from stackcheck.oci.tags import label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from small_slurm import Cluster
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix.stack import Stack
+
+REFERENCE = "stackcheck-test/suites:fleet"
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_programs: None) -> Iterator[Cluster]:  # noqa: ARG001  # they have to be there
+    with small_slurm.running() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def on_this_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+
+
+@pytest.fixture(scope="module")
+def scripted_image(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[None]:
+    """The image of `scripted` under a name of its own: tests of other processes count containers too."""
+    folder = tmp_path_factory.mktemp("image")
+    scripted.make_layout(folder / "oci")
+    engine.load(folder / "oci", REFERENCE)
+    yield
+    engine.remove(REFERENCE)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory, scripted_image: None) -> Path:  # noqa: ARG001
+    """A checkout that has tested the scripted image, so that the image is in it."""
+    root = scripted.make_checkout(tmp_path_factory.mktemp("fleet") / "checkout")
+    scripted.stackcheck(root, "test", REFERENCE)
+    scripted.let_pass(root, label(REFERENCE))
+    return root
+
+
+class Fleet(Command):
+    """A `stackcheck fleet run` of the scripted image."""
+
+    def __init__(self, checkout: Path, nodes: int, *options: str) -> None:
+        where = ("--root", str(checkout), "--gpu-vendor", "cpu", "--json")
+        super().__init__(checkout, "fleet", "run", REFERENCE, "--nodes", str(nodes), *where, *options)
+
+    def result(self) -> tuple[int, Any, dict[str, Any]]:
+        """Exit code, the document, and its nodes by name."""
+        out, err = self.process.communicate(timeout=300)
+        self.lines += [err]
+        assert "Traceback" not in err, err
+        assert out, self.text
+        document = json.loads(out)
+        return self.process.returncode, document, {node["node"]: node for node in document["nodes"]}
+
+
+def containers() -> list[str]:
+    asked = ["docker", "ps", "--all", "--quiet", "--filter", f"ancestor={REFERENCE}"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+
+
+def queue(cluster: Cluster) -> str:
+    return cluster.client("squeue", "--noheader", "--states=PENDING,RUNNING")
+
+
+def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster, checkout: Path) -> None:
+    # Held until the node is paused: Slurm gives a job no node that it has missed for ten seconds.
+    run = Fleet(checkout, 4, "--start-limit", "40", "--drain", "--sbatch=--hold")
+    assert run.until("PENDING"), run.text
+    cluster.pause_node("node4")
+    try:
+        (number,) = {line.split(":")[0].split()[-1] for line in run.lines if "submitted" in line}
+        cluster.client("scontrol", "release", number)
+        code, document, nodes = run.result()
+    finally:
+        cluster.resume_node("node4")
+    told = {name: node["status"] for name, node in nodes.items()}
+    assert told == {"node1": "PASSED", "node2": "PASSED", "node3": "PASSED", "node4": "FAILED"}, run.text
+    assert (code, document["status"], document["nodes"][0]["node"]) == (6, "FAILED", "node4")
+    assert "never started" in nodes["node4"]["reasons"][0]
+    assert {node["rack"] for node in nodes.values()} == {"rack1", "rack2"}
+    assert "image verified" in run.text
+    runs = open_history(checkout).runs(Query(limit=10))
+    assert [run.status for run in runs].count("PASSED") == 3
+    assert "stackcheck" in cluster.client("sinfo", "-R", "--noheader", "--format=%E %N")  # drained, as asked
+    cluster.client("scontrol", "update", "nodename=node4", "state=resume")
+    cluster.wait_for("idle", *small_slurm.NODES)
+
+
+def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
+    cluster: Cluster, checkout: Path
+) -> None:
+    scripted.let_sleep(checkout)
+    try:
+        run = Fleet(checkout, 3, "--exclude", "node4", "--limit", "60")
+        for _ in range(3):
+            assert run.until("stackcheck: the suites run"), run.text
+        (job,) = (
+            path for path in (checkout / "build" / "fleet").iterdir() if not (path / "fleet.json").exists()
+        )
+        cluster.kill_node("node3", job)
+        code, _, nodes = run.result()
+    finally:
+        scripted.let_pass(checkout, label(REFERENCE))
+    assert code == 6
+    assert "down" in nodes["node3"]["reasons"][0], nodes["node3"]
+    for name in ("node1", "node2"):
+        assert "did not end in time" in nodes[name]["reasons"][0], nodes[name]
+    left = containers()
+    assert len(left) == 1, "that of the node that lost its power; the others were removed"
+    subprocess.run(["docker", "rm", "--force", *left], check=True, capture_output=True)
+    assert queue(cluster) == ""
+    cluster.start_node("node3")
+    cluster.wait_for("idle", "node1", "node2", "node3")
+
+
+def test_a_job_that_is_requeued_counts_only_with_its_last_attempt(cluster: Cluster, checkout: Path) -> None:
+    run = Fleet(checkout, 2)
+    assert run.until(": running"), run.text
+    (number,) = {line.split(":")[0].split()[-1] for line in run.lines if "submitted" in line}
+    cluster.client("scontrol", "requeue", number)
+    code, document, _ = run.result()
+    assert "started again, attempt 1" in run.text
+    assert (code, document["status"]) == (0, "PASSED"), run.text
+    folder = checkout / "build" / "fleet" / document["job"]["id"]
+    assert (folder / "attempt-1" / "0" / "result.json").exists()
+    again, text = scripted.stackcheck(checkout, "fleet", "collect", document["job"]["id"])
+    assert again == 0, text
+
+
+def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(
+    cluster: Cluster, checkout: Path
+) -> None:
+    scripted.let_sleep(checkout)
+    try:
+        run = Fleet(checkout, 2)
+        assert run.until("stackcheck: the suites run"), run.text
+        cluster.client("scancel", "--user=root")
+        code, _, nodes = run.result()
+        assert code == 6
+        assert all("stopped this node" in node["reasons"][0] for node in nodes.values()), nodes
+        assert containers() == []
+        run = Fleet(checkout, 1)
+        assert run.until("stackcheck: the suites run"), run.text
+        assert run.end(signal.SIGINT) == 130
+        assert "cancelling job" in run.text
+        small_slurm.wait(lambda: containers() == [] and queue(cluster) == "", "the end of the job")
+    finally:
+        scripted.let_pass(checkout, label(REFERENCE))
+
+
+def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, checkout: Path) -> None:
+    scripted.let_sleep(checkout)
+    try:
+        code, _, nodes = Fleet(checkout, 1, "--sbatch", "--time=1").result()
+    finally:
+        scripted.let_pass(checkout, label(REFERENCE))
+    assert code == 6
+    (node,) = nodes.values()
+    assert "stopped this node" in node["reasons"][0], node
+    assert containers() == []
+    assert queue(cluster) == ""
+
+
+def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(
+    cluster: Cluster, checkout: Path
+) -> None:
+    refused = Fleet(checkout, 2, "--partition", "nope")
+    assert refused.end() == 4
+    assert "Slurm refused a command" in refused.text
+    code, _, nodes = Fleet(checkout, 9, "--queue-limit", "5").result()
+    assert code == 6
+    assert len(nodes) == 9
+    assert all("no nodes within 5 s" in node["reasons"][0] for node in nodes.values()), nodes
+    assert queue(cluster) == ""
+
+
+def test_checks_of_the_cpu_stack_run_on_two_nodes_and_then_over_their_link(
+    cpu_stack: Stack,
+    engine: Engine,  # noqa: ARG001  # it has to be there
+) -> None:
+    code, text = scripted.stackcheck(ROOT, "build", cpu_stack.id, "--root", str(ROOT))
+    assert code == 0, text
+    run = Command(
+        ROOT,
+        *("fleet", "run", cpu_stack.id, "--nodes", "2", "--json", "--links"),
+        *("--only", "test_device_count", "--root", str(ROOT)),
+    )
+    out, err = run.process.communicate(timeout=900)
+    assert run.process.returncode == 0, err
+    document = json.loads(out)
+    nodes = document["nodes"]
+    assert [node["status"] for node in nodes] == ["MEASURED", "MEASURED"]
+    assert all(list(node["checks"].values()) == ["passed"] for node in nodes), nodes
+    assert all(node["devices"] == ["CPU"] for node in nodes)
+    ((one, other, speed),) = document["links"]["pairs"]
+    assert (one, other) == ("node1", "node2")
+    assert speed > 0
+    assert (document["links"]["failed"], document["links"]["culprits"]) == ([], [])

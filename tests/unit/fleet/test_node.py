@@ -1,0 +1,121 @@
+"""The program that the engine starts on each node; only the container engine is fake."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import small_fleet
+from small_checkout import CPU_STACK, FakeEngine, call
+from stackcheck.fleet import node, run
+from stackcheck.fleet.engines import JobState
+from stackcheck.fleet.follow import Followed
+from stackcheck.fleet.job import NodeState, read_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from stackcheck.fleet.job import Job
+    from stackcheck.suite.subject import Subject
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes", "same_signals")
+
+
+@pytest.fixture
+def same_signals() -> Iterator[None]:
+    """A node handles signals its own way, for the rest of its life."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def planned(
+    small_checkout: Path,
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> tuple[Job, Subject]:
+    """A job of one node, which is rank 0 of a Slurm step."""
+    assert call(capsys, "build", CPU_STACK).code == 0
+    monkeypatch.setattr(node, "connect", lambda _job: fake_engine)
+    step = {"SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "gpu7", "SLURMD_NODENAME": "gpu7"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    return small_fleet.make_job(small_checkout, 1)
+
+
+def state_of(job: Job, attempt: int = 0) -> NodeState:
+    found = read_state(job.attempt(attempt) / "0")
+    assert found is not None
+    return found
+
+
+def test_a_healthy_node_leaves_what_the_judge_accepts(
+    planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, subject = planned
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    fake_engine.names.clear()  # this node has no image yet
+    assert node.main([str(job.folder)]) == 0
+    assert state_of(job, 2) == NodeState(rank=0, node="gpu7", state="ended")
+    assert job.reference in fake_engine.names, "it was loaded from the checkout"
+    followed = Followed(
+        state=JobState(phase="ended", word="COMPLETED", attempt=2), nodes={0: state_of(job, 2)}
+    )
+    done = run.judged(job, "1", subject, followed, history=None)
+    assert [(each.name, each.status) for each in done.nodes] == [("gpu7", "PASSED")], done.nodes[0].reasons
+    words = (job.attempt(2) / "0" / "progress.log").read_text()
+    assert f"image verified: {job.reference} is {job.config_digest}" in words
+
+
+def test_a_node_with_another_image_or_other_suites_does_not_run_them(
+    planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = planned
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_engine, "load", lambda *_asked: None)
+        patch.setitem(fake_engine.ids, job.reference, "sha256:" + "e" * 64)
+        assert node.main([str(job.folder)]) == 4
+        assert "another image under this name" in str(state_of(job).error)
+    (job.checkout / "trainers" / "train.py").write_text("# trains otherwise\n")
+    assert node.main([str(job.folder)]) == 6
+    assert "the trainers of the checkout changed" in str(state_of(job).error)
+    job.model_copy(update={"config_digest": "sha256:" + "f" * 64}).save()
+    assert node.main([str(job.folder)]) == 6
+    assert "not the one of this job" in str(state_of(job).error)
+    assert fake_engine.runs == []
+
+
+@pytest.mark.parametrize(
+    ("happens", "code", "words"),
+    [
+        (lambda _spec: time.sleep(60), 6, "did not end in time"),
+        (lambda _spec: os.kill(os.getpid(), signal.SIGTERM), node.STOPPED, "the engine stopped this node"),
+        (lambda _spec: 137, 6, "ended without a result"),
+    ],
+    ids=("hangs", "stopped", "killed"),
+)
+def test_whatever_happens_a_node_says_its_last_word(
+    *,
+    happens: Any,
+    code: int,
+    words: str,
+    planned: tuple[Job, Subject],
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, _ = planned
+    if code == 6 and "time" in words:
+        job.model_copy(update={"limit_s": 3}).save()
+    monkeypatch.setattr(fake_engine, "run", happens)
+    assert node.main([str(job.folder)]) == code
+    found = state_of(job)
+    assert (found.state, found.code) == ("stopped" if code == node.STOPPED else "failed", code)
+    assert words in str(found.error)

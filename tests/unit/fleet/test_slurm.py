@@ -1,0 +1,47 @@
+"""What Slurm's programs print, as Slurm 22.05 printed it, and the batch script."""
+
+from __future__ import annotations
+
+from stackcheck.fleet.slurm import parse_job, parse_nodes, parse_topology
+
+RUNNING = (
+    "JobId=7 JobName=stackcheck-1 UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 "
+    "Restarts=2 BatchFlag=1 ExitCode=0:0 Partition=small ReqNodeList=(null) ExcNodeList=(null) "
+    "NodeList=node[1-2],login BatchHost=node1 NumNodes=3 StdOut=/tmp/a=b.log"
+)
+
+
+def test_the_state_of_a_job_is_read() -> None:
+    found = parse_job(RUNNING)
+    assert (found.phase, found.attempt, found.nodes) == ("running", 2, ("node1", "node2", "login"))
+    pending = RUNNING.replace("RUNNING", "PENDING").replace("Reason=None", "Reason=Resources")
+    found = parse_job(pending.replace("NodeList=node[1-2],login", "NodeList=(null)"))
+    assert (found.phase, found.reason, found.nodes, found.is_over) == ("waiting", "Resources", (), False)
+    for word, phase in (
+        ("TIMEOUT", "out of time"),
+        ("CANCELLED", "cancelled"),
+        ("NODE_FAIL", "a node failed"),
+    ):
+        assert parse_job(RUNNING.replace("RUNNING", word)).phase == phase
+    assert parse_job(RUNNING.replace("RUNNING", "COMPLETING")).is_over
+    assert parse_job("").phase == "running", "what is not understood is no end"
+
+
+def test_the_states_partitions_and_racks_of_nodes_are_read() -> None:
+    switches = parse_topology(
+        "SwitchName=rack1 Level=0 LinkSpeed=1 Nodes=node[1-2]\n"
+        "SwitchName=rack2 Level=0 LinkSpeed=1 Nodes=node[3-4]\n"
+        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[1-4] Switches=rack[1-2]\n"
+    )
+    assert switches == {"node1": "rack1", "node2": "rack1", "node3": "rack2", "node4": "rack2"}
+    text = "node1|small|allocated|none\nnode1|big|allocated|none\nnode3|small|down*|Not responding\n"
+    text += "node4|small|idle*|none\nnode5|small|drained|stackcheck: FAILED | twice\n"
+    found = parse_nodes(text, switches)
+    assert (found["node1"].partition, found["node1"].rack, found["node1"].alive) == (
+        "small,big",
+        "rack1",
+        True,
+    )
+    assert (found["node3"].alive, found["node3"].words) == (False, "down*: Not responding")
+    assert not found["node4"].alive, "the star: it does not answer"
+    assert (found["node5"].alive, found["node5"].words) == (True, "drained: stackcheck: FAILED | twice")

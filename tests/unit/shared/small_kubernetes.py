@@ -1,0 +1,187 @@
+"""A small API server of Kubernetes on loopback, for kubectl: discovery, and objects that are kept in memory.
+
+It is no cluster: nothing schedules and nothing runs. `started` plays the Job controller and the kubelets:
+it makes the pods of an Indexed Job with the fields that the real ones set
+(https://kubernetes.io/docs/reference/kubernetes-api/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+VERBS = ["create", "delete", "get", "list", "patch", "update"]
+CORE = {"services": ("Service", True), "pods": ("Pod", True), "nodes": ("Node", False)}
+PATH = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/(\w+)(?:/([^/]+))?$")
+
+
+def _listing(version: str, kinds: dict[str, tuple[str, bool]]) -> dict[str, Any]:
+    found = [
+        {"name": name, "singularName": kind.lower(), "kind": kind, "namespaced": inside, "verbs": VERBS}
+        for name, (kind, inside) in kinds.items()
+    ]
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": found}
+
+
+def _group(name: str, version: str) -> dict[str, Any]:
+    one = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [one], "preferredVersion": one}
+
+
+DISCOVERY: dict[str, dict[str, Any]] = {
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [_group("batch", "v1"), _group("jobset.x-k8s.io", "v1alpha2")],
+    },
+    "/api/v1": _listing("v1", CORE),
+    "/apis/batch/v1": _listing("batch/v1", {"jobs": ("Job", True)}),
+    "/apis/jobset.x-k8s.io/v1alpha2": _listing("jobset.x-k8s.io/v1alpha2", {"jobsets": ("JobSet", True)}),
+}
+
+
+class Api:
+    """The objects of a cluster, by resource and name."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {}
+        self.asked: list[str] = []
+        self.put("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
+
+    def put(self, resource: str, document: dict[str, Any]) -> None:
+        self.objects.setdefault(resource, {})[document["metadata"]["name"]] = document
+
+    def node(self, name: str, zone: str, *, ready: bool = True) -> None:
+        labels = {"topology.kubernetes.io/zone": zone, "agentpool": "gpus"}
+        condition = {"type": "Ready", "status": "True" if ready else "Unknown", "message": "kubelet stopped"}
+        kind = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        self.put("nodes", {**kind, "status": {"conditions": [condition]}})
+
+    def started(
+        self, job: dict[str, Any], rank: int, node: str, state: dict[str, Any], **status: Any
+    ) -> None:
+        """The pod of one index, on a node, in a state of its container."""
+        template = job["spec"]["template"]
+        image = template["spec"]["containers"][0]["image"]
+        told = {"name": "suites", "image": image, "imageID": image, "state": state}
+        self.put(
+            "pods",
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": f"{job['metadata']['name']}-{rank}-x7k2p",
+                    "labels": template["metadata"]["labels"],
+                    "annotations": {INDEX: str(rank)},
+                },
+                "spec": {"nodeName": node},
+                "status": {"phase": "Running", "containerStatuses": [told]} | status,
+            },
+        )
+
+    def answer(  # noqa: PLR0911  # one answer for each kind of question
+        self, method: str, url: str, body: bytes
+    ) -> tuple[int, dict[str, Any]]:
+        place, query = urlsplit(url).path, parse_qs(urlsplit(url).query)
+        self.asked.append(f"{method} {place}")
+        if place in DISCOVERY:
+            return 200, DISCOVERY[place]
+        match = PATH.match(place)
+        if match is None:
+            return 404, _status(404, "NotFound", f"nothing at {place}")
+        _, resource, name = match.groups()
+        there = self.objects.setdefault(resource, {})
+        if method == "POST":
+            document = json.loads(body)
+            self.put(resource, document)
+            return 201, document
+        if name is None:
+            wanted = dict(pair.split("=") for pair in query.get("labelSelector", [""])[0].split(",") if pair)
+            items = [
+                each
+                for each in there.values()
+                if wanted.items() <= each["metadata"].get("labels", {}).items()
+            ]
+            return 200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}
+        if name not in there:
+            return 404, _status(404, "NotFound", f'{resource} "{name}" not found')
+        if method == "DELETE":
+            del there[name]
+            return 200, _status(200, None, "")
+        if method == "PATCH":
+            _merge(there[name], json.loads(body))
+        return 200, there[name]
+
+
+def _merge(document: dict[str, Any], change: dict[str, Any]) -> None:
+    for name, value in change.items():
+        if isinstance(value, dict) and isinstance(document.get(name), dict):
+            _merge(document[name], value)
+        else:
+            document[name] = value
+
+
+def _status(code: int, reason: str | None, message: str) -> dict[str, Any]:
+    word = "Success" if code < 400 else "Failure"
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": word,
+        "reason": reason,
+        "message": message,
+        "code": code,
+    }
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[tuple[Api, Path]]:
+    """A server, and the KUBECONFIG that leads to it."""
+    api = Api()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _any(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            code, document = api.answer(self.command, self.path, self.rfile.read(length))
+            text = json.dumps(document).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_POST = do_DELETE = do_PATCH = _any  # noqa: N815  # http.server's names
+
+        def log_message(self, *_words: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = folder / "kubeconfig"
+    here = {"server": f"http://127.0.0.1:{server.server_port}"}
+    config.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "small", "cluster": here}],
+                "contexts": [{"name": "small", "context": {"cluster": "small", "namespace": "gpus"}}],
+                "current-context": "small",
+            }
+        )
+    )
+    try:
+        yield api, config
+    finally:
+        server.shutdown()
+        server.server_close()
