@@ -226,7 +226,7 @@ def publish_image(
 def _reference(name: str, settings: flow.FlowSettings) -> Verified:
     from stackcheck.history import against
 
-    return against.certified(name, settings, keys.load(settings.key).public_key())
+    return against.certified(name, settings, settings.signer().public_key())
 
 
 def _paired(

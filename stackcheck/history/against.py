@@ -22,8 +22,7 @@ from stackcheck.oci.tags import label
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
     from stackcheck.flow import FlowSettings, JudgedRun
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 
-def certified(reference: str, settings: FlowSettings, public_key: EllipticCurvePublicKey) -> Verified:
+def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Verified:
     """The certified image that gates others on this host.
 
     Raises:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from small_stacks import ROOT
 from stackcheck import vendors
 from stackcheck.certificate import (
     attachments,
+    keys,
     publish,
     pull,
     renew,
