@@ -24,8 +24,8 @@ GROWTH = {"descriptors": 3.0, "threads": 3.0, "host_mib": 64.0, "device_mib": 64
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run."""
-    every_device(metafunc, cpu=CPU_RANKS)
+    """`ranks` is every device of this run, whole: what worlds leave behind is read as the device's memory."""
+    every_device(metafunc, cpu=CPU_RANKS, whole=True)
 
 
 @pytest.fixture(scope="module")

@@ -330,7 +330,12 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
 
 
 def every_device(
-    metafunc: pytest.Metafunc, *, cpu: int = 1, perf: bool = False, exclusive: bool = False
+    metafunc: pytest.Metafunc,
+    *,
+    cpu: int = 1,
+    perf: bool = False,
+    exclusive: bool = False,
+    whole: bool | None = None,
 ) -> None:
     """Parametrize `ranks` with the number of devices of this run: a smaller world would leave links untried.
 
@@ -339,11 +344,12 @@ def every_device(
         cpu: How many ranks run on a machine without a GPU.
         perf: Whether the check measures speed, and so needs the machine alone.
         exclusive: Whether the check needs the machine alone for another reason.
+        whole: Whether nothing else may use its devices; by default so if there are several.
     """
     if "ranks" in metafunc.fixturenames:
         session = session_of(metafunc.config)
         count = cpu if session.vendor == "cpu" else session.device_count
-        mark = pytest.mark.gpus(count, perf=perf, exclusive=exclusive)
+        mark = pytest.mark.gpus(count, perf=perf, exclusive=exclusive, whole=whole)
         metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
 
