@@ -76,16 +76,15 @@ def forget(folder: Path) -> None:
         old.unlink()
 
 
-def load_signed(folder: Path, public_key: Pinned) -> tuple[Envelope, ...]:
-    """The envelopes that `sign_to_files` wrote to `folder/statements/`.
+def require_signed(folder: Path) -> tuple[Path, ...]:
+    """The files that `sign_to_files` wrote to `folder/statements/`.
 
     Raises:
         ConfigurationError: There are none.
-        CertificateError: One is damaged, or a different key signed it.
     """
-    paths = sorted((folder / "statements").glob("*.dsse.json"))
-    ran = last_run.last_run(folder)
+    paths = tuple(sorted((folder / "statements").glob("*.dsse.json")))
     if not paths:
+        ran = last_run.last_run(folder)
         tested = f"; the newest run ({ran.tier}) is not certified: its state is `tested`" if ran else ""
         raise ConfigurationError(
             "there is no certificate to publish",
@@ -94,7 +93,17 @@ def load_signed(folder: Path, public_key: Pinned) -> tuple[Envelope, ...]:
             expected="the signed statements that `stackcheck certify` writes",
             next_step=f"stackcheck certify {folder.name}",
         )
-    return tuple(_opened(path, public_key, folder.name) for path in paths)
+    return paths
+
+
+def load_signed(folder: Path, public_key: Pinned) -> tuple[Envelope, ...]:
+    """The envelopes that `sign_to_files` wrote to `folder/statements/`.
+
+    Raises:
+        ConfigurationError: There are none.
+        CertificateError: One is damaged, or a different key signed it.
+    """
+    return tuple(_opened(path, public_key, folder.name) for path in require_signed(folder))
 
 
 def _opened(path: Path, public_key: Pinned, name: str) -> Envelope:

@@ -135,12 +135,6 @@ def run_image(
     *,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
-    tier: LowestTier = None,
-    max_age: MaxAge = "30d",
-    device_model: Model = AUTO,
-    driver: Driver = AUTO,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
     form: Annotated[
         Form | None,
         typer.Option(
@@ -150,6 +144,12 @@ def run_image(
         ),
     ] = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="With --print: nodes of the job.")] = 1,
+    tier: LowestTier = None,
+    max_age: MaxAge = "30d",
+    device_model: Model = AUTO,
+    driver: Driver = AUTO,
+    key: PublicKey = None,
+    plain_http: PlainHttp = False,
     dry_run: DryRun = False,
 ) -> None:
     """Verify an image, then run a command in it; only the current folder is mounted."""

@@ -145,11 +145,11 @@ def certify_image(
             show_default="bounds alone decide",
         ),
     ] = None,
+    rows: Rows = None,
     vendor: Vendor = None,
     force: Force = False,
     key: SigningKey = None,
     sign_with: SignWith = None,
-    rows: Rows = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -210,6 +210,7 @@ def publish_image(
     settings = _settings(root, target=target, key=key, sign_with=sign_with, plain_http=plain_http)
     image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
+    signing.require_signed(settings.folder(tag))  # before the key: without statements it is not needed
     envelopes = signing.load_signed(settings.folder(tag), settings.signer().public_key())
     if dry_run:
         print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")

@@ -41,10 +41,6 @@ def print_policy(
             show_default="any number",
         ),
     ] = None,
-    tier: Annotated[
-        TierName | None,
-        typer.Option("--tier", help="Exactly this tier.", show_default="any that certifies"),
-    ] = None,
     node_label: Annotated[
         str | None,
         typer.Option(
@@ -53,6 +49,10 @@ def print_policy(
             help="Pods must ask for nodes with this label; * is a pattern.",
             show_default="any node",
         ),
+    ] = None,
+    tier: Annotated[
+        TierName | None,
+        typer.Option("--tier", help="Exactly this tier.", show_default="any that certifies"),
     ] = None,
     max_age: Annotated[
         str | None,

@@ -70,6 +70,7 @@ def test_triton_that_does_not_know_a_gpu_of_the_stack_is_caught(
 COMPILES = S + "test_the_vendor_compiler_makes_code_for_every_architecture"
 LIBRARIES = S + "test_kernel_libraries_hold_every_architecture"
 FLASH = S + "test_flash_attention_holds_every_architecture"
+FLASH_4 = S + "test_flash_attention_4_compiles_for_every_architecture"
 
 
 def declared(folder: Path, vendor: str, *archs: str, **changes: object) -> dict[str, str]:
@@ -213,6 +214,39 @@ def test_declared_flash_attention_that_is_not_there_is_caught(plant, tmp_path) -
             env=env,
         )
     )
+
+
+# FlashAttention 4 as far as its check calls it: shapes alone, and no code for the architectures that are named.
+FLASH_4_CALLS = """
+import os, torch
+
+def _flash_attn_fwd(q, k, v, *, causal, return_lse):
+    if os.environ["CUTE_DSL_ARCH"] in {without}:
+        raise RuntimeError("no code for " + os.environ["CUTE_DSL_ARCH"])
+    return torch.empty_like(q), None
+
+def _flash_attn_bwd(q, k, v, out, gradient, lse, *, causal):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+"""
+
+
+@pytest.mark.parametrize(
+    ("without", "outcome", "says"),
+    [("('sm_100a',)", "failed", "no code for sm_100a"), ("()", "passed", "")],
+)
+def test_flash_attention_4_that_cannot_compile_for_an_architecture_is_caught(
+    plant, tmp_path, without, outcome, says
+) -> None:
+    site = tmp_path / "site"
+    for folder in ("flash_attn/cute", "flash_attn_4-4.0.0b36.dist-info"):
+        (site / folder).mkdir(parents=True)
+    (site / "flash_attn/cute/__init__.py").write_text("")
+    (site / "flash_attn/cute/interface.py").write_text(FLASH_4_CALLS.format(without=without))
+    (site / "flash_attn_4-4.0.0b36.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: flash-attn-4\nVersion: 4.0.0b36\n"
+    )
+    env = declared(tmp_path, "nvidia", "sm_90", "sm_100", packages={"flash-attn-4": "4.0.0b36"})
+    plant(Fault("FlashAttention 4", FLASH_4, outcome, says, vendor="nvidia", env=env, paths=(str(site),)))
 
 
 def test_image_that_names_no_architecture_is_caught(plant, tmp_path) -> None:

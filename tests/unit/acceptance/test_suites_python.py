@@ -25,6 +25,7 @@ WHERE_PRESENT = {
     "tests/acceptance/workloads/attention_masks.py": {"flash_attn"},
     "tests/acceptance/workloads/attention_models.py": {"flash_attn"},
     "tests/acceptance/workloads/attention_packed.py": {"flash_attn"},
+    "tests/acceptance/workloads/flash_compile.py": {"flash_attn"},
     "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
     "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
     "tests/acceptance/workloads/package_layers.py": {

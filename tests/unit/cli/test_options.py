@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What options.py promises: where to, how to build, how to report; what a verb does itself comes first.
 ORDER = (
     *("--tier", "--gpu-vendor", "--force", "--max-age", "--device-model", "--driver", "--reason", "--output"),
-    *("--to", "--key", "--plain-http"),
+    *("--to", "--key", "--sign-with", "--plain-http"),
     *("--wheelhouse", "--wheel-cache", "--mirrors", "--platform", "--no-cache"),
     *("--json", "--dry-run", "--root", "--help"),
 )
@@ -27,6 +27,7 @@ ORDER = (
 # `nightly` several. `nightly --force` runs what is not due, and its images have to be published; `report`
 # also shows others.
 # `bisect --force` forgets what an earlier search found, and its tier only has to have the check.
+# `policy` writes what a cluster demands, so its words are about nodes; `mirror --print` lists files.
 # `render --check` looks, `history --check` and `bisect --check` name a check; `--all` lists equal
 # metrics, or what does not fit.
 TWO_MEANINGS = {
@@ -34,11 +35,15 @@ TWO_MEANINGS = {
     "--check": 3,
     "--key": 2,
     "--to": 2,
-    "--tier": 3,
+    "--tier": 4,
     "--driver": 2,
     "--stack": 3,
     "--force": 3,
     "--from": 2,
+    "--print": 2,
+    "--devices": 2,
+    "--gpu": 2,
+    "--max-age": 2,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -148,6 +149,11 @@ class FakeEngine(HasFiles):
         return result_files.exit_code(text)
 
 
+def without_waivers(matrix: str) -> str:
+    """The text of a matrix without its waivers: tests give their own."""
+    return re.sub(r"^  waivers:\n(    .*\n)+", "", matrix, flags=re.MULTILINE)
+
+
 def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout on a host without a GPU."""
     root = folder / "checkout"
@@ -159,7 +165,7 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / "tests" / name).write_text("")
     (root / "trainers" / "train.py").write_text("# trains\n")
     (root / "trainers" / "rows.yaml").write_text(ROWS)
-    shutil.copy(ROOT / "matrix.yaml", root)
+    (root / "matrix.yaml").write_text(without_waivers((ROOT / "matrix.yaml").read_text()))
     shutil.copytree(ROOT / "images", root / "images")
     for module in (amd, nvidia):
         monkeypatch.setattr(module, "devices", tuple)
