@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 TESTS = Path(__file__).resolve().parents[1]
 TRAINERS = TESTS.parent / "trainers"
@@ -14,6 +15,8 @@ sys.path.insert(0, str(TRAINERS))
 sys.path.append(str(TESTS / "acceptance"))
 sys.dont_write_bytecode = True
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported, by any of the test files
 
 from harness.launch import THREADS, launch  # noqa: E402 - tests/acceptance has to be on the path first
 from harness.server import Server  # noqa: E402
