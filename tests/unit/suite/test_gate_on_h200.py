@@ -76,6 +76,26 @@ def checks_of(reasons: tuple[str, ...]) -> set[str]:
     return {reason.partition("[")[0].partition(" ")[0].rstrip(":") for reason in reasons}
 
 
+def test_an_image_of_our_own_with_the_matrixs_waivers_is_refused_for_one_check_alone() -> None:
+    """It read memory of other checks on the same GPU as its own; docs/results/stack-h200-x1-fa4.md."""
+    result = results.load(ROOT / "docs" / "results" / "stack-h200-x1-fa4" / "result.json")
+    rows = {row["model"]: row for row in vendors.device_table()}
+    policy = matrix.load(ROOT / "matrix.yaml").policy
+    assert result.image is not None
+    needed = Requirements(
+        checks=expected.check_ids(ROOT, vendor="nvidia", tier="standard", count=1),
+        image_config_digest=result.image.config_digest,
+        vendor="nvidia",
+        devices=tuple(device.id for device in result.host.devices),
+        facts=skips.Facts(rows=[rows[device.model] for device in result.host.devices]),
+        advisory=policy.advisory,
+        waivers=policy.waivers,
+    )
+    found = verdict.judge(result, needed, bounds.look_up(result, ROOT))
+    assert found.status == "FAILED"
+    assert checks_of(found.reasons) == {"test_collectives.py::test_groups_set_up_and_torn_down"}
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_torch_2_11_on_h200_is_refused_for_what_is_known_to_be_broken_and_nothing_else(count: int) -> None:
     found = judged(count)
