@@ -19,7 +19,7 @@ UNANSWERED = ("the library answered", "the library does not report", "gave no re
 
 FAULTS = (
     nvidia("one GPU is missing", "test_device_count", devices=3),
-    nvidia("unknown product", "test_device_identity", "add a row", pci_device_id=0x999910DE, capability=[9, 9]),
+    nvidia("unknown product", "test_device_identity", "not certifiable", pci_device_id=0x999910DE, capability=[9, 9]),
     nvidia("an H800 is no H100", "test_device_identity", "10de:2324", pci_device_id=0x232410DE, memory=81559 << 20),
     nvidia("a GH200 is no H200", "test_device_identity", "10de:2348", pci_device_id=0x234810DE, memory=147456 << 20),
     nvidia("one card without its bridge", "test_every_pair_is_linked", "device 0: joined with 0, others with 2", "invalid",

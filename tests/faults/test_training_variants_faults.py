@@ -50,6 +50,7 @@ def wide(**changes: float) -> dict[str, str]:
         "harness.launch:launch": f"lambda *a, **k: json.loads({ran!r})",
         "harness.skips:without_feature": "lambda *a: None",
         "harness.skips:if_lacking": "lambda *a: None",
+        "harness.skips:without_memory": "lambda *a: None",
     }
 
 
