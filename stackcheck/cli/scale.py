@@ -35,7 +35,13 @@ def scale(
     ] = "1,2,4,8,64,1024,16384",
     batch: Annotated[
         float | None,
-        typer.Option("--batch", metavar="SAMPLES", help="Global batch.", show_default="the job's own"),
+        typer.Option(
+            "--batch",
+            metavar="SAMPLES",
+            min=1,
+            help="Global batch; with --weak, that of each replica.",
+            show_default="the job's own",
+        ),
     ] = None,
     weak: Annotated[
         bool, typer.Option("--weak", help="The same batch for each replica, not for all together.")

@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet import collect, link_stage
 from stackcheck.fleet.collect import Judge, NodeOutcome
@@ -192,6 +193,15 @@ def again(root: Path, job_id: str, history: History | None) -> FleetRun:
     Raises:
         ConfigurationError: There is no such run in this checkout.
     """
+    known = sorted(path.name for path in (root / FOLDER).glob("*") if path.is_dir())
+    if job_id not in known:
+        raise ConfigurationError(
+            "there is no such fleet run",
+            where=str(root / FOLDER),
+            got=job_id,
+            expected=", ".join(known) or "a run: there is none yet",
+            next_step="stackcheck fleet run STACK --nodes N",
+        )
     job = Job.load(root / FOLDER / job_id)
     subject = subject_of(job.name, root, job.vendor)
     attempts = [int(path.name.partition("-")[2]) for path in job.folder.glob("attempt-*")]

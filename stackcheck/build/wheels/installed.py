@@ -105,6 +105,15 @@ class Environment:
     infos: Mapping[str, Path]
 
 
+def _said(error: OSError | subprocess.SubprocessError | ValueError) -> str:
+    """What a failed interpreter said; the program that it was given is ours and is not shown."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return str(error.stderr).strip() or f"it ended with exit code {error.returncode}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"no answer in {error.timeout:g} s"
+    return str(error)
+
+
 def environment(interpreter: Path) -> Environment:
     """Ask an interpreter where its packages are.
 
@@ -119,7 +128,7 @@ def environment(interpreter: Path) -> Environment:
         raise ConfigurationError(
             "this interpreter does not say what is installed",
             where=str(interpreter),
-            got=(getattr(error, "stderr", None) or str(error)).strip(),
+            got=_said(error),
             expected="the path of a Python 3.8 or newer, such as /opt/venv/bin/python",
             next_step="name the environment's own interpreter with --from-environment",
         ) from error
