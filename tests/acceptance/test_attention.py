@@ -54,6 +54,16 @@ def test_flash_attn_package(
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_flash_attn_package_head_dims(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+    """The flash_attn package is right for head dimensions that are no multiple of 32, too."""
+    if not on_device(flash_package.available):
+        skips.without_package("flash-attn", "the flash_attn package is not part of this stack")
+    cases.require(on_device(flash_package.check_rounded, dtype=dtype), record_metric)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "torch", "package"])
 def test_varlen_attention(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Sequences packed into one row attend only to themselves, forward and backward."""

@@ -101,6 +101,10 @@ CHECKS: dict[str, tuple[str, Check]] = {
     ),
     "window package": ("test_attention.py::test_sliding_window_attention", standins.windowed_by_package),
     "flash package": ("test_attention.py::test_flash_attn_package", standins.flash_attn_package),
+    "flash package rounded": (
+        "test_attention.py::test_flash_attn_package_head_dims",
+        standins.rounded_by_package,
+    ),
     "flash package 4": ("test_attention.py::test_flash_attn_package", standins.by_package_4),
     "dropout": (
         "test_attention.py::test_attention_dropout",

@@ -113,6 +113,12 @@ def flash_attn_package() -> dict[str, Any]:
         return flash_package.check("bf16", "smoke")
 
 
+def rounded_by_package() -> dict[str, Any]:
+    """As test_flash_attn_package_head_dims judges it."""
+    with package():
+        return flash_package.check_rounded("bf16")
+
+
 def packed_by_package() -> dict[str, Any]:
     """As test_varlen_attention judges the package."""
     with package():

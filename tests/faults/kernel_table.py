@@ -133,6 +133,11 @@ MUTANTS: dict[str, Mutant] = {
         (standins.PACKAGE, "flash_attn_func"),
         changes.bad_backward(0),
     ),
+    "the package loses a row of dq of a rounded width": (
+        "flash package rounded",
+        (standins.PACKAGE, "flash_attn_func"),
+        changes.bad_backward(0),
+    ),
     "the package changes bits between calls": (
         "flash package",
         (standins.PACKAGE, "flash_attn_func"),
