@@ -183,8 +183,7 @@ def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, che
     assert code == 6
     (node,) = nodes.values()
     assert "stopped this node" in node["reasons"][0], node
-    assert containers() == []
-    assert queue(cluster) == ""
+    small_slurm.wait(lambda: containers() == [] and queue(cluster) == "", "the end of the job")
 
 
 def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(

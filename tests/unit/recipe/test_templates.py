@@ -65,6 +65,13 @@ def test_what_pip_downloads_is_by_hash_in_every_stage(stack: Stack) -> None:
 
 
 @every_stack
+def test_what_is_compiled_is_never_taken_from_pips_cache(stack: Stack) -> None:
+    text = dockerfile_of(stack).replace("\\\n", " ")
+    commands = re.findall(r"bin/pip wheel\b[^&|;\n]*", text)
+    assert [command for command in commands if "--no-cache-dir" not in command] == []
+
+
+@every_stack
 def test_each_stage_that_compiles_has_a_lock_of_its_own(stack: Stack) -> None:
     for extension in extensions.extensions(stack):
         text = stage_of(stack, f"{extension.name}-build")
