@@ -209,8 +209,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Train one model end to end and print one JSON record.",
         formatter_class=_Help,
     )
-    _what(parser.add_argument_group("what"))
-    _how(parser.add_argument_group("how"))
+    what, how = parser.add_argument_group("what"), parser.add_argument_group("how")
+    _what(what)
+    _data(what)
+    _how(how)
+    _conditions(how)
     _files(parser.add_argument_group("files"))
     missing = {field.name for field in fields(Options)} - {action.dest for action in parser._actions}  # noqa: SLF001
     assert not missing, missing
@@ -263,6 +266,10 @@ def _what(group: argparse._ArgumentGroup) -> None:
     )
     add("--clip", type=float, default=1.0, help="largest global gradient norm")
     add("--seed", type=int, default=1, help="of weights and data; independent of the number of GPUs")
+
+
+def _data(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--weights",
         type=Path,
@@ -322,6 +329,10 @@ def _how(group: argparse._ArgumentGroup) -> None:
         default="none",
         help="activation checkpointing of no block, every other one, or each",
     )
+
+
+def _conditions(group: argparse._ArgumentGroup) -> None:
+    add, toggle = group.add_argument, argparse.BooleanOptionalAction
     add("--device", choices=get_args(Device), default="auto", help="torch calls ROCm's device cuda too")
     add("--deterministic", action=toggle, default=False, help="refuse kernels that are not deterministic")
     add(

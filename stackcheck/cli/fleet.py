@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -169,7 +169,6 @@ def run_fleet(
         container=container,
         engine=engine,
     )
-    report = Progress()
     chosen: FleetEngine
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)
@@ -179,12 +178,23 @@ def run_fleet(
         print(chosen.render(job), end="")
         return
     patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
-    done = _played(job, subject, chosen, patience, report)
+    _end(_carried_out(job, subject, chosen, patience, links=links, drain=drain), as_json=as_json)
+
+
+def _carried_out(
+    job: Job, subject: Subject, engine: FleetEngine, patience: Patience, *, links: bool, drain: bool
+) -> FleetRun:
+    report = Progress()
+    done = _played(job, subject, engine, patience, report)
     if links:
-        done = _with_links(done, chosen, patience, report)
-    print_json(done.as_json()) if as_json else show(done)
+        done = _with_links(done, engine, patience, report)
     if drain:
-        _drain(done, chosen, report)
+        _drain(done, engine, report)
+    return done
+
+
+def _end(done: FleetRun, *, as_json: bool) -> NoReturn:
+    print_json(done.as_json()) if as_json else show(done)
     raise typer.Exit(EXIT_CODES.get(done.status, 0))
 
 
@@ -287,8 +297,7 @@ def collect_again(
 
     base = root.resolve()
     done = run.again(base, job_id, open_history(base))
-    print_json(done.as_json()) if as_json else show(done)
-    raise typer.Exit(EXIT_CODES.get(done.status, 0))
+    _end(done, as_json=as_json)
 
 
 def show(done: FleetRun) -> None:

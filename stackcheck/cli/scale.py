@@ -62,11 +62,14 @@ def scale(
         print_json({"jobs": jobs}) if as_json else print_table(("JOB", "WHAT"), list(jobs.items()))
         return
     chosen, cluster = known.of(job)
-    counts = _counts(gpus, chosen.tensor * chosen.pipeline)
+    asked = _counts(gpus)
+    counts = _of_a_replica(asked, chosen.job().replica)
     found = _predicted(chosen, cluster, counts, batch, weak=weak)
-    if left := [count for count in counts if count > found[-1].gpus]:
+    if small := [count for count in asked if count not in counts]:
+        print_note(f"left out, because one replica needs {chosen.job().replica} GPUs: {small}")
+    if large := [count for count in counts if count > found[-1].gpus]:
         print_note(
-            f"left out, because the global batch has less than one micro-batch for each replica: {left}"
+            f"left out, because the global batch has less than one micro-batch for each replica: {large}"
         )
     beside = [*_compared(chosen, cluster)]
     if as_json:
@@ -81,17 +84,22 @@ def scale(
     print_table([name.upper() for name in names], [[str(one[name]) for name in names] for one in beside])
 
 
-def _counts(text: str, replica: int) -> tuple[int, ...]:
-    """The counts that were asked for; those too small for one replica are left out."""
+def _counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigurationError("--gpus is not a list of counts", got=text, expected="1,2,8") from error
+    if min(counts) < 1:
+        raise ConfigurationError("--gpus has a count below 1", got=text, expected="1,2,8")
+    return counts
+
+
+def _of_a_replica(counts: tuple[int, ...], replica: int) -> tuple[int, ...]:
+    """The counts that are enough for one replica."""
     kept = tuple(count for count in counts if count >= replica)
-    if not kept or min(counts) < 1:
-        raise ConfigurationError(
-            "no count is enough for one replica", got=text, expected=f"{replica} or more"
-        )
+    if not kept:
+        got = ",".join(map(str, counts))
+        raise ConfigurationError("no count is enough for one replica", got=got, expected=f"{replica} or more")
     return kept
 
 

@@ -190,7 +190,8 @@ class _Travel:
     gather_s: float
     scatter_s: float
     first_s: float
-    local_s: float  # of one gather and one scatter, inside a node
+    local_gather_s: float  # inside a node alone
+    local_scatter_s: float
     link: Link
 
     @classmethod
@@ -214,7 +215,8 @@ class _Travel:
             gather_s=max(gathered),
             scatter_s=max(scattered),
             first_s=max(first),
-            local_s=gathered[0] + scattered[0],
+            local_gather_s=gathered[0],
+            local_scatter_s=scattered[0],
             link="inside a node" if gathered[0] >= gathered[1] else "between nodes",
         )
 
@@ -225,15 +227,10 @@ class _Travel:
         if job.layout == "zero1":
             hidden_gather, hidden_scatter = self.gather_s - self.first_s, self.scatter_s - last
             exposed = max(0.0, hidden_gather - forward) + max(0.0, hidden_scatter - backward)
-            return exposed + self.first_s + last, self.local_s
+            return exposed + self.first_s + last, self.local_gather_s + self.local_scatter_s
         again = self.gather_s + self.scatter_s
         exposed = passes * (max(0.0, self.gather_s - forward) + max(0.0, again - backward))
-        return exposed + self.first_s + last, passes * (self.local_s + self.local_s * self._share())
-
-    def _share(self) -> float:
-        """The second gather of a pass, as a share of one gather and one scatter."""
-        total = self.gather_s + self.scatter_s
-        return self.gather_s / total if total else 0.0
+        return exposed + self.first_s + last, passes * (2 * self.local_gather_s + self.local_scatter_s)
 
 
 def efficiency(one: Prediction, base: Prediction) -> float:
