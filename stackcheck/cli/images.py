@@ -44,6 +44,7 @@ from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.matrix import matrix
 from stackcheck.oci.store import parse_target
+from stackcheck.suite import rows as published_rows
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ def certify_image(
         root, vendor=vendor, key=key, sign_with=sign_with, force=force, plain_http=plain_http
     )
     reference = _reference(against, settings) if against else None
+    if rows:  # before the image is built: minutes later is too late to hear of a wrong name
+        published_rows.document_of(settings.root, rows)
     if dry_run:
         document = f"rows of {rows}, " if rows else ""
         pair = f"run in turn with {reference.reference}, " if reference else ""
@@ -172,7 +175,7 @@ def certify_image(
     with exclusive(settings.root, "stackcheck certify", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
-        if rows:  # before the suites: minutes later is too late to hear of a wrong name
+        if rows:  # before the suites, which take minutes, too
             flow.require_rows(rows, subject, settings)
         judged, paired = flow.test(subject, engine, settings, report), None
         if rows:

@@ -69,23 +69,33 @@ class Judged:
     reasons: tuple[str, ...]
 
 
+def document_of(root: Path, name: str) -> tuple[Path, object]:
+    """The file of the published figures, and its document of this name.
+
+    Raises:
+        ConfigurationError: There is no such document.
+    """
+    path = root / "trainers" / "rows.yaml"
+    found = yamlfile.load(path)
+    if name not in found:
+        raise ConfigurationError(
+            "there is no such document",
+            where=str(path),
+            got=name,
+            expected=", ".join(found),
+            next_step="name one of them with --rows",
+        )
+    return path, found[name]
+
+
 def gates(root: Path, document: str, host: vendors.Host) -> tuple[Row, ...]:
     """The rows of a document that were published for these devices, and as many of them.
 
     Raises:
         ConfigurationError: There is no such document, or it has no figure for this host.
     """
-    path = root / "trainers" / "rows.yaml"
-    found = yamlfile.load(path)
-    if document not in found:
-        raise ConfigurationError(
-            "there is no such document",
-            where=str(path),
-            got=document,
-            expected=", ".join(found),
-            next_step="name one of them with --rows",
-        )
-    rows = _rows(found[document], f"{path}: {document}")
+    path, content = document_of(root, document)
+    rows = _rows(content, f"{path}: {document}")
     gated = [row for row in rows if row.metric in GATED and row.device_unit == "gpu" and row.value]
     here = {device.model for device in host.devices}
     chosen = tuple(row for row in gated if {row.device} == here and row.count == len(host.devices))
