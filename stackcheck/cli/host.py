@@ -21,8 +21,16 @@ app = new_app()
 def examine_host(
     *,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Install and start what is missing (needs root).")
+        bool,
+        typer.Option(
+            "--fix",
+            help="Install and start what is missing (needs root). If the disk is short of room, remove build "
+            "cache of a daemon that stackcheck started.",
+        ),
     ] = False,
+    room: Annotated[
+        float, typer.Option("--room", metavar="GB", min=0, help="Disk that must be free.")
+    ] = doctor.DISK_NEEDED_BYTES / 1e9,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
     as_json: AsJson = False,
     root: Root = HERE,
@@ -32,9 +40,11 @@ def examine_host(
         stopped = host_setup.stop_daemon()
         print("stopped dockerd" if stopped else "stackcheck started no dockerd that is still running")
         return
+    needed = int(room * 1e9)
     if fix:
         host_setup.ensure_engine(Progress())
-    findings = doctor.examine(root.resolve(), _registries(root))
+        host_setup.free_build_cache(lambda: doctor.free_room(root.resolve())[0] >= needed, Progress())
+    findings = doctor.examine(root.resolve(), _registries(root), room_bytes=needed)
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:

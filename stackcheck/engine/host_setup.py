@@ -36,6 +36,9 @@ PID_FILE = Path("/run/stackcheck-dockerd.pid")
 LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
 INIT_FOLDER = Path("/run/systemd/system")
 START_TIMEOUT_S = 60.0
+# What is left of the build cache at the first try; most builds of one matrix entry find their stages in it.
+CACHE_KEPT_BYTES = 10 * 10**9
+PRUNE_TIMEOUT_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,6 +252,21 @@ def _log_tail(lines: int = 8) -> list[str]:
     if not LOG_FILE.exists():
         return []
     return LOG_FILE.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+
+
+def free_build_cache(enough: Callable[[], bool], report: Callable[[str], None]) -> None:
+    """Remove build cache, the oldest first, until there is `enough` room.
+
+    Only of a daemon that this tool started: the cache of another may be hours of work, and its owner decides.
+    """
+    for kept in (CACHE_KEPT_BYTES, 0):
+        if enough() or daemon_pid() is None:
+            return
+        report(f"too little room: removing build cache until {kept / 1e9:.0f} GB of it are left")
+        command = ["docker", "builder", "prune", "--all", "--force", f"--keep-storage={kept}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PRUNE_TIMEOUT_S)
+        if done.returncode:
+            raise EngineError("build cache was not removed", where=" ".join(command), got=done.stderr.strip())
 
 
 def stop_daemon(timeout_s: float = 30.0) -> bool:

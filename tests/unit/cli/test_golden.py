@@ -243,7 +243,7 @@ def found_on_the_host(*, engine: bool) -> Callable[[World], None]:
         ),
         HostFinding(name="amd GPUs", ok=False, needed=False, found="no device"),
     )
-    return lambda world: world.patch.setattr(doctor, "examine", lambda *_arguments: rows)
+    return lambda world: world.patch.setattr(doctor, "examine", lambda *_arguments, **_options: rows)
 
 
 def newest(**versions: str) -> Callable[[World], None]:

@@ -47,8 +47,18 @@ def test_an_unreachable_registry_is_not_needed_but_said(tmp_path: Path) -> None:
     assert (finding.name, finding.ok, finding.needed) == ("registry 127.0.0.1:9", False, False)
 
 
-def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "DISK_NEEDED_BYTES", 10**18)
-    finding = next(finding for finding in doctor.examine(tmp_path) if finding.name == "disk")
+@pytest.mark.parametrize("pid", [None, 4711])
+def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int | None) -> None:
+    monkeypatch.setattr(host_setup, "daemon_pid", lambda: pid)
+    findings = doctor.examine(tmp_path, room_bytes=10**18)
+    finding = next(finding for finding in findings if finding.name == "disk")
     assert not finding.ok
-    assert finding.fix == "docker builder prune"
+    assert finding.fix
+    assert finding.fix.startswith("free space under" if pid else "docker builder prune")
+
+
+def test_the_disk_that_must_be_free_can_be_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--json", "--root", str(tmp_path), "--room", "1000000000"])
+    assert isinstance(result.exception, EngineError)
+    disk = next(finding for finding in json.loads(result.stdout) if finding["name"] == "disk")
+    assert "1000000000 GB needed" in disk["found"]

@@ -151,3 +151,36 @@ def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(dockerd: Callabl
     with pytest.raises(EngineError, match="did not start") as caught:
         host_setup.start_daemon(lambda _: None)
     assert caught.value.got == "no such storage driver"
+
+
+@pytest.fixture
+def pruned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What `docker` was asked to keep at each prune, in a daemon that this tool started."""
+    kept: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[:5] == ["docker", "builder", "prune", "--all", "--force"]
+        kept.append(command[5].removeprefix("--keep-storage="))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(host_setup, "daemon_pid", lambda: 4711)
+    monkeypatch.setattr(subprocess, "run", run)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("prunes_needed", "kept"), [(0, []), (1, ["10000000000"]), (9, ["10000000000", "0"])]
+)
+def test_build_cache_goes_only_as_far_as_room_is_needed(
+    pruned: list[str], prunes_needed: int, kept: list[str]
+) -> None:
+    host_setup.free_build_cache(lambda: len(pruned) >= prunes_needed, lambda _: None)
+    assert pruned == kept
+
+
+def test_the_cache_of_another_daemon_is_left_alone(
+    pruned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_setup, "daemon_pid", lambda: None)
+    host_setup.free_build_cache(lambda: False, lambda _: None)
+    assert pruned == []
