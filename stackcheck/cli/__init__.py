@@ -82,7 +82,7 @@ class VerbGroup(TyperGroup):
         return group.get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Context) -> object:
-        """Run a verb; report an interruption, as Typer would end without a message."""
+        """Run a verb, and report an interruption: Typer alone would exit without a message."""
         try:
             found = super().invoke(ctx)
             _default_signals()

@@ -84,7 +84,7 @@ def _print(found: Found) -> None:
 def _row(found: Found, tried: Tried) -> tuple[str, str, str]:
     taken = found.named(sorted(tried.steps)) if tried.steps else "nothing"
     everything = len(tried.steps) == len(found.steps)
-    note = tried.why or ("" if tried.new else "told by an earlier call")
+    note = tried.why or ("" if tried.new else "known from an earlier call")
     return tried.outcome, "everything" if everything else taken, note
 
 
@@ -94,9 +94,9 @@ def _cause(found: Found) -> str:
         case "one":
             return found.named(steps)
         case "together":
-            return f"{found.named(steps)}: together, and neither of them alone"
+            return f"{found.named(steps)}: only together; one alone does not break the check"
         case "one of":
-            return f"one of these, between which nothing could be tested: {found.named(steps)}"
+            return f"one of these (no stack between them could be tested): {found.named(steps)}"
         case "more":
             return f"{found.named(steps[:1])}, together with several of: {found.named(steps[1:])}"
     return f"none: {kind}"
@@ -120,7 +120,7 @@ def _document(found: Found) -> dict[str, Any]:
 
 
 def _require_ends(found: Found, good: str, bad: str, check: str) -> None:
-    """The search means nothing if its ends are not what they were said to be."""
+    """Refuse a good stack in which the check fails, and a bad one in which it passes."""
     ends = {"good fails": ("--good", good, "pass", "passes"), "bad passes": ("--bad", bad, "fail", "fails")}
     if found.culprit.kind not in ends:
         return

@@ -97,7 +97,7 @@ def build_options(
 def locked_to(
     wheelhouse: Path, stacks: Sequence[Stack], root: Path, report: Callable[[str], None]
 ) -> tuple[Stack, ...]:
-    """The stacks, locked to a folder of wheels if `stackcheck wheelhouse` made it and they are not yet."""
+    """The stacks, locked to this folder of wheels if `stackcheck wheelhouse` made it."""
     return tuple(site_lock.ready(stack, wheelhouse, root, report) for stack in stacks)
 
 

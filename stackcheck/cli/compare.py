@@ -42,7 +42,7 @@ def compare_runs(
     *,
     paired: Annotated[
         bool,
-        typer.Option("--paired", help="Run both images in turn on this node, and find slow-downs of 2 %."),
+        typer.Option("--paired", help="Run both images in turn on this node; slow-downs from 2 % are found."),
     ] = False,
     checks: Annotated[
         str | None,
@@ -208,6 +208,6 @@ def _require_equal(found: PairedRuns, root: Path) -> None:
         raise ChecksFailedError(
             f"B is slower than A in {len(slower)} of {len(found.metrics)} metrics",
             got="\n    ".join(worst),
-            expected="a loss below what counts on this node",
+            expected="a loss below the margin of each metric on this node",
             next_step=f"read {root / 'build' / 'paired' / 'result.json'}, which has every run",
         )

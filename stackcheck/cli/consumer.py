@@ -323,7 +323,7 @@ def _notes(verified: Verified) -> list[str]:
         f"{item['check']} is waived by {item['by']} until {item['until']}: {item['reason']} ({item['issue']})"
         for item in verified.facts["waivers"]
     ]
-    # A certificate of before there were known issues names none.
+    # Certificates that were signed before known issues existed do not have the key.
     issues = [
         f"known issue {item['id']}: {item['symptom'].rstrip('.')} ({item['issue']})"
         for item in verified.facts.get("knownIssues", ())

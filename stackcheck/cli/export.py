@@ -23,7 +23,7 @@ def export_image(
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="The tar to write.", show_default="STACK.tar"),
+        typer.Option("--output", metavar="FILE", help="The tar file to write.", show_default="STACK.tar"),
     ] = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,

@@ -86,15 +86,22 @@ RackLabel = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", metavar="SECONDS", min=1, help="For a node's run.", show_default="by the tier"),
+    typer.Option(
+        "--limit", metavar="SECONDS", min=1, help="Longest run of a node.", show_default="by the tier"
+    ),
 ]
 StartLimit = Annotated[
-    int, typer.Option("--start-limit", metavar="SECONDS", min=1, help="For a node to say its first word.")
+    int,
+    typer.Option("--start-limit", metavar="SECONDS", min=1, help="Longest wait for a node's first message."),
 ]
 QueueLimit = Annotated[
     int | None,
     typer.Option(
-        "--queue-limit", metavar="SECONDS", min=1, help="For the job to get nodes.", show_default="none"
+        "--queue-limit",
+        metavar="SECONDS",
+        min=1,
+        help="Longest wait of the job for nodes.",
+        show_default="none",
     ),
 ]
 WithLinks = Annotated[
@@ -185,7 +192,7 @@ def _carried_out(
     job: Job, subject: Subject, engine: FleetEngine, patience: Patience, *, links: bool, drain: bool
 ) -> FleetRun:
     report = Progress()
-    done = _played(job, subject, engine, patience, report)
+    done = _run_job(job, subject, engine, patience, report)
     if links:
         done = _with_links(done, engine, patience, report)
     if drain:
@@ -270,7 +277,7 @@ def subject_root(subject: Subject) -> Path:
     return subject.image.layout.parents[2]
 
 
-def _played(
+def _run_job(
     job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
 ) -> FleetRun:
     from stackcheck.fleet import run

@@ -1,4 +1,4 @@
-"""The verb `history`. In: filters. Out: runs, or a metric over runs; a table; the index made anew."""
+"""The verb `history`. In: filters. Out: runs, or a metric over runs; a table; a new index."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def import_results(
         )
     if all(each.fate == "no result" for each in found):
         raise NothingSelectedError(
-            "there is no result in what was named",
+            "no result was found in these paths",
             got=", ".join(map(str, paths)),
             expected="the result.json of a run, or a folder that holds some",
         )
@@ -230,7 +230,7 @@ def import_results(
 
 @group.command("rebuild")
 def rebuild_index(*, root: Root = HERE) -> None:
-    """Make the index anew from the record files; damaged records are named and left out."""
+    """Rebuild the index from the record files; damaged records are named and left out."""
     history = open_history(root.resolve())
     damaged = history.rebuild(Progress())
     runs = len(history.runs(Query()))
@@ -299,7 +299,7 @@ def _series_row(key: tuple[str, ...], pairs: Sequence[tuple[Run, Point]]) -> tup
 
 
 def _own_nights(pairs: Sequence[tuple[Run, Point]]) -> str:
-    """How the newest value of each chip stands against its own last nights; the worst of them."""
+    """Compare the newest value of each chip with its own last nights; return the worst result."""
     from stackcheck.history import watch
 
     found = watch.against_own_nights(pairs)

@@ -24,12 +24,12 @@ def examine_host(
         bool,
         typer.Option(
             "--fix",
-            help="Install and start what is missing (needs root). If the disk is short of room, remove build "
+            help="Install and start what is missing (needs root). If disk space is short, remove build "
             "cache of a daemon that stackcheck started.",
         ),
     ] = False,
     room: Annotated[
-        float, typer.Option("--room", metavar="GB", min=0, help="Disk that must be free.")
+        float, typer.Option("--room", metavar="GB", min=0, help="Disk space that must be free.")
     ] = doctor.DISK_NEEDED_BYTES / 1e9,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
     as_json: AsJson = False,

@@ -164,7 +164,7 @@ def certify_image(
         root, vendor=vendor, key=key, sign_with=sign_with, force=force, plain_http=plain_http
     )
     reference = _reference(against, settings) if against else None
-    if rows:  # before the image is built: minutes later is too late to hear of a wrong name
+    if rows:  # a wrong name is refused before the build, which takes minutes
         published_rows.document_of(settings.root, rows)
     if dry_run:
         document = f"rows of {rows}, " if rows else ""

@@ -76,7 +76,7 @@ def _document(path: Path, found: Judgement) -> dict[str, Any]:
 def _print(path: Path, found: Judgement) -> None:
     verdict, result = found.verdict, found.result
     models = sorted({device.model for device in result.host.devices})
-    tested = "" if found.certifies else "; a lower tier than the policy's, so never a certificate"
+    tested = "" if found.certifies else "; lower than the tier in the policy, so this run cannot be certified"
     print_facts(
         {
             "verdict": verdict.status,

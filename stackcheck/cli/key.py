@@ -21,7 +21,7 @@ def show_key(
         bool, typer.Option("--policy", help="Print the policy for cosign instead of the key.")
     ] = False,
     passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Encrypt the key that is made now with a passphrase.")
+        bool, typer.Option("--passphrase", help="Encrypt a new key with a passphrase.")
     ] = False,
     key: SigningKey = None,
     as_json: AsJson = False,
@@ -39,9 +39,9 @@ def show_key(
         return
     if passphrase and path.exists():
         raise ConfigurationError(
-            "the signing key exists already, and gets no passphrase now",
+            "the signing key exists already; --passphrase is for a new key",
             where=str(path),
-            expected="a key that is made now",
+            expected="a path at which no key exists",
             next_step=f"openssl pkcs8 -topk8 -in {path} -out NEW.key; or make another: --key PATH",
         )
     public = keys.load_or_create(path, encrypt=passphrase).public_key()

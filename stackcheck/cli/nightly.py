@@ -122,7 +122,7 @@ def validate(
         plain_http=plain_http,
     )
     progress = Progress()
-    plan = _planned(settings) if dry_run else _played(settings, progress)
+    plan = _planned(settings) if dry_run else _run_night(settings, progress)
     _show(plan, as_json=as_json)
     if not dry_run:
         _write_page(settings, progress)
@@ -151,7 +151,7 @@ def _settings(
         sign_with=sign_words(sign_with),
         plain_http=plain_http,
     )
-    signer = flow.signer()  # never made here: no certificate would be of a new key
+    signer = flow.signer()  # a new key would be useless here: no published certificate is signed with it
     return NightSettings(flow=flow, key=signer, vendor=vendor, select=select, force=force)
 
 
@@ -163,7 +163,7 @@ def _planned(settings: NightSettings) -> Plan:
     return planning.make(settings, last, None)
 
 
-def _played(settings: NightSettings, report: Progress) -> Plan:
+def _run_night(settings: NightSettings, report: Progress) -> Plan:
     from stackcheck.history.history import open_history
     from stackcheck.nightly import deliver, night
 

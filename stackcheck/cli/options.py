@@ -126,7 +126,7 @@ MirrorsFile = Annotated[
     typer.Option(
         "--mirrors",
         metavar="FILE",
-        help="What this site has in place of public indexes, archives and registries.",
+        help="A file with this site's mirrors of public indexes, archives and registries.",
         show_default=f"${MIRRORS}, else the user's mirrors.yaml",
     ),
 ]
@@ -145,7 +145,9 @@ def sign_words(command: str | None) -> tuple[str, ...]:
         words = tuple(shlex.split(command or ""))
     except ValueError as error:
         raise ConfigurationError(
-            "--sign-with is not a command line", got=command, expected=f"quotes in pairs ({error})"
+            "the command in --sign-with has an unmatched quote",
+            got=command,
+            expected=f"quotes in pairs ({error})",
         ) from error
     if command is not None and not words:
         raise ConfigurationError("--sign-with is empty", expected="a program and its arguments")

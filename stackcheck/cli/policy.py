@@ -37,7 +37,7 @@ def print_policy(
         typer.Option(
             "--devices",
             min=1,
-            help="With --gpu: exactly so many were tested together.",
+            help="With --gpu: the number of devices that were tested together.",
             show_default="any number",
         ),
     ] = None,

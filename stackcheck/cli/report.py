@@ -69,7 +69,7 @@ Faults = Annotated[
         "--faults",
         metavar="FILE",
         help="What `stackcheck prove --json` printed.",
-        show_default="build/faults.json, if it is there",
+        show_default="build/faults.json, if it exists",
     ),
 ]
 ShownFirst = Annotated[
@@ -110,7 +110,7 @@ def write_report(
         print_json(_facts(found, file))
     elif file:
         print(file)
-    if problem:  # the report says so too; what asked for it must not take it for an answer
+    if problem:  # the page shows the problem too, but a script must see it in the exit code
         raise problem
 
 

@@ -28,7 +28,10 @@ def make_base(
     ] = False,
     keep_changed: Annotated[
         bool,
-        typer.Option("--keep-changed", help="Take configuration files that were changed here as they are."),
+        typer.Option(
+            "--keep-changed",
+            help="Keep configuration files that were changed on this host, instead of refusing them.",
+        ),
     ] = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -40,7 +43,7 @@ def make_base(
 
     if not from_host:
         raise ConfigurationError(
-            "say what the base is made from",
+            "an option is missing: what the base is made from",
             expected="--from-host; a base from a registry or a bootstrap is made by `build` itself",
             next_step="stackcheck base --from-host STACK",
         )
@@ -65,19 +68,19 @@ def make_base(
         print_json([{"stack": name, "base": str(cut.path), **cut.facts()} for name, cut in made.items()])
         return
     for name, cut in made.items():
-        print_facts({"stack": name} | _told(cut))
+        print_facts({"stack": name} | _facts(cut))
 
 
-def _told(cut: Cut) -> dict[str, str]:
-    told = {
+def _facts(cut: Cut) -> dict[str, str]:
+    facts = {
         "system": cut.system,
         "base": str(cut.path),
         "digest": cut.digest,
         "packages": str(len(cut.packages)),
         "size": f"{cut.size_bytes / 1e6:.1f} MB",
     }
-    told |= {"left out": " ".join(cut.left_out)} if cut.left_out else {}
-    return told | ({"changed": " ".join(cut.changed)} if cut.changed else {})
+    facts |= {"left out": " ".join(cut.left_out)} if cut.left_out else {}
+    return facts | ({"changed": " ".join(cut.changed)} if cut.changed else {})
 
 
 def _require_release(stack: Stack) -> None:
@@ -100,7 +103,7 @@ def _require_release(stack: Stack) -> None:
 
 @app.command("wheelhouse")
 def make_wheelhouse(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of wheels; it is made.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the wheels; it is created.")],
     selectors: Selectors = None,
     *,
     from_environment: Annotated[
@@ -108,7 +111,7 @@ def make_wheelhouse(
         typer.Option(
             "--from-environment",
             metavar="PYTHON",
-            help="Make wheels of what is installed beside this interpreter.",
+            help="Make the wheels from the packages of this Python interpreter.",
             show_default="none",
         ),
     ] = None,
@@ -121,7 +124,7 @@ def make_wheelhouse(
 
     if from_environment is None:
         raise ConfigurationError(
-            "say where the wheels come from",
+            "an option is missing: where the wheels come from",
             expected="--from-environment PYTHON",
             next_step="stackcheck wheelhouse DIR --from-environment /opt/venv/bin/python STACK",
         )
@@ -144,5 +147,5 @@ def make_wheelhouse(
         "given": f"{len(made.given)} wheels",
     }
     if made.absent:
-        facts["absent"] = ", ".join(made.absent) + ": carry these wheels into the folder, then run this again"
+        facts["absent"] = ", ".join(made.absent) + ": copy these wheels into the folder, then run this again"
     print_facts(facts)

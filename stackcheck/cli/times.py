@@ -15,7 +15,7 @@ def duration(text: str, option: str) -> dt.timedelta:
     """The duration that an option names.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The text is not a duration.
     """
     match = _DURATION.fullmatch(text)
     try:
@@ -35,7 +35,7 @@ def since(text: str, option: str) -> dt.datetime:
     """A duration before now, or an ISO date or time; without a zone it is UTC.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The text is neither a duration, nor a date or time.
     """
     try:
         if _DURATION.fullmatch(text):
