@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Some ten times what there is; `compat check` compares all pairs of rules.
+# About ten times the present number; a limit, because `compat check` compares all pairs of rules.
 MAX_RULES = 3_000
 MAX_PATTERNS = 8_000
 # Axes whose values are judged by other rules only; of NVIDIA's drivers only the lowest are listed.

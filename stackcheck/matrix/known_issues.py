@@ -61,7 +61,7 @@ class KnownIssue:
         check: The check that shows it; None if none does.
         issue: Where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
         fixed_in: The first version without it: `torch 2.12.0`; None if no release is known to be without it.
-        severity: `refuse`: the combination is not allowed. `warn`: it is allowed, and everybody is told.
+        severity: `refuse`: the combination is not allowed. `warn`: it is allowed, with a warning.
         source: How the versions are known.
     """
 

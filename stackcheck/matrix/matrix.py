@@ -91,7 +91,7 @@ class _Strict(BaseModel):
 class TestTarget(_Strict):
     """A machine on which an image of a stack must be tested: the test matrix, apart from the build matrix."""
 
-    __test__ = False  # pytest would collect the name
+    __test__ = False  # else pytest collects this class, because its name begins with Test
 
     device: Token
     count: int = Field(ge=1, le=1024)

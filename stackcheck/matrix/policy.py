@@ -104,11 +104,11 @@ class Policy(_Part):
         return dt.timedelta(days=self.renew_after_days)
 
     def waivers_for(self, stack: str, today: dt.date) -> tuple[Waiver, ...]:
-        """The waivers that hold for a stack today; one whose date has passed is gone."""
+        """The waivers that hold for a stack today, without those whose date has passed."""
         return tuple(waiver for waiver in self.waivers if waiver.is_for(stack) and today <= waiver.until)
 
     def expired_for(self, stack: str, today: dt.date) -> tuple[Waiver, ...]:
-        """The waivers of a stack whose date has passed, to tell the reader why they no longer help."""
+        """The waivers of a stack whose date has passed; a verdict names them, because they no longer help."""
         return tuple(waiver for waiver in self.waivers if waiver.is_for(stack) and today > waiver.until)
 
 

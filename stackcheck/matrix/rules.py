@@ -116,7 +116,7 @@ class Rule:
 
 @lru_cache(maxsize=10_000)
 def one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Whether a value of an axis fits one of the patterns: asked of each value once."""
+    """Whether a value of an axis fits one of the patterns; the answer is cached."""
     matchers = [matcher(axis, pattern) for pattern in patterns]
     return cache(lambda value: any(fits(value) for fits in matchers))
 
@@ -151,8 +151,8 @@ class Judgement:
         return "unknown" if broken[0].unknown else "refused"
 
 
-class _Remembered(NamedTuple, Generic[_T]):
-    """A question about some axes of a combination, answered once for the values that they have."""
+class _Cached(NamedTuple, Generic[_T]):
+    """A function of some axes of a combination, with a cache: each set of their values is computed once."""
 
     values: Callable[[Mapping[str, str]], tuple[str, ...]]
     answer: Callable[[tuple[str, ...]], _T]
@@ -169,12 +169,12 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
     """The rules of a file, with the versions it knows, and an index of them by the axes that they look at.
 
     Most combinations of a matrix share most of their values. So the rules that look at the same axes are
-    judged once for the values of these axes, and their findings are remembered.
+    judged once for the values of these axes, and their findings are cached.
     """
 
     versions: Mapping[str, tuple[str, ...]]
-    _judges: dict[tuple[str | None, ...], tuple[_Remembered[_Answers], ...]]
-    _choices: dict[tuple[str, ...], _Remembered[str | None]]
+    _judges: dict[tuple[str | None, ...], tuple[_Cached[_Answers], ...]]
+    _choices: dict[tuple[str, ...], _Cached[str | None]]
 
     def __new__(cls, rules: Iterable[Rule], versions: Mapping[str, tuple[str, ...]]) -> Self:
         """The rules in file order."""
@@ -198,27 +198,25 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
             broken += answers(values(combination)).broken
         return broken
 
-    def _judges_of(
-        self, combination: Mapping[str, str], about: str | None
-    ) -> tuple[_Remembered[_Answers], ...]:
-        """The questions to ask of a combination that names these axes."""
+    def _judges_of(self, combination: Mapping[str, str], about: str | None) -> tuple[_Cached[_Answers], ...]:
+        """The cached judgements for a combination that names these axes."""
         shape = (about, *combination)
         if shape not in self._judges:
             self._judges[shape] = tuple(self._index(frozenset(combination), about))
         return self._judges[shape]
 
-    def _index(self, named: frozenset[str], about: str | None) -> Iterator[_Remembered[_Answers]]:
+    def _index(self, named: frozenset[str], about: str | None) -> Iterator[_Cached[_Answers]]:
         """The rules that can speak about a combination of these axes, by the axes that they look at."""
         by_axes: dict[frozenset[str], list[Rule]] = {}
         for rule in self:
             if rule.can_speak(named) and (about is None or about in rule.axes):
                 by_axes.setdefault(named & rule.axes, []).append(rule)
-        # Rules that look at a part of the axes of others join them: one question less for every combination.
+        # Rules that look at a part of the axes of others join them: fewer look-ups for every combination.
         groups: dict[frozenset[str], list[Rule]] = {}
         for axes, rules in sorted(by_axes.items(), key=lambda entry: len(entry[0]), reverse=True):
             groups.setdefault(next((wider for wider in groups if axes <= wider), axes), []).extend(rules)
         for axes, rules in groups.items():
-            yield _remember(sorted(axes), partial(_answers, rules))
+            yield _cached(sorted(axes), partial(_answers, rules))
 
     def derive(self, combination: Mapping[str, str], axis: str) -> str | None:
         """The value that the rules ask for on an axis that the combination leaves open, if they name one."""
@@ -227,7 +225,7 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
         if choice is None:
             rules = [rule for rule in self if rule.names_one(axis) and rule.when.keys() <= set(combination)]
             axes = sorted({name for rule in rules for name in rule.when})
-            choice = self._choices[shape] = _remember(axes, partial(_first_value, rules, axis))
+            choice = self._choices[shape] = _cached(axes, partial(_first_value, rules, axis))
         return choice.answer(choice.values(combination))
 
     def newest(self, axis: str, value: str) -> str:
@@ -236,11 +234,11 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
         return max(fitting, key=numbers, default=value)
 
 
-def _remember(axes: Sequence[str], answer: Callable[[Mapping[str, str]], _T]) -> _Remembered[_T]:
-    """A question that looks at these axes alone."""
-    # Asked for one key, `itemgetter` gives no tuple: the first key is asked for twice.
+def _cached(axes: Sequence[str], answer: Callable[[Mapping[str, str]], _T]) -> _Cached[_T]:
+    """A cached function that reads these axes alone."""
+    # With one key `itemgetter` returns no tuple, so the first key is given twice.
     values = itemgetter(*axes, axes[0]) if axes else lambda _: ()
-    return _Remembered(values, cache(lambda seen: answer(dict(zip(axes, seen, strict=False)))))
+    return _Cached(values, cache(lambda seen: answer(dict(zip(axes, seen, strict=False)))))
 
 
 def _first_value(rules: Sequence[Rule], axis: str, combination: Mapping[str, str]) -> str | None:

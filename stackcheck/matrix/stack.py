@@ -52,7 +52,7 @@ class FlashAttention:
 
     Attributes:
         form: `wheel`: an official wheel of a release fits; `source`: it is compiled; `index`: a wheel of the
-            package index, which is one of the image's Python packages (FlashAttention 4).
+            package index, installed with the image's other Python packages (FlashAttention 4).
         backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
         sha256: Of the source archive; None while the stack is unlocked.
     """
