@@ -23,7 +23,7 @@ RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download/v{ver
 _CUDA_OF_THE_EXTRA = 13
 # What setup.py and torch.utils.cpp_extension import: without build isolation pip does not install it.
 _TOOLS = ("ninja", "packaging", "psutil", "setuptools", "wheel")
-# NVIDIA's compiler as Python packages: one minor version of each, or nvcc and its parts do not fit together.
+# NVIDIA's compiler as Python packages: nvcc and its parts work together only if all have one minor version.
 _NVCC = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
 
 
@@ -75,7 +75,7 @@ def needs(stack: Stack) -> tuple[str, ...]:
 
 
 def _needs_of_flash_attn_4(stack: Stack) -> tuple[str, ...]:
-    """Its compiler for CUDA 13, an extra; the one for CUDA 12 comes without being asked for."""
+    """The extra with FlashAttention 4's compiler for CUDA 13; the one for CUDA 12 is a normal dependency."""
     flash = stack.flash_attn
     major = int((stack.runtime_version or "0").split(".", maxsplit=1)[0])
     if flash is None or flash.form != "index" or major < _CUDA_OF_THE_EXTRA:
@@ -118,7 +118,7 @@ def template_values(stack: Stack) -> Mapping[str, Any]:
     compiled = any(extension.compiled for extension in sources)
     python = f"python{stack.python}"
     packages = ["g++", f"{python}-dev"] if compiled else []
-    # A builder's image has no Python of the stack's own; a stage that is the base has all but a compiler.
+    # A builder's image lacks the stack's Python; a stage that starts from the base lacks only a compiler.
     packages += [f"{python}-venv"] if stack.builder and sources else []
     from_index = compiled and stack.builder is None and stack.runtime == "cuda"
     site = f"/opt/venv/lib/{python}/site-packages"
@@ -133,7 +133,7 @@ def template_values(stack: Stack) -> Mapping[str, Any]:
 
 
 def _flash_attn(stack: Stack, flash: FlashAttention) -> Extension:
-    assert flash.form != "index"  # that one is a package of the image, and is not made
+    assert flash.form != "index"  # it is installed from the index, not compiled
     build, because = _flash_attn_build(stack, flash)
     return Extension(
         name=FLASH_ATTN,
@@ -176,7 +176,7 @@ def official_wheel(stack: Stack, flash: FlashAttention) -> str:
     assert stack.torch
     assert stack.runtime_version
     cuda = stack.runtime_version.split(".", maxsplit=1)[0]
-    # The first releases say the minor of CUDA 12 too (`cu123`), up to 2.6.3.
+    # Releases up to 2.6.3 also name the minor version of CUDA 12 (`cu123`).
     cuda = f"{cuda}3" if cuda == "12" and Version(flash.version) < Version("2.7") else cuda
     torch = ".".join(stack.torch.split(".")[:2])
     python = f"cp{stack.python.replace('.', '')}"

@@ -20,9 +20,9 @@ from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import indexes, rocm
 from stackcheck.recipe.extensions import extensions, needs, toolchain
-from stackcheck.recipe.house import House
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
+from stackcheck.recipe.wheel_folder import WheelFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ class _Locking:
 
     def __init__(self, stack: Stack, folder: Path, upstream: Upstream, wheelhouse: Path | None) -> None:
         self.stack = stack
-        self.house = House(wheelhouse) if wheelhouse else None
+        self.wheel_folder = WheelFolder(wheelhouse) if wheelhouse else None
         self.folder = folder
         self.upstream = upstream
         self.missing: list[str] = []
@@ -128,8 +128,8 @@ class _Locking:
             (self.folder / f"{CHOSEN}.lock").unlink(missing_ok=True)
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
-        if self.house:
-            return self.house.resolve(wanted, python=self.stack.python, constraints=constraints)
+        if self.wheel_folder:
+            return self.wheel_folder.resolve(wanted, python=self.stack.python, constraints=constraints)
 
         def question(places: Sequence[str]) -> str:
             return indexes.resolve(wanted, python=self.stack.python, places=places, constraints=constraints)
@@ -150,7 +150,7 @@ class _Locking:
             return False
         index = f"{TORCH_INDEX}/{self.stack.wheel_tag}" if self.stack.wheel_tag else "not needed"
         head = _HEAD.format(what=_WHAT.get(name, name), index=index)
-        if self.house:
+        if self.wheel_folder:
             head += "# The hashes are those of wheels in one folder (wheelhouse.json): an index has others.\n"
         write_atomically(path, ((head + text).encode(),))
         return True
@@ -230,8 +230,8 @@ class _Locking:
         locked = _of_image(path)
         names = [*(pin.partition("==")[0] for pin in self.stack.frozen), "torchao"]
         pins = [f"{name}=={locked[name][0]}" for name in names if name in locked]
-        if self.house:
-            return {pin.partition("==")[0]: of for pin, of in self.house.files(pins).items()}
+        if self.wheel_folder:
+            return {pin.partition("==")[0]: of for pin, of in self.wheel_folder.files(pins).items()}
         found = ask(
             self.stack,
             self.upstream,

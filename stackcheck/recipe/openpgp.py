@@ -70,7 +70,7 @@ def _new_length(data: bytes, at: int) -> tuple[int, int]:
     if first < 224:
         return ((first - 192) << 8) + data[at + 1] + 192, at + 2
     if first != 255:
-        raise ValueError("it has a packet in parts, which no key is")
+        raise ValueError("it has a packet of partial length, which no key has")
     return int.from_bytes(data[at + 1 : at + 5], "big"), at + 5
 
 

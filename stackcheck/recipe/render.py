@@ -105,7 +105,7 @@ def _lines(value: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-# Stacks differ in few of their values: what was encoded once is remembered, with its type (1 is no true).
+# Stacks share most of their values, so encoded values are cached, by value and type (1 equals True).
 @lru_cache(maxsize=10_000, typed=True)
 def _scalar(value: Hashable) -> str:
     return json.dumps(value)

@@ -27,7 +27,7 @@ SUITES = {"ubuntu22.04": "jammy", "ubuntu24.04": "noble"}
 KEY = Path("/etc/apt/keyrings/rocm.gpg")
 KEY_ADDRESS = "https://repo.radeon.com/rocm/rocm.gpg.key"
 # Of the one key in that file: ROCm/ROCm#854 shows it (of "ROCm Release Manager", renewed then), and public
-# installers of ROCm 7.2 and 7.2.4 pin the same. The address alone would make AMD of whoever answers there.
+# installers of ROCm 7.2 and 7.2.4 pin the same. Without it, any server at that address would be trusted.
 FINGERPRINT = "CA8BB4727A47B4D09B4EE8969386B48A1A693C5C"
 # libamd_smi.so and the Python module that belongs to it (ROCm/rocm-systems projects/amdsmi, CMakeLists.txt:
 # CPACK_PACKAGE_NAME). Its files are taken, and no set-up script runs: at least up to 6.2 that calls pip for
@@ -99,7 +99,7 @@ def _require_key_of_amd(key: Path) -> None:
         found, got = frozenset(), str(error)
     if found != {FINGERPRINT}:
         raise ConfigurationError(
-            "the key of AMD's package archive is another one",
+            "the file does not hold the key of AMD's package archive",
             where=str(key),
             got=got,
             expected=FINGERPRINT,

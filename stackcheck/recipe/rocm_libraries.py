@@ -35,7 +35,7 @@ class _Strict(BaseModel):
 
 
 class Library(_Strict):
-    """A library that something opens and does not bring, and where it comes from."""
+    """A library that a wheel opens and does not contain, and where it comes from."""
 
     library: str
     needed_by: tuple[Who, ...] = Field(min_length=1)

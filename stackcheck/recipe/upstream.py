@@ -92,7 +92,7 @@ class Upstream:
         return None
 
     def reach(self, url: str) -> None:
-        """Nothing, if a host can be connected to; any answer will do.
+        """Check that a host can be connected to; any answer is enough.
 
         Raises:
             OutOfReachError: It cannot be reached.

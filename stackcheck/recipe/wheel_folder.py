@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class House:
+class WheelFolder:
     """A folder of wheels; each file is read once.
 
     Raises:
-        BuildError: The folder does not yield what is asked for.
+        BuildError: The folder lacks a wheel of a requirement, or of a package that one needs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,10 +64,10 @@ class House:
 
     def _refusal(self, package: str, python: str) -> BuildError:
         return BuildError(
-            "the folder of wheels does not yield the stack",
+            "the folder of wheels lacks packages of the stack",
             where=str(self.folder),
-            got=f"no wheel of {package} for Python {python}, or not of what it needs",
+            got=f"no wheel of {package} for Python {python}, or none of a package that it needs",
             expected="every package of the stack and all that they need, as wheels",
-            next_step="carry into the folder what this names as absent: "
+            next_step="copy into the folder the wheels that this command lists as absent: "
             f"stackcheck wheelhouse {self.folder} --from-environment PYTHON STACK",
         )
