@@ -137,7 +137,7 @@ class Database:
         return tuple(chosen[name] for name in sorted(chosen))
 
     def _installed(self, alternatives: Sequence[str], chosen: Mapping[str, Package]) -> Package | None:
-        """What meets a dependency: first one that is in the base anyway, then the first that is installed."""
+        """The package that satisfies a dependency: one of the base, else the first that is installed."""
         offers = [package for name in alternatives for package in self._offering(name)]
         return next((package for package in offers if package.name in chosen), offers[0] if offers else None)
 
@@ -210,7 +210,7 @@ def _fields(stanza: str) -> dict[str, str]:
 
 
 def _relations(text: str) -> tuple[tuple[str, ...], ...]:
-    """`a (>= 1) | b:any, c` -> ((a, b), (c,)). Versions are dpkg's business: it let them be installed."""
+    """`a (>= 1) | b:any, c` -> ((a, b), (c,)). Versions are left out: dpkg checked them at installation."""
     entries = [entry for entry in re.split(r"\s*,\s*", text.strip()) if entry]
     return tuple(
         tuple(re.split(r"[\s(:]", choice.strip(), maxsplit=1)[0] for choice in entry.split("|"))

@@ -2,7 +2,7 @@
 
 In: package names, dpkg's database. Out: `build/bases/host-<key>.tar` with the files of those packages, of
 the essential ones and of all that they need, and nothing else of the host; the same bytes from any host
-with these packages. Every file is held to dpkg's MD5 sum. What packages make when they are installed is
+with these packages. Every file is compared with dpkg's MD5 sum. What packages make when they are installed is
 made here from their own data: users, choices among alternatives, the file of trusted certificates; the
 loader's cache and Python's byte code are made by the Dockerfile.
 """
@@ -176,7 +176,7 @@ def load(stack: Stack, folder: Path) -> RootFs:
 
 
 def _take(tree: _Tree, package: Package, database: Database, root: Path, *, keep_changed: bool) -> None:
-    """Add a package's files, each held to dpkg's sum."""
+    """Add a package's files, each compared with dpkg's MD5 sum."""
     sums = database.md5sums(package)
     for listed in database.files(package):
         if _left_out(listed):
@@ -213,7 +213,7 @@ def _problem(tree: _Tree, package: Package, text: str) -> None:
 
 
 def _is_as_shipped(path: Path, expected: str | None) -> bool:
-    """Whether a file has dpkg's sum; dpkg keeps none of a few files, and then there is none to hold it to."""
+    """Whether a file has dpkg's sum; of a few files dpkg keeps none, and these are accepted."""
     if expected is None:
         return True
     with path.open("rb") as file:

@@ -119,7 +119,7 @@ class _ImageFile(BaseModel):
     key: str
     inputs: dict[str, str]
     built: str
-    engine: str = ""  # images that were made before these were recorded are still good
+    engine: str = ""  # optional: older image.json files lack these fields, and their images are still valid
     stages: list[_StageFile] = []
     shared_bytes: int = 0
 
@@ -224,6 +224,6 @@ def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...
     layers = sorted(enumerate(image.layers), key=lambda item: -item[1].size_bytes)
     return tuple(
         f"{layer.size_bytes / 1e6:9.1f} MB  layer {number + 1}: {' '.join(layer.created_by.split())[:80]}"
-        + ("  <- passes the budget" if number == over else "")
+        + ("  <- exceeds the budget" if number == over else "")
         for number, layer in layers
     )

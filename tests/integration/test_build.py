@@ -109,7 +109,7 @@ def test_an_image_over_its_budget_is_refused_with_its_layers_and_the_one_that_pa
         with pytest.raises(BuildError) as caught:
             build_one(stack, engine, empty_checkout)
         said = caught.value.got or ""
-        (marked,) = (line for line in said.splitlines() if "passes the budget" in line)
+        (marked,) = (line for line in said.splitlines() if "exceeds the budget" in line)
         assert "20.0 MB" in marked
         assert "/ballast" in marked
         assert caught.value.exit_code == 5

@@ -56,7 +56,7 @@ def _read(name: str, data: bytes) -> Pinned:
 
 
 def find(wanted: Sequence[Pinned], folders: Sequence[Path], cached: Path | None) -> dict[Pinned, Path]:
-    """The files that this host has, by hash; a file of the right name and another hash is none."""
+    """The files that this host has, by hash; a file with the right name and another hash does not count."""
     return {
         one: path
         for one in wanted

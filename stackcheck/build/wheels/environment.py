@@ -158,7 +158,7 @@ def _needs(metadata: str, extras: Iterable[str], markers: Mapping[str, str]) -> 
     for text in HeaderParser().parsestr(metadata).get_all("Requires-Dist") or ():
         try:
             one = Requirement(text)
-        except InvalidRequirement:  # of old packages; pip check in the image has the last word
+        except InvalidRequirement:  # invalid metadata of an old package: `pip check` in the image decides
             continue
         if one.marker is None or any(
             one.marker.evaluate({**markers, "extra": extra}) for extra in (*extras, "")

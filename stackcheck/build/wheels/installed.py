@@ -105,8 +105,8 @@ class Environment:
     infos: Mapping[str, Path]
 
 
-def _said(error: OSError | subprocess.SubprocessError | ValueError) -> str:
-    """What a failed interpreter said; the program that it was given is ours and is not shown."""
+def _failure(error: OSError | subprocess.SubprocessError | ValueError) -> str:
+    """Why an interpreter failed, without the text of the program that it was given."""
     if isinstance(error, subprocess.CalledProcessError):
         return str(error.stderr).strip() or f"it ended with exit code {error.returncode}"
     if isinstance(error, subprocess.TimeoutExpired):
@@ -123,23 +123,23 @@ def environment(interpreter: Path) -> Environment:
     command = [str(interpreter), "-I", "-c", _ASK]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
-        told = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigurationError(
-            "this interpreter does not say what is installed",
+            "the packages of this Python interpreter cannot be listed",
             where=str(interpreter),
-            got=_said(error),
+            got=_failure(error),
             expected="the path of a Python 3.8 or newer, such as /opt/venv/bin/python",
             next_step="name the environment's own interpreter with --from-environment",
         ) from error
-    paths = {name: Path(path) for name, path in told["paths"].items()}
+    paths = {name: Path(path) for name, path in answer["paths"].items()}
     own = {_real(paths["purelib"]), _real(paths["platlib"])}
     infos: dict[str, Path] = {}
-    for path in map(Path, told["found"]):
+    for path in map(Path, answer["found"]):
         # What lies elsewhere belongs to the system's package manager, which keeps no RECORD.
         if path.suffix in {".dist-info", ".egg-info"} and _real(path.parent) in own:
             infos.setdefault(canonicalize_name(_stem(path).partition("-")[0]), path)
-    return Environment(python=told["python"], prefix=Path(told["prefix"]), paths=paths, infos=infos)
+    return Environment(python=answer["python"], prefix=Path(answer["prefix"]), paths=paths, infos=infos)
 
 
 def read(found: Environment, names: Sequence[str]) -> tuple[Distribution, ...]:
@@ -209,13 +209,13 @@ def _record(info: Path, stem: str) -> list[list[str]]:
 
 def _refuse_editable(info: Path, stem: str) -> None:
     path = info / "direct_url.json"
-    told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if told.get("dir_info", {}).get("editable"):
+    origin = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if origin.get("dir_info", {}).get("editable"):
         raise BuildError(
             "it is installed as editable: its files are in a folder of sources, not in the environment",
             where=stem,
-            got=str(told.get("url")),
-            next_step=f"build its wheel: pip wheel --no-deps -w DIR {str(told.get('url')).removeprefix('file://')}",
+            got=str(origin.get("url")),
+            next_step=f"build its wheel: pip wheel --no-deps -w DIR {str(origin.get('url')).removeprefix('file://')}",
         )
 
 

@@ -85,7 +85,7 @@ class WheelCache:
                 if done.returncode == 0:
                     break
                 lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-                why = lines[-1].removeprefix("ERROR: ") if lines else "pip said nothing"
+                why = lines[-1].removeprefix("ERROR: ") if lines else "pip printed no error"
                 named = {name.lower().replace("_", "-") for name in _REFUSED.findall(done.stderr)}
                 gone = [package for package in left if package.name in named] or left
                 refused |= {one: why for one in gone if not _source_archive(one, folder, options)}

@@ -140,7 +140,7 @@ def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
 
 
 def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
-    """The locks that a stage copies; else those of the stage that it stands on; else the stack's own."""
+    """The locks that a stage copies; else those of the stage that it starts from; else the stack's own."""
     if any(name.endswith(debs.SUFFIX) for name in stage.files):
         return ()
     by_name = {other.name: other for other in plan.stages}
@@ -194,8 +194,9 @@ def _from_cache(
 def _index_options(
     plan: BuildPlan, settings: host_settings.HostSettings, mirrors: Mirrors
 ) -> tuple[str, ...]:
-    """The place of those who built torch where the host's pip names no place of its own, as the Dockerfile
-    does; a mirror of it is always asked, because the site has named it.
+    """The index of those who built torch, if the host's pip names no index of its own, as in the Dockerfile.
+
+    A mirror of it is always used, because the site has named it.
     """
     named = (
         settings.folders
@@ -231,7 +232,7 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
 
 
 def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -> str:
-    """What fetches all that a stack's locks name, for its platform and Python, on any machine."""
+    """The command that downloads all files of a stack's locks for its platform, on any machine."""
     by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
     index = "".join(f" {option}={place}" for option, place in lock.torch_places(plan.stack))
     options = platforms.target(plan.stack, plan.platform).shell_options
@@ -251,7 +252,7 @@ def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -
 
 
 def _fetch(extension: Extension, place: str) -> str:
-    """What no index has as a wheel: an official one of the project's releases, or the source archive."""
+    """The command that downloads an extension: an official wheel of its releases, or its source archive."""
     if extension.wheel:
         address = f"{extensions.RELEASES.format(version=extension.version)}/{extension.wheel}"
         return f"pip download --no-deps --dest {place} {shlex.quote(address)}"

@@ -189,7 +189,7 @@ def test_the_layer_that_passes_the_budget_need_not_be_the_largest() -> None:
         image.Layer(digest="", size_bytes=size, created_by=f"STEP {size}") for size in (600, 90, 30)
     )
     made = SimpleNamespace(layers=layers)
-    marked = [line for line in image.size_report(made, 650) if "passes the budget" in line]
+    marked = [line for line in image.size_report(made, 650) if "exceeds the budget" in line]
     assert [line.split(": ")[1].split("  ")[0] for line in marked] == ["STEP 90"]
     assert not any("passes" in line for line in image.size_report(made))
 

@@ -195,9 +195,9 @@ def test_what_is_not_as_it_was_installed_is_refused_by_name_and_nothing_is_left(
 
 
 def test_a_program_that_is_no_python_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="does not say what is installed"):
+    with pytest.raises(ConfigurationError, match="packages of this Python interpreter cannot be listed"):
         fill(tmp_path / "house", Path("/bin/false"))
-    with pytest.raises(ConfigurationError, match="does not say what is installed"):
+    with pytest.raises(ConfigurationError, match="packages of this Python interpreter cannot be listed"):
         fill(tmp_path / "house", tmp_path / "absent")
 
 
