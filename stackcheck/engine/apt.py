@@ -1,4 +1,4 @@
-"""The host's own package archive: where it is, which keyring proves it, which proxy leads to it.
+"""The host's own package archive: where it is, which keyring verifies it, which proxy reaches it.
 
 In: `/etc/apt` (deb822 `.sources` and one-line `.list` files) and `apt-config dump`. Out: `Source` values
 and texts that a bootstrapped base, a build or a second pinned source can use. No archive's address is

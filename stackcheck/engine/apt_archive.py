@@ -1,4 +1,4 @@
-"""One apt archive, asked for one package through the host's own apt.
+"""Find and download one package of an apt archive, through the host's own apt.
 
 In: a source (`apt.Source`), a package. Out: a `Deb` with the hash that the archive's signed index states; the
 file. apt gets folders of its own, so the host's lists and installed packages do not change; its proxies,
@@ -59,7 +59,7 @@ def find(source: Source, package: str) -> Deb:
     fields = dict(re.findall(r"^(Version|Filename|Size|SHA256): (\S+)$", shown, re.MULTILINE))
     if {"Version", "Filename", "Size", "SHA256"} - {*fields}:
         raise EngineError(
-            f"the archive does not say what {package} is", where=_where(source), got=shown[:300]
+            f"the archive's index has no complete entry for {package}", where=_where(source), got=shown[:300]
         )
     return Deb(
         name=package,
@@ -115,7 +115,7 @@ def _options(folder: Path) -> tuple[str, ...]:
         f"Dir::Cache={folder / 'cache'}",
         "APT::Architecture=amd64",
         "APT::Architectures=amd64",
-        "APT::Sandbox::User=",  # its own user could not read a folder of this one
+        "APT::Sandbox::User=",  # apt's own user (_apt) cannot read this user's folder
         "APT::Update::Error-Mode=any",
         "Acquire::Languages=none",
         "Acquire::Retries=2",
@@ -132,7 +132,7 @@ def _run(command: Sequence[str], source: Source, folder: Path | None = None) -> 
     if done.returncode:
         told = [line for line in done.stderr.splitlines() if line.startswith(("E:", "W:"))]
         raise EngineError(
-            "apt did not get a package from an archive",
+            "apt could not get a package from the archive",
             where=_where(source),
             got="\n    ".join(map(_without_login, told[:6])) or done.stderr[-300:],
             next_step="check the address and its key (Signed-By), then run the command again",

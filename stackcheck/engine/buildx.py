@@ -249,7 +249,7 @@ class BuildLog:
             file=self._place[0] if self._place else None,
             line=self._place[1] if self._place else None,
             last_lines=tuple(output),
-            message=self._message or (self._tail[-1] if self._tail else "the builder said nothing"),
+            message=self._message or (self._tail[-1] if self._tail else "the builder printed no error"),
         )
 
     def _feed_step(self, number: str, text: str) -> None:

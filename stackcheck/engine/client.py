@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stackcheck.engine import buildx, container, host_setup
 from stackcheck.engine import image_files as reading
 from stackcheck.engine.buildx import BakeResult
-from stackcheck.engine.container import API_TIMEOUT_S, Mount, RunSpec, talking
+from stackcheck.engine.container import API_TIMEOUT_S, Mount, RunSpec, engine_errors
 from stackcheck.errors import EngineError
 from stackcheck.oci import archive
 
@@ -54,7 +54,7 @@ class Engine:
 
     def __init__(self, client: DockerClient) -> None:
         self._client = client
-        with talking("asking the engine what it is"):
+        with engine_errors("asking the engine for its version"):
             self._info: Mapping[str, Any] = client.info()
 
     @classmethod
@@ -105,7 +105,7 @@ class Engine:
         Raises:
             EngineError: It has no such image.
         """
-        with talking(f"inspecting {reference}"):
+        with engine_errors(f"inspecting {reference}"):
             facts = self._client.images.get(reference).attrs
         config = facts.get("Config") or {}
         return ImageInfo(
@@ -120,7 +120,7 @@ class Engine:
 
     def step_sizes(self, reference: str) -> tuple[int, ...]:
         """Unpacked bytes of each step of an image's history, the first step first."""
-        with talking(f"measuring {reference}"):
+        with engine_errors(f"measuring {reference}"):
             steps = self._client.images.get(reference).history()
         return tuple(int(step["Size"]) for step in reversed(steps))
 
@@ -128,7 +128,7 @@ class Engine:
         """Whether the engine has an image."""
         import docker
 
-        with talking(f"looking for {reference}"):
+        with engine_errors(f"looking for {reference}"):
             try:
                 self._client.images.get(reference)
             except docker.errors.ImageNotFound:
@@ -137,7 +137,11 @@ class Engine:
 
     def load(self, layout: Path, reference: str) -> None:
         """Load the image of a layout into the engine under a name."""
-        with talking(f"loading {reference}"), self._patience(), archive.stream(layout, reference) as tar:
+        with (
+            engine_errors(f"loading {reference}"),
+            self._long_timeout(),
+            archive.stream(layout, reference) as tar,
+        ):
             api: Any = self._client.api  # the stubs know no return type
             for event in api.load_image(tar, quiet=True) or ():
                 if "error" in event:
@@ -150,18 +154,18 @@ class Engine:
             The manifest's digest.
         """
         architecture = self.inspect(reference).architecture
-        with talking(f"saving {reference}"), self._patience():
+        with engine_errors(f"saving {reference}"), self._long_timeout():
             chunks = self._client.api.get_image(reference, chunk_size=1 << 20)
             return archive.unpack(chunks, layout, architecture=architecture)
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry, with the user's own Docker credentials."""
-        with talking(f"pulling {reference}"), self._patience():
+        with engine_errors(f"pulling {reference}"), self._long_timeout():
             self._client.images.pull(reference)
 
     def remove(self, reference: str) -> None:
         """Remove a name; the engine deletes the image with its last name."""
-        with talking(f"removing {reference}"):
+        with engine_errors(f"removing {reference}"):
             self._client.images.remove(reference, force=True)
 
     @contextlib.contextmanager
@@ -205,7 +209,7 @@ class Engine:
         return buildx.bake(definition, targets, report=report, log=log, timeout_s=timeout_s)
 
     @contextlib.contextmanager
-    def _patience(self) -> Iterator[None]:
+    def _long_timeout(self) -> Iterator[None]:
         """A longer timeout, for calls that move gigabytes."""
         api = self._client.api
         before, api.timeout = api.timeout, LOAD_TIMEOUT_S

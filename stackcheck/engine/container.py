@@ -101,7 +101,7 @@ def run(client: DockerClient, spec: RunSpec) -> int:
         ChecksFailedError: It did not end in time.
     """
     with _made(client, spec) as container:
-        with talking("starting a container"):
+        with engine_errors("starting a container"):
             _start(container, spec)
         timer = threading.Timer(spec.timeout_s, _kill, [container])
         timer.start()
@@ -109,7 +109,7 @@ def run(client: DockerClient, spec: RunSpec) -> int:
         quota.start()
         start = time.monotonic()
         try:
-            with talking("reading a container's output"):
+            with engine_errors("reading a container's output"):
                 _stream(container, spec.on_line)
                 code = int(container.wait(timeout=API_TIMEOUT_S)["StatusCode"])
         finally:
@@ -127,12 +127,12 @@ def run(client: DockerClient, spec: RunSpec) -> int:
 
 @contextlib.contextmanager
 def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
-    with talking("making a container"):
+    with engine_errors("making a container"):
         arguments = _create_arguments(spec) | _limits(client.info(), spec)
         volumes = _volumes(client.images.get(spec.image).attrs, spec, arguments["name"])
         arguments["mounts"] += volumes
     try:
-        with talking("making a container"):
+        with engine_errors("making a container"):
             container = client.containers.create(spec.image, list(spec.command), **arguments)
         yield container
     finally:
@@ -249,7 +249,7 @@ class _Quota:
                 return
 
     def _held(self) -> int:
-        """Bytes on disk: a hole takes none. What is removed meanwhile does not count."""
+        """Bytes on disk, without holes of sparse files and without files that are removed meanwhile."""
         total = 0
         for place, _, names in (found for folder in self._folders for found in os.walk(folder)):
             for name in names:
@@ -276,7 +276,7 @@ def _start(container: Container, spec: RunSpec) -> None:
 
 
 def _stream(container: Container, on_line: Callable[[str], None] | None) -> None:
-    """Hand over whole lines; the engine's chunks may end anywhere."""
+    """Call `on_line` with whole lines; the engine's chunks may end in the middle of one."""
     rest = b""
     for chunk in container.logs(stream=True, follow=True):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -307,7 +307,7 @@ def remove_left_by(client: DockerClient, pid: int) -> int:
         return 0
     else:
         return 0
-    with talking("removing containers of a run that was interrupted"):
+    with engine_errors("removing containers of a run that was interrupted"):
         found = client.containers.list(all=True, filters={"label": f"{LABEL}={pid}"})
         for container in found:
             container.remove(force=True)
@@ -315,8 +315,8 @@ def remove_left_by(client: DockerClient, pid: int) -> int:
 
 
 @contextlib.contextmanager
-def talking(doing: str) -> Iterator[None]:
-    """Turn what the SDK raises into an error of ours."""
+def engine_errors(doing: str) -> Iterator[None]:
+    """Turn exceptions of the Docker SDK into errors of stackcheck."""
     import docker
     import requests
 

@@ -262,7 +262,7 @@ def free_build_cache(enough: Callable[[], bool], report: Callable[[str], None]) 
     for kept in (CACHE_KEPT_BYTES, 0):
         if enough() or daemon_pid() is None:
             return
-        report(f"too little room: removing build cache until {kept / 1e9:.0f} GB of it are left")
+        report(f"disk space is short: removing build cache until {kept / 1e9:.0f} GB of it are left")
         command = ["docker", "builder", "prune", "--all", "--force", f"--keep-storage={kept}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PRUNE_TIMEOUT_S)
         if done.returncode:

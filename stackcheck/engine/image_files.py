@@ -15,7 +15,7 @@ import tempfile
 import uuid
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
-from stackcheck.engine.container import talking
+from stackcheck.engine.container import engine_errors
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Made:
     def _archive(self, path: str) -> tuple[Iterable[bytes], dict[str, Any]] | None:
         import docker
 
-        with talking(f"reading {path} of an image"):
+        with engine_errors(f"reading {path} of an image"):
             try:
                 chunks, facts = self._api.get_archive(self._name, path)
             except docker.errors.NotFound:
@@ -122,7 +122,7 @@ class _Made:
 
 
 def _keep(chunks: Iterable[bytes], kept: IO[bytes]) -> None:
-    with talking("reading files of an image"):
+    with engine_errors("reading files of an image"):
         for chunk in chunks:
             if kept.tell() + len(chunk) > LONGEST_BYTES:
                 raise EngineError(
@@ -144,7 +144,7 @@ def of_image(client: DockerClient, reference: str) -> Iterator[ImageFiles]:
 
     name = f"stackcheck-{uuid.uuid4().hex[:12]}"
     try:
-        with talking(f"opening {reference}"):
+        with engine_errors(f"opening {reference}"):
             # Never started; an image without a command needs one to be made into a container.
             client.containers.create(reference, ["/nonexistent"], name=name, network_mode="none")
         yield _Made(client.api, name)
