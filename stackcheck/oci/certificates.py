@@ -1,4 +1,4 @@
-"""TLS to registries of a private authority, as docker and podman are told about them.
+"""TLS for registries with a private certificate authority, configured as for docker and podman.
 
 In: a registry's host. Out: a TLS context that also trusts the authorities in `certs.d/HOST[:PORT]/*.crt`,
 and has the client certificates there (`NAME.cert` with `NAME.key`); None if there is no such folder.
@@ -19,7 +19,7 @@ def context(host: str) -> ssl.SSLContext | None:
     """The context for a registry.
 
     Raises:
-        ConfigurationError: A file there is no certificate, or a client certificate has no key.
+        ConfigurationError: A file there is not a certificate, or a client certificate has no key.
     """
     files = [file for folder in _folders(host) for file in sorted(folder.glob("*")) if file.is_file()]
     if not any(file.suffix in {".crt", ".cert"} for file in files):

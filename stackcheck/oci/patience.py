@@ -1,4 +1,4 @@
-"""How long a registry may take: an answer has to keep a rate, and a verification comes to an end.
+"""Limits for a slow registry: the lowest rate of an answer, and the longest time of a whole verification.
 
 In: a limit and a clock. Out: an adapter for `requests` whose connections measure every read. A time limit per
 read is not enough: a server that sends a byte a minute never exceeds one.
@@ -23,7 +23,7 @@ SLOWEST_BYTES_PER_S = 16_384
 
 
 class Patience:
-    """What is left of it, for the connections of one registry.
+    """The time that one registry may still take, over all connections to it.
 
     Args:
         total_s: The whole work must be done after this many seconds; None: only the rate counts.
@@ -32,16 +32,16 @@ class Patience:
 
     def __init__(self, total_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.said = ""  # why it ended
+        self.reason = ""  # why the registry took too long; empty before
         self._total_s, self._start = total_s, clock()
         self._waited_s, self._received = 0.0, 0
 
     def begin(self) -> None:
-        """A new request: its rate is its own."""
+        """Begin a new request: the rate is measured for each request."""
         self._waited_s, self._received = 0.0, 0
 
     def spend(self, waited_s: float, received: int) -> None:
-        """Count what one read took and gave.
+        """Count the seconds and the bytes of one read.
 
         Raises:
             TimeoutError: The registry took too long.
@@ -49,15 +49,15 @@ class Patience:
         self._waited_s += waited_s
         self._received += received
         if self._total_s is not None and self.clock() - self._start > self._total_s:
-            self.said = f"no end within {self._total_s:g} s"
+            self.reason = f"no end within {self._total_s:g} s"
         elif self._waited_s > GRACE_S + self._received / SLOWEST_BYTES_PER_S:
-            self.said = f"{self._received} bytes in {self._waited_s:.0f} s"
-        if self.said:
-            raise TimeoutError(f"timed out: {self.said}")
+            self.reason = f"{self._received} bytes in {self._waited_s:.0f} s"
+        if self.reason:
+            raise TimeoutError(f"timed out: {self.reason}")
 
 
 class Adapter(HTTPAdapter):
-    """Connections that spend the patience with every read, from the first byte of the status line."""
+    """Connections that count the time of every read, from the first byte of the status line."""
 
     def __init__(self, patience: Patience, context: ssl.SSLContext | None = None) -> None:
         self._context: dict[str, Any] = {"ssl_context": context} if context else {}

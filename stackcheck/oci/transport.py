@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two bytes of an answer
 RETRY_DELAYS_S = (0.5, 2.0)
-LONGEST_WAIT_S = 30.0  # where a busy registry asks for more, it is given up sooner
+LONGEST_WAIT_S = 30.0  # if a busy registry asks for a longer wait, the request fails at once
 RETRIED = frozenset({429, 500, 502, 503, 504})
 IGNORED_LIMIT_BYTES = 2**16
 TOKEN_LIMIT_BYTES = 2**20
@@ -188,7 +188,7 @@ class Transport:
         return RegistryError(
             "the registry does not answer" if hangs else "the registry cannot be reached",
             where=self.base,
-            got=self._patience.said or f"no answer within {self._timeout_s[1]:g} s"
+            got=self._patience.reason or f"no answer within {self._timeout_s[1]:g} s"
             if hangs
             else _innermost(error),
             next_step=f"check that {self.base}/v2/ answers, then run the same command again",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 64 << 20  # up to here one request
 PART_BYTES = 32 << 20  # kept in memory until the registry has it
-ATTEMPTS = 4  # for one part, and for a blob whose upload the registry forgot
+ATTEMPTS = 4  # for one part, and for a blob whose upload state the registry lost
 OCTETS = {"Content-Type": "application/octet-stream"}
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})")
 
@@ -43,7 +43,7 @@ class _Body:
 
 
 class _ForgottenError(Exception):
-    """The registry does not know how much it has: the blob starts again."""
+    """The registry lost the state of the upload: the blob is sent again from its first byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
