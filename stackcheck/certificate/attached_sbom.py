@@ -42,7 +42,7 @@ def attached(
         reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
         public_key: The pinned key; statements that other keys signed do not count.
         plain_http: Use http for a registry that is not on a loopback address.
-        warn: Called with one line if the image was revoked: what is in it can be read all the same.
+        warn: Called with one line if the image was revoked; its SBOM is returned all the same.
 
     Raises:
         CertificateError: The key signed no SBOM for this image, or the store does not hold what was signed.

@@ -162,7 +162,7 @@ def write_fallback(store: Store, digest: str, bundles: Sequence[Manifest], repla
 
 
 def _look(reader: Reader) -> _Seen:
-    """Everything that a store holds about a manifest. A manifest that is listed and gone is passed over."""
+    """Everything that a store holds about a manifest. A manifest that is listed but missing is ignored."""
     store, digest = reader.store, reader.digest
     native = store.referrers(digest)
     fallback = _fallback(store, digest)

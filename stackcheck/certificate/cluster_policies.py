@@ -1,4 +1,4 @@
-"""Policies for others who decide what may run: cosign, Kyverno, sigstore's policy-controller. Pure.
+"""Policies for other programs that decide which images may run: cosign, Kyverno, policy-controller. Pure.
 
 In: the publisher's key, the images, and what is asked of their certificates. Out: text that the engine
 reads. What each engine cannot express is in docs/certificates.md, "Admit only certified images to a
@@ -74,7 +74,7 @@ def render(form: Form, pinned: Pinned, demand: Demand) -> str:
         return cue(demand.levels)
     if not demand.images:
         raise ConfigurationError(
-            "a cluster's policy needs to know which images it is about",
+            "a cluster's policy must name its images",
             got="no --images",
             expected="--images 'HOST/REPO*', once or more",
         )
@@ -102,7 +102,7 @@ def _require_plain(form: Form, demand: Demand) -> None:
 
 
 def _pem(pinned: Pinned) -> str:
-    """The one key of a policy. An engine asks each key alone: it would not see the revocation of another."""
+    """The one key of a policy. An engine checks keys separately: it would miss revocations by other keys."""
     found = keyring.trusted(pinned)
     if len(found) != 1 or found[0].retired:
         raise ConfigurationError(
@@ -150,7 +150,7 @@ def _pods() -> dict[str, Any]:
 
 
 def _conditions(demand: Demand) -> list[dict[str, Any]]:
-    """Kyverno asks them of every certificate of this key, so one that says FAILED refuses the image."""
+    """Kyverno applies them to every certificate of this key, so one that says FAILED refuses the image."""
     found: list[dict[str, Any]] = [
         {"key": "{{ verifier.id }}", "operator": "Equals", "value": VERIFIER_ID},
         {"key": "{{ verificationResult }}", "operator": "Equals", "value": "PASSED"},
@@ -216,7 +216,7 @@ def _controller(pem: str, demand: Demand) -> list[dict[str, Any]]:
 
 
 def none_failed() -> str:
-    """CUE over what policy-controller found: one attestation that fits is enough for it, and not for us."""
+    """CUE over all attestations that policy-controller found: by default, one that fits would be enough."""
     return (
         "// Every summary of this key passed: else an image that was revoked would still have one that did.\n"
         "authorityMatches: stackcheck: attestations: {\n    passed: [_, ...]\n    every: passed\n}\n"
@@ -233,7 +233,7 @@ def _split(label: str) -> tuple[str, str]:
     match = LABEL.fullmatch(label)
     if match is None:
         raise ConfigurationError(
-            "this is no label of a node", got=label, expected="KEY=VALUE, where * stands for any text"
+            "this is not a label of a node", got=label, expected="KEY=VALUE, where * stands for any text"
         )
     return match[1], match[2]
 

@@ -102,7 +102,7 @@ def find(
         plain_http: Use http for a registry that is not on a loopback address.
 
     Raises:
-        CertificateError: The store does not answer, or is none.
+        CertificateError: The store does not answer, or does not exist.
     """
     try:
         listed = open_store(target, plain_http=plain_http).tags()

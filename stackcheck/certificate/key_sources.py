@@ -49,7 +49,7 @@ def _from_address(address: str) -> Pinned:
         found = keyring.parse(_fetched(address.partition("#")[0]))
     except (requests.RequestException, ValueError) as error:
         raise CertificateError(
-            "the address gives no public key",
+            "there is no public key at this address",
             where=address,
             got=str(error)[:200],
             expected="one ECDSA P-256 public key in PEM",
@@ -57,7 +57,7 @@ def _from_address(address: str) -> Pinned:
         ) from error
     if keyring.hints(found) != (wanted,):
         raise CertificateError(
-            "the address gives another key than the fingerprint says",
+            "the key at this address does not have the expected fingerprint",
             where=address,
             got=" and ".join(keyring.hints(found)),
             expected=wanted,

@@ -63,7 +63,7 @@ def hints(pinned: Pinned) -> tuple[str, ...]:
 
 
 def parse(text: str) -> Pinned:
-    """The keys in PEM text. A text around them is a remark, as PEM allows, unless it speaks of retirement.
+    """The keys in PEM text. Text around them is a remark, as PEM allows, unless it mentions retirement.
 
     Raises:
         ValueError: It holds no key, a key of another kind, one key twice, or a retirement that is not clear.
@@ -97,14 +97,14 @@ def kind(key: object) -> str:
 def _retirement(text: str) -> dt.datetime | None:
     """The date in the lines before a key. A line that only looks like one must not be passed over."""
     lines = [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
-    said = [line for line in lines if "retire" in line.lower()]
-    if BEGIN in text or len(said) > 1:
+    marked = [line for line in lines if "retire" in line.lower()]
+    if BEGIN in text or len(marked) > 1:
         raise ValueError(f"not one key and one date: {text.strip()[:80]}")
-    if not said:
+    if not marked:
         return None
-    match = _RETIRED.fullmatch(said[0])
+    match = _RETIRED.fullmatch(marked[0])
     if match is None:
-        raise ValueError(f"{said[0][:80]!r} is not `retired: YYYY-MM-DD`")
+        raise ValueError(f"{marked[0][:80]!r} is not `retired: YYYY-MM-DD`")
     moment = dt.datetime.fromisoformat(match[1])
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 

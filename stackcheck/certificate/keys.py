@@ -43,7 +43,7 @@ def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.Ell
 
     Args:
         path: Where it is; None: the user's own.
-        encrypt: A key that is made now gets a passphrase (stackcheck.certificate.passphrase).
+        encrypt: Whether a new key gets a passphrase (stackcheck.certificate.passphrase).
 
     Raises:
         ConfigurationError: The file cannot be made, is readable by others, or is not a P-256 key.
@@ -138,7 +138,7 @@ def _write_public(path: Path, pem: bytes) -> None:
 def _create(path: Path, secret: bytes | None) -> None:
     if path.suffix == ".pub":
         raise ConfigurationError(
-            "the signing key would be named as a public one",
+            "the file name of the signing key ends like that of a public key",
             got=str(path),
             expected="a name that does not end in .pub",
             next_step=f"--key {path.with_suffix('.key')}",
@@ -201,7 +201,7 @@ def _check_owner(path: Path) -> None:
         wrong = f"mode {stat.S_IMODE(folder.st_mode):04o} of the folder {path.absolute().parent}"
     if wrong:
         raise ConfigurationError(
-            "others can exchange the key",
+            "other users can replace this key file",
             where=str(path),
             got=wrong,
             expected="a file of your own, or root's, in a folder that not everybody can write to",

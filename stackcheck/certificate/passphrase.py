@@ -24,20 +24,20 @@ def known(path: Path) -> bytes:
     """The passphrase of a key that exists.
 
     Raises:
-        ConfigurationError: There is none in the environment, and nobody to ask.
+        ConfigurationError: There is none in the environment, and no terminal to ask for it.
     """
-    given = _given()
-    return given if given is not None else _asked(path)
+    given = _from_environment()
+    return given if given is not None else _typed(path)
 
 
 def new(path: Path) -> bytes:
-    """The passphrase of a key that is made now; a person types it twice.
+    """The passphrase for a new key; a person types it twice.
 
     Raises:
         ConfigurationError: There is none, it is empty, or the two differ.
     """
-    given = _given()
-    chosen = given if given is not None else _asked(path)
+    given = _from_environment()
+    chosen = given if given is not None else _typed(path)
     if given is None and getpass.getpass(f"The same passphrase for {path}: ").encode() != chosen:
         raise ConfigurationError("the two passphrases differ", where=str(path), next_step="type it again")
     if not chosen:
@@ -47,7 +47,7 @@ def new(path: Path) -> bytes:
     return chosen
 
 
-def _given() -> bytes | None:
+def _from_environment() -> bytes | None:
     if VALUE in os.environ:
         return os.environ[VALUE].encode()
     if FILE not in os.environ:
@@ -65,7 +65,7 @@ def _given() -> bytes | None:
 
 
 @functools.cache
-def _asked(path: Path) -> bytes:
+def _typed(path: Path) -> bytes:
     """Ask a person, once for each key and process."""
     if not sys.stdin.isatty():
         raise ConfigurationError(

@@ -140,7 +140,7 @@ def statements(
         _statement(image, PROVENANCE, _build_provenance(provenance)),
         _statement(image, SBOM, sbom),
     )
-    return again(
+    return statements_of_rerun(
         image,
         result,
         verdict,
@@ -154,7 +154,7 @@ def statements(
     )
 
 
-def again(
+def statements_of_rerun(
     image: Certifiable,
     result: RunResult,
     verdict: Verdict,

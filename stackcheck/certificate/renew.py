@@ -117,7 +117,7 @@ def obsolete(known: Sequence[Statement], summary: Statement) -> frozenset[str]:
 
 
 def _covers(newer: Statement, older: Statement) -> bool:
-    """Whether no reader can want the older summary: same configuration, and the newer asks for no less."""
+    """Whether the newer summary replaces the older one: same configuration, and it demands no less."""
     if status(older) != "PASSED" or not_before(older) or time_verified(older) >= time_verified(newer):
         return False
     new, old = facts(newer), facts(older)
@@ -165,7 +165,7 @@ def _statements(
     before: Statement,
     verified: dt.datetime,
 ) -> tuple[Statement, ...]:
-    return predicates.again(
+    return predicates.statements_of_rerun(
         subject.image,
         result,
         verdict,

@@ -116,7 +116,7 @@ class Certified:
         moment: When ages and waivers are judged.
         manifest: The image's manifest.
         statements: What the pinned key signed about it.
-        verdicts: The valid verdicts among them, for whatever hosts.
+        verdicts: The valid verdicts among them, for any host.
     """
 
     reference: str
@@ -161,10 +161,10 @@ def read(
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> Certified:
-    """What is certified of an image, for whatever hosts; `verify` explains the arguments.
+    """The valid verdicts on an image, for any host; `verify` explains the arguments.
 
     Raises:
-        CertificateError: Nothing valid is.
+        CertificateError: No verdict on the image is valid.
     """
     parsed = parse_reference(reference)
     # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
@@ -268,9 +268,9 @@ def _check_layout(store: OciLayout, manifest: Manifest) -> None:
 
 
 def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
-    """A tag is a name, so nobody who can move tags can offer one certified image as another.
+    """Refuse a tag of another image: who can move tags must not offer one certified image as another.
 
-    Also beside a digest: who writes both expects both.
+    A tag is checked also if the reference has a digest too.
     """
     name = name_of(chosen)
     if parsed.tag is None or tags.names(parsed.tag, name, facts(chosen)["stackId"]):

@@ -313,7 +313,7 @@ def test_a_new_key_never_overwrites_a_public_key(tmp_path: Path, name: str) -> N
 
 
 def test_a_signing_key_is_not_named_as_a_public_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="named as a public one"):
+    with pytest.raises(ConfigurationError, match="ends like that of a public key"):
         keys.load_or_create(tmp_path / "bob.pub")
     assert list(tmp_path.iterdir()) == []
 

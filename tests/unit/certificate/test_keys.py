@@ -42,7 +42,7 @@ def test_a_pipe_is_no_key_and_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_key_in_a_folder_that_everybody_can_write_to_is_refused(signing: Path) -> None:
     signing.parent.chmod(0o777)
     for load in (keys.load, keys.load_public):
-        with pytest.raises(ConfigurationError, match="others can exchange the key"):
+        with pytest.raises(ConfigurationError, match="other users can replace this key file"):
             load(signing)
     signing.parent.chmod(0o1777)  # as /tmp: there nobody can replace the file of another
     assert keys.load(signing)
@@ -51,13 +51,13 @@ def test_a_key_in_a_folder_that_everybody_can_write_to_is_refused(signing: Path)
 def test_a_public_key_that_everybody_can_write_is_refused(signing: Path) -> None:
     public = keys.public_path(signing)
     public.chmod(0o666)
-    with pytest.raises(ConfigurationError, match="others can exchange the key"):
+    with pytest.raises(ConfigurationError, match="other users can replace this key file"):
         keys.load_public(public)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_key_of_another_user_is_refused(signing: Path) -> None:
     os.chown(signing, 12345, 12345)
-    with pytest.raises(ConfigurationError, match="others can exchange the key") as caught:
+    with pytest.raises(ConfigurationError, match="other users can replace this key file") as caught:
         keys.load(signing)
     assert "12345" in str(caught.value)
