@@ -32,7 +32,7 @@ class _Part(BaseModel):
 
 
 class Entry(_Part):
-    """One bound, as the suites read it: `class` in the file, a word of Python, is `kind` here."""
+    """One bound, as the suites read it: `class` in the file, a keyword of Python, is `kind` here."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     metric: str

@@ -36,7 +36,7 @@ Key = tuple[str, int]  # check id, index of the metric in it
 
 
 class Bound(BaseModel):
-    """One committed bound, and where it comes from: `class` in the file, a word of Python, is `kind` here."""
+    """One committed bound, and where it comes from: `class` in the file is `kind` here, because of Python."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, validate_by_name=True, validate_by_alias=True)
     bound: FiniteFloat
@@ -97,7 +97,7 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
     Args:
         result: The run.
         root: The checkout.
-        ask: In place of `ask_suites`, for who has many runs and keeps the answers.
+        ask: Replaces `ask_suites`, for a caller that judges many runs and caches the answers.
 
     Raises:
         ConfigurationError: The checkout has no suites, or devices.json does not know the device model.

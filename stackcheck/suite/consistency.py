@@ -86,7 +86,7 @@ def require_exit_code(result: RunResult, code: int, path: Path) -> None:
         return
     ended = code not in {0, 1}
     raise ChecksFailedError(
-        "the container was killed or broke off, so its result does not count"
+        "the container was killed or ended early, so its result does not count"
         if ended
         else "the container's exit code contradicts its result",
         where=str(path),

@@ -18,7 +18,7 @@ def mounts(vendor: str) -> tuple[Mount, ...]:
     """The mount of the lease folder, which is made if it is missing; none for a CPU, which runs may share.
 
     Raises:
-        ConfigurationError: Something that is not a folder has its place.
+        ConfigurationError: Its path exists and is not a folder.
     """
     if vendor == "cpu":
         return ()

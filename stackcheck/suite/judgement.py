@@ -1,4 +1,4 @@
-"""Judge a result that is there already. In: a result.json, this checkout, maybe a stack. Out: a `Judgement`.
+"""Judge an existing result file. In: a result.json, this checkout, maybe a stack. Out: a `Judgement`.
 
 The run may be of another host, or of pytest alone. So thresholds, policy, list of checks and devices.json of
 this checkout decide, and what nothing here can confirm is named as not compared.
@@ -89,7 +89,7 @@ def _read(path: Path) -> RunResult:
 def _require_stack(result: RunResult, stack: Stack | None, path: Path) -> None:
     if stack and result.stack_id not in {None, stack.id}:
         raise ConfigurationError(
-            "the result is of another stack",
+            "the result belongs to another stack",
             where=str(path),
             got=result.stack_id,
             expected=stack.id,

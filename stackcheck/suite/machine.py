@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NO_EVIDENCE = "it names no state of the machine, so it counts as failed"
 # Our own processes are gone when the devices are read beside a figure; a driver keeps less than this.
 OWN_BYTES = 2 << 30
-# What a device that fell off its bus answers. Other errors can come from the image's own library.
+# What a device returns that fell off its bus. Other errors can come from the image's own library.
 GONE = ("all ones", "GPU_IS_LOST", "RESET_REQUIRED", "NO_RESPONSE")
 
 CLOCKS_SET = "application clocks"  # a setting that holds the clocks down

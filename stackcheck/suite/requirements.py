@@ -1,4 +1,4 @@
-"""What a run is held to. In: the image under test, this host, a tier. Out: `Requirements`, for the verdict.
+"""What a run must show to pass. In: an image, this host, a tier. Out: `Requirements`, for the verdict.
 
 Nothing of it comes from the image: the list of checks, the rows of devices.json and the policy are read from
 the checkout, the devices from this host.

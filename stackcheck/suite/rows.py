@@ -42,7 +42,7 @@ class Row(BaseModel):
 
 
 class Measured(BaseModel):
-    """What the image says of a row."""
+    """What the image measured for a row."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
     document: str

@@ -166,7 +166,7 @@ def run_program(
 
 
 def _make_folder(out: Path, user: int) -> None:
-    """An empty `run/` that the container's user may write to; on the host nobody else can come to it."""
+    """An empty `run/` that the container's user may write to; no other user of the host can reach it."""
     (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid
     folder = out / "run"
     _remove(folder)

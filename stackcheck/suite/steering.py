@@ -2,7 +2,7 @@
 
 A variable that steers the interpreter, the loader or pytest could choose what runs instead of the checks, and
 one that hides devices could make the test of one device count for eight. They are recognised by how their
-names begin, so that one that nobody thought of goes too. Everything else stays: users of the image get it.
+names begin, so that unknown ones are removed too. Everything else stays: users of the image get it.
 """
 
 from __future__ import annotations

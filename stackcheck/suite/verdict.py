@@ -81,7 +81,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
 
     Args:
         result: The run, as the image under test wrote it.
-        required: What the run is held to. A check that is missing or invalid cannot be waived: for the first
+        required: What the run must show. A check that is missing or invalid cannot be waived: for the first
             change the suites, for the second the machine.
         bounds: The bounds of its gated metrics, looked up on this host.
     """

@@ -249,7 +249,7 @@ def test_a_container_that_broke_off_is_refused_whatever_it_wrote(
 ) -> None:
     engine: Any = FakeEngine(lambda told: healthy(told).replace('"passed"', f'"{outcome}"'), code)
     plan = make_plan(tmp_path)
-    with pytest.raises(ChecksFailedError, match="killed or broke off") as caught:
+    with pytest.raises(ChecksFailedError, match="killed or ended early") as caught:
         suite.run(plan, engine, out=tmp_path, report=lambda _line: None)
     assert f"exit code {code}" in str(caught.value)
     assert ("SIGKILL" in str(caught.value)) == ("dmesg" in str(caught.value)) == (code == 137)
