@@ -114,7 +114,7 @@ def test_the_page_makes_one_image_from_this_host_alone_the_same_in_two_runs(
     files = checkout / "images" / STACK
     first = {path.name: path.read_bytes() for path in files.iterdir()}
     image = load_image(checkout / "build" / STACK / "image.json")
-    shutil.rmtree(checkout / "house")
+    shutil.rmtree(checkout / "wheels")
     shutil.rmtree(checkout / "build" / "bases")
     follow(checkout, [*lines[:-1], f"{lines[-1]} --no-cache"])
     assert {path.name: path.read_bytes() for path in files.iterdir()} == first
