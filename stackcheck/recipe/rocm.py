@@ -99,7 +99,7 @@ def _require_key_of_amd(key: Path) -> None:
         found, got = frozenset(), str(error)
     if found != {FINGERPRINT}:
         raise ConfigurationError(
-            "the file does not hold the key of AMD's package archive",
+            "the file must hold the key of AMD's package archive and no other",
             where=str(key),
             got=got,
             expected=FINGERPRINT,
