@@ -41,14 +41,14 @@ def key(*facts: object) -> str:
 
 
 def seen(path: Path) -> tuple[str, int, int]:
-    """What tells that a source has changed."""
+    """Facts about a source that change when the source changes."""
     state = path.stat()
     return str(path.resolve()), state.st_size, state.st_mtime_ns
 
 
 @contextmanager
 def making(name: str) -> Iterator[Path]:
-    """The folder of this name, and alone in it."""
+    """The folder of this name, locked: no other process writes there at the same time."""
     folder = root() / name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:

@@ -76,7 +76,7 @@ def open_source(options: Options, *, vocab: int, seq_len: int) -> Source:
     if options.data in {"synthetic", "text"}:
         if options.pack:
             raise RefusedError(
-                f"--pack joins rows of a data set; --data {options.data} has none, leave it out"
+                f"--pack joins rows of a data set, and --data {options.data} has no rows; leave --pack out"
             )
         if options.data == "synthetic":
             return Synthetic(vocab=vocab, seq_len=seq_len, seed=options.seed)
@@ -136,7 +136,7 @@ class Feed:
         return getattr(self.source, "digest", None)
 
     def batch(self, numbers: range, device: torch.device, *, then: range | None = None) -> dict[str, Tensor]:
-        """Keyword arguments of the model's forward, on the device. `then`: what is asked for next."""
+        """Keyword arguments of the model's forward, on the device. `then`: the samples of the next call."""
         if self.source is None:
             made = self.family.batch(self.preset.config, numbers, self.seed, self.drawn_on or device)
             return {name: value.to(device) for name, value in made.items()}

@@ -34,7 +34,7 @@ def joules(world: World) -> float | str:
     if not torch.version.hip:
         return of_nvidia(str(properties.uuid))
     if not hasattr(properties, "pci_bus_id"):  # torch 2.6 on ROCm
-        return "this torch does not tell the device's PCI address"
+        return "this torch does not give the device's PCI address"
     place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
     return of_amd("{:04x}:{:02x}:{:02x}.0".format(*place))
 

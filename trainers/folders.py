@@ -1,4 +1,4 @@
-"""What lies at the path of --data, as a source of samples. In: options. Out: samples, or a refusal.
+"""Open the path of --data as a source of samples. In: options. Out: samples, or a refusal.
 
 Apart from data.py because it needs numpy, which synthetic data does not.
 """
@@ -26,7 +26,7 @@ def open_path(options: Options, *, vocab: int, seq_len: int) -> streams.Stream |
     path = corpus.made() / "corpus.jsonl" if options.data == "corpus" else Path(options.data)
     if not path.exists():
         raise RefusedError(
-            f"--data {path}: not there; name synthetic, text, corpus, or a file or folder of data"
+            f"--data {path}: does not exist; name synthetic, text, corpus, or a file or folder of data"
         )
     common = {"vocab": vocab, "seq_len": seq_len, "seed": options.seed}
     rows = opened(path, options)
@@ -40,7 +40,7 @@ def opened(path: Path, options: Options) -> streams.TextFiles | shards.Shards | 
     if shards.is_shards(path):
         return shards.Shards(path, token_type=options.token_type)
     if options.token_type is not None:
-        raise RefusedError(f"--token-type is of MosaicML streaming shards; {path} is no folder of them")
+        raise RefusedError(f"--token-type is for MosaicML streaming shards only; {path} has none")
     return arrow.Arrow(path) if arrow.is_arrow(path) else streams.TextFiles(path)
 
 

@@ -26,7 +26,7 @@ def weight(folder: Path, family: str, name: str, shape: torch.Size) -> Tensor:
     """The weight of this name, float32. Raises RefusedError where the folder has none of this shape."""
     found = _loaded(folder, family)
     if name not in found or found[name].shape != shape:
-        got = f"shape {tuple(found[name].shape)}" if name in found else "no value there"
+        got = f"shape {tuple(found[name].shape)}" if name in found else "no weight of this name"
         raise RefusedError(
             f"--weights {folder}: {name} has {got}, expected shape {tuple(shape)}; give the --model and "
             "--size of that checkpoint"

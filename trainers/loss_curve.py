@@ -150,7 +150,7 @@ def _outside(curve: Curve, losses: Mapping[int, float], outside: list[int], wors
 
 def _floor(curve: Curve, last: list[float]) -> list[str]:
     if len(last) < curve.tail:
-        return [f"the last {curve.tail} losses are not all there: nothing shows that it learned"]
+        return [f"some of the last {curve.tail} losses are missing, so nothing shows that the model learned"]
     mean = statistics.mean(last)
     if mean <= curve.floor:
         return []

@@ -243,7 +243,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
         "--warmup-s",
         type=float,
         default=0.0,
-        help="and seconds: a chip reaches its power cap within a minute",
+        help="and at least so many seconds that are not timed: a chip reaches its power cap within a minute",
     )
     add("--budget-s", type=float, help="end at the next step after this many seconds")
     add("--seq-len", type=int, help="tokens per sequence")
@@ -265,7 +265,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
         help="steps of linear warm-up; then a cosine to a tenth of the peak",
     )
     add("--clip", type=float, default=1.0, help="largest global gradient norm")
-    add("--seed", type=int, default=1, help="of weights and data; independent of the number of GPUs")
+    add("--seed", type=int, default=1, help="seed of weights and data; independent of the number of GPUs")
 
 
 def _data(group: argparse._ArgumentGroup) -> None:
@@ -281,7 +281,11 @@ def _data(group: argparse._ArgumentGroup) -> None:
         help="synthetic; text (shipped, 2.5 KB); corpus (50 MB from this machine's packages); or a path: "
         "MosaicML streaming shards, a data set saved by Hugging Face, or .txt, .md, .jsonl",
     )
-    add("--token-type", choices=get_args(TokenType), help="of a token in shards whose column is raw bytes")
+    add(
+        "--token-type",
+        choices=get_args(TokenType),
+        help="type of a token in shards whose column is raw bytes",
+    )
     add("--tokenizer", help="tokenizer.json for texts [a token is a byte]")
     add(
         "--pack",
@@ -354,7 +358,11 @@ def _conditions(group: argparse._ArgumentGroup) -> None:
         default=600,
         help="a phase or step that takes longer ends the run with every rank's stacks",
     )
-    add("--price-per-hour", type=float, help="of one GPU, in dollars; adds the cost of tokens to the record")
+    add(
+        "--price-per-hour",
+        type=float,
+        help="price of one GPU in dollars; adds the cost of tokens to the record",
+    )
 
 
 def _files(group: argparse._ArgumentGroup) -> None:

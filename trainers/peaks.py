@@ -7,7 +7,7 @@ is this device's, the first of these decides:
 2. The PCI id that the kernel shows for the device.
 3. Architecture, compute units and memory, and among several rows the marketing name, if there is one. A
    container on ROCm often has none (ROCm/TheRock#4693). If the name does not decide, the highest peak does,
-   so that no share of a peak is told too high.
+   so that no share of a peak is reported too high.
 
 There is no default: pytorch/torchtitan takes an unknown device for an A100, and users saw an MFU of 152 %
 (torchtitan#4779). A peak is of one device as torch counts it; for MI250 and MI250X that is half a card (a

@@ -184,7 +184,7 @@ def decoder(folder: Path, column: Column, token_type: str | None) -> Callable[[b
 def _of_bytes(folder: Path, column: Column, token_type: str | None) -> Callable[[bytes], npt.NDArray[Any]]:
     if token_type is None:
         raise RefusedError(
-            f"{folder}: column {column.name} is encoded as bytes, which does not say what a token is; name "
+            f"{folder}: column {column.name} is encoded as bytes, without the type of a token; name "
             f"it with --token-type: {', '.join(TOKEN_TYPES)} (LLM Foundry's converters wrote int64)"
         )
     size = np.dtype(token_type).itemsize
@@ -231,9 +231,7 @@ def _raw(folder: Path, shard: dict[str, Any]) -> Path:
         return raw
     packed = folder / shard["zip_data"]["basename"] if shard["zip_data"] else None
     if packed is None or not packed.is_file():
-        raise RefusedError(
-            f"{raw}: not there{f', and {packed.name} neither' if packed else ''}; copy it again"
-        )
+        raise RefusedError(f"{raw}: missing{f', and so is {packed.name}' if packed else ''}; copy it again")
     return cache.file(packed, raw.name, lambda: _unpacked(packed, shard["compression"], expected))
 
 

@@ -109,7 +109,7 @@ class TextFiles:
         inside = sorted(p for p in path.rglob("*") if p.suffix in TEXTS) if path.is_dir() else [path]
         if not inside:
             raise RefusedError(
-                f"{path}: no data that is known: no MosaicML streaming index.json, no data set of "
+                f"{path}: unknown format: no MosaicML streaming index.json, no data set of "
                 f"Hugging Face, and no {', '.join(TEXTS)}"
             )
         self.files = inside

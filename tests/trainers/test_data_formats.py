@@ -156,7 +156,7 @@ def test_texts_go_through_a_tokenizer_file(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text('{"txt": "a"}\n')
     with pytest.raises(RefusedError, match=r'lines.jsonl:1: expected \{"text": …\}'):
         opened(tmp_path / "lines.jsonl")
-    with pytest.raises(RefusedError, match="not there; name synthetic, text, corpus, or a file"):
+    with pytest.raises(RefusedError, match="does not exist; name synthetic, text, corpus, or a file"):
         opened(tmp_path / "nothing")
 
 

@@ -1,4 +1,4 @@
-"""What train.py asks of a layout, and the layout that a run gets.
+"""What train.py needs from a layout, and the layout that a run gets.
 
 In: Options, Preset, Plan, World. Out: a Job: a model spread over the ranks, with its optimizer.
 """

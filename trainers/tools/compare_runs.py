@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="twice: a system and what differs, NAME: --ranks N FLAGS",
     )
-    add("--steps", type=int, default=500, help="of each arm")
+    add("--steps", type=int, default=500, help="steps of each arm")
     add(
         "--band", type=loss_curve.Band.parse, default="2e-3:3e-2", help="relative half width, FIRST:LAST step"
     )

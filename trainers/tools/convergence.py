@@ -156,11 +156,16 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--folder", type=Path, required=True, help="of the checkpoints; empty at first")
-    add("--ranks", type=int, default=1, help="on this host")
-    add("--steps", type=int, default=600, help="of the whole run")
-    add("--questions", type=int, default=400, help="one a document of the held-out text")
-    add("--timeout-s", type=float, default=3600, help="longest segment")
+    add("--folder", type=Path, required=True, help="folder of the checkpoints; it must be empty")
+    add("--ranks", type=int, default=1, help="ranks on this host")
+    add("--steps", type=int, default=600, help="steps of the whole run")
+    add(
+        "--questions",
+        type=int,
+        default=400,
+        help="number of questions; each is from another document of the held-out text",
+    )
+    add("--timeout-s", type=float, default=3600, help="longest time of one segment")
     add("flags", nargs="*", help="flags of train.py, after --")
     return parser
 

@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="what train.py wrote")
-    parser.add_argument("--price-per-hour", type=float, help="of one GPU, in dollars [the guide's prices]")
+    parser.add_argument(
+        "--price-per-hour", type=float, help="price of one GPU in dollars [the guide's prices]"
+    )
     return parser
 
 

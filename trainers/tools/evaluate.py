@@ -152,18 +152,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="a folder step_00000042")
     add("--model", choices=sorted(set(presets.MODELS) - {"flux"}), required=True)
-    add("--size", required=True, help="of the preset that was trained")
+    add("--size", required=True, help="size of the preset that was trained")
     add("--tokenizer", default="bytes", help="`bytes`, or a folder that transformers reads")
     add(
         "--tasks",
         required=True,
-        help="names, by comma: arc_challenge,arc_easy,boolq,hellaswag,piqa,winogrande",
+        help="names of tasks, separated by commas: arc_challenge,arc_easy,boolq,hellaswag,piqa,winogrande",
     )
-    add("--task-folder", type=Path, help="where their YAML files are [lm-eval's own]")
+    add("--task-folder", type=Path, help="folder with the tasks' YAML files [lm-eval's own]")
     add("--shots", type=int, default=0, help="examples before each question")
     add("--limit", type=int, help="questions of each task [all]")
     add("--batch", type=int, default=16, help="rows at once")
-    add("--length", type=int, help="positions at most [what it was trained with]")
+    add("--length", type=int, help="most positions of one call [the length that the model was trained with]")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What each kind of published figure is, measured here. In: a row, a Bench. Out: a value in the row's unit.
+"""Measure each kind of published figure on this machine. In: a row, a Bench. Out: a value in the row's unit.
 
 A figure that is a ratio of two jobs runs both, one after the other. A job runs once, however many rows need
 it. What is no measurement of a machine (prices, token budgets) is computed, or named with the reason.
@@ -78,7 +78,7 @@ def measure(row: Row, bench: Bench) -> Found:
     if computed is not None and row.tokens_per_s is not None:
         return computed(row)
     if row.metric not in MEASURED:
-        raise CannotRunError(NOT_MEASURED.get(row.metric, "no figure of a machine"))
+        raise CannotRunError(NOT_MEASURED.get(row.metric, "not a measurement of a machine"))
     against = fit.reason_against(row, bench.machine)
     if against:
         raise CannotRunError(against)
@@ -249,9 +249,9 @@ NOT_MEASURED = {
     "stack_ratio": "a ratio of two stacks on one GPU: tools/ratio.py compares their records",
     "accuracy": "billions of tokens: tools/convergence.py runs a short version, tools/evaluate.py its tasks",
     "mean_accuracy": "as its seven tasks",
-    "batches": "a length of a job, no figure of a machine",
-    "steps": "a length of a job, no figure of a machine",
-    "tokens": "a length of a job, no figure of a machine",
+    "batches": "the length of a job, not a measurement of a machine",
+    "steps": "the length of a job, not a measurement of a machine",
+    "tokens": "the length of a job, not a measurement of a machine",
     "dollars_per_hour": "a price; tools/cost.py takes it for a record's cost per token",
     "spot_dollars_per_hour": "a price; tools/cost.py takes it for a record's cost per token",
     "estimated_tokens_per_s": "an estimate of no named model: nothing to compare a run with",

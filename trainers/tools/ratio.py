@@ -97,12 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for side, said in (
+    for side, whose in (
         ("--ours", "of the system that is described"),
-        ("--theirs", "of the one it is held to"),
+        ("--theirs", "of the system that it is compared with"),
     ):
         parser.add_argument(
-            side, type=Path, nargs="+", required=True, metavar="RECORD", help=f"records {said}"
+            side, type=Path, nargs="+", required=True, metavar="RECORD", help=f"records {whose}"
         )
     return parser
 

@@ -91,8 +91,8 @@ class Scorer:
             if not context or len(continuation) > self.length:
                 size = f"{len(context)} + {len(continuation)}"
                 raise RefusedError(
-                    f"a context and continuation of {size} tokens: expected at least 1, and at most what the "
-                    f"model reads; it reads {self.length} at once"
+                    f"a context and continuation of {size} tokens: expected a context of 1 token or more "
+                    f"and a continuation of at most {self.length}, which the model reads at once"
                 )
         rows = [(context + continuation)[-(self.length + 1) :] for context, continuation in pairs]
         # Padding on the right cannot change a row: attention is causal.

@@ -176,14 +176,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("document", help=f"one of {', '.join(rows.load())}")
-    add("--only", help="rows whose id has one of these words, by comma")
+    add("--only", help="rows whose id has one of these words, separated by commas")
     add("--ranks", type=int, help="GPUs to use [all]")
-    add("--seconds", type=float, default=20, help="of a timed job, its warm-up included, without its start")
+    add(
+        "--seconds",
+        type=float,
+        default=20,
+        help="seconds of a timed job, with its warm-up and without its start",
+    )
     add("--tiny", action="store_true", help="a tiny model in place of each: shows that the commands run")
     add(
         "--device", help="CPU, or a device model whose arithmetic is asked for without running [this machine]"
     )
-    add("--count", type=int, help="of --device")
+    add("--count", type=int, help="number of devices, with --device")
     add("--out", type=Path, help="keep results here, a JSON line a row, and run only what is missing")
     parser.set_defaults(flags=[])
     parser.epilog = "More flags of train.py for every row follow after --."
