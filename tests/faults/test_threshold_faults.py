@@ -50,10 +50,10 @@ def test_good_entry_has_no_problem() -> None:
         ({"unit": "TB/s"}, "unit 'TB/s'"),
         ({"bound": 4.0}, "30 % to 100 %"),  # the unit mixed up: a bound a thousand times too low
         ({"bound": 5000.0}, "30 % to 100 %"),  # above what the hardware can do
-        ({"bound": math.nan}, "no finite positive number"),
-        ({"bound": 0}, "no finite positive number"),
-        ({"bound": "lambda x: x > 0"}, "no finite positive number"),
-        ({"ceiling": math.inf}, "no finite positive number"),
+        ({"bound": math.nan}, "not a finite positive number"),
+        ({"bound": 0}, "not a finite positive number"),
+        ({"bound": "lambda x: x > 0"}, "not a finite positive number"),
+        ({"ceiling": math.inf}, "not a finite positive number"),
         ({"direction": "max"}, "wrong direction"),
         ({"metric": "copy_bandwidth"}, "unreachable"),
         ({"conditions": {"colour": "red"}}, "unreachable"),

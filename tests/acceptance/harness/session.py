@@ -300,7 +300,7 @@ class AcceptanceSession:
             self.page = self._write_page(self.results.content)
 
     def _write_page(self, content: Mapping[str, Any]) -> str:
-        """Write report.html; what follows is in result.json already, so a full disk is only told."""
+        """Write report.html; its content is in result.json already, so a full disk is only reported."""
         try:
             return str(page.write(content, self.result_dir, self.model, len(self.devices)))
         except OSError as error:

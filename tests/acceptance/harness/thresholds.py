@@ -31,7 +31,7 @@ BoundClass = Literal["measured", "published", "derived"]
 LEAST_TEXT = 12
 PLACEHOLDERS = ("todo", "tbd", "fixme", "xxx", "placeholder", "coming soon", "?")
 LOWEST_SHARE, HIGHEST_SHARE = 0.30, 1.00
-# A derived bound is at least this share of what its reference, or the best public figure, lets expect.
+# A derived bound is at least this share of what its reference, or the best public figure, suggests.
 LEAST_EXPECTED = 0.70
 DIGITS = 4
 
@@ -161,7 +161,7 @@ def load(path: Path) -> tuple[Threshold, ...]:
 
 
 def threshold(entry: Mapping[str, Any], file: str = "") -> Threshold:
-    """One entry of a file as a value; "class" is a word of Python, so its field is `kind`."""
+    """One entry of a file as a value; "class" is a keyword of Python, so its field is `kind`."""
     given = {key: value for key, value in entry.items() if key != "class"}
     return Threshold(**given, kind=entry["class"], file=file)
 
@@ -252,7 +252,7 @@ def _number_problems(entry: Mapping[str, Any]) -> Iterator[str]:
             or not math.isfinite(value)
             or value <= 0
         ):
-            yield f"{key} {value!r} is no finite positive number"
+            yield f"{key} {value!r} is not a finite positive number"
             return
     share = bound / ceiling if entry["direction"] == "min" else ceiling / bound
     if not LOWEST_SHARE <= share <= HIGHEST_SHARE:
