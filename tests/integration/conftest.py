@@ -304,7 +304,8 @@ def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine
     scripted.make_layout(folder / "oci")
     found.load(folder / "oci", scripted.REFERENCE)
     yield found
-    found.remove(scripted.REFERENCE)
+    for name in found._client.images.get(scripted.REFERENCE).tags:  # those too that a night or a test pulled
+        found.remove(name)
 
 
 @pytest.fixture(scope="session")
