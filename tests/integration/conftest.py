@@ -47,8 +47,28 @@ SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client",
 POSTGRES = Path("/usr/lib/postgresql")
 NO_CLUSTER = "create_main_cluster = false\n"  # the packages would start a server of their own
 COSIGN_SUITES = ("trixie", "forky")  # Debian 13 has 2.5.0, Debian testing 3.1.1: both storage forms
+INSTALL, QUIET = (
+    ("apt-get", "install", "--yes", "--no-install-recommends"),
+    {"DEBIAN_FRONTEND": "noninteractive"},
+)
 APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 60.0
+
+# The files that take longest, by the processor time that they need. Where several files run side by side they
+# begin first: the last one to begin should be short.
+LONGEST = (
+    "test_triton_releases",
+    "test_rocm_mirror",
+    "test_nightly",
+    "test_templates",
+    "test_rocm_stack",
+    "test_fleet_slurm",
+    "test_bisect",
+    "test_publishing_campaign",
+    "test_registry",
+    "test_full_disk",
+    "test_bad_days",
+)
 
 REGISTRY_CONFIG = """\
 version: 0.1
@@ -58,6 +78,11 @@ storage:
   delete: {{enabled: true}}
 http: {{addr: "127.0.0.1:{port}"}}
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 @contextlib.contextmanager
@@ -87,12 +112,22 @@ def installed(program: str, package: str) -> Path:
     """The path of a program; its package is installed when it is not there."""
     with one_at_a_time("apt"):
         if shutil.which(program) is None:
-            quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-            command("apt-get", "update", **quiet)
-            command("apt-get", "install", "--yes", "--no-install-recommends", package, **quiet)
+            command("apt-get", "update", **QUIET)
+            command(*INSTALL, package, **QUIET)
     found = shutil.which(program)
     assert found, f"{package} is installed and {program} is not on PATH"
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def install_packages() -> Callable[..., None]:
+    """Installs packages of the host's distribution, while no other test process installs any."""
+
+    def install(*packages: str) -> None:
+        with one_at_a_time("apt"):
+            command(*INSTALL, *packages, **QUIET)
+
+    return install
 
 
 @pytest.fixture(scope="session")
@@ -269,7 +304,8 @@ def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine
     scripted.make_layout(folder / "oci")
     found.load(folder / "oci", scripted.REFERENCE)
     yield found
-    found.remove(scripted.REFERENCE)
+    for name in found._client.images.get(scripted.REFERENCE).tags:  # those too that a night or a test pulled
+        found.remove(name)
 
 
 @pytest.fixture(scope="session")
@@ -302,7 +338,9 @@ def small_image(
     engine: Engine, cpu_stack: Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[build.Image]:
     """An image of a shell in that engine."""
-    folder = small_stacks.make_checkout(tmp_path_factory.mktemp("small-image"), small_base)
+    # Equal names would give equal images: a process of pytest-xdist would remove that of another one.
+    name = f"small-image-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+    folder = small_stacks.make_checkout(tmp_path_factory.mktemp(name), small_base)
     image = small_stacks.build_one(small_stacks.small_stack(folder, "plain", cpu_stack), engine, folder)
     yield image
     engine.remove(image.reference)
@@ -324,13 +362,11 @@ def postgres_programs() -> Path:
     """The folder of PostgreSQL's programs; its packages are installed if they are not there."""
     with one_at_a_time("apt"):
         if not list(POSTGRES.glob("*/bin/initdb")):
-            quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-            install = ("apt-get", "install", "--yes", "--no-install-recommends")
-            command("apt-get", "update", **quiet)
-            command(*install, "postgresql-common", **quiet)
+            command("apt-get", "update", **QUIET)
+            command(*INSTALL, "postgresql-common", **QUIET)
             settings = Path("/etc/postgresql-common/createcluster.conf")
             settings.write_text(settings.read_text() + NO_CLUSTER)
-            command(*install, "postgresql", **quiet)
+            command(*INSTALL, "postgresql", **QUIET)
     return max(POSTGRES.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])).parent
 
 

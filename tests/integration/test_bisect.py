@@ -93,6 +93,14 @@ def test_the_package_with_the_fault_is_named_with_real_images(
     checkout: Path,
     engine: Engine,
 ) -> None:
+    try:
+        _search(checkout)
+    finally:
+        for path in checkout.glob("build/**/image.json"):
+            engine.remove(json.loads(path.read_text())["reference"])
+
+
+def _search(checkout: Path) -> None:
     before = {path.name for path in (checkout / "images").iterdir()}
     for verb in ("lock", "render"):
         done = stackcheck(checkout, verb)
@@ -117,5 +125,3 @@ def test_the_package_with_the_fault_is_named_with_real_images(
     again = json.loads(stackcheck(checkout, *search).stdout)
     assert not any(each["new"] for each in again["tried"])
     assert {path.name for path in (checkout / "images").iterdir()} == before | {"cpu-old", "cpu-new"}
-    for path in checkout.glob("build/**/image.json"):
-        engine.remove(json.loads(path.read_text())["reference"])

@@ -25,6 +25,8 @@ from stackcheck.engine import apt
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -62,11 +64,9 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def command(*arguments: str, **changes: str) -> str:
+def command(*arguments: str) -> str:
     """Run a program that has to succeed; its output is in the failure."""
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, check=False, timeout=600, env={**os.environ, **changes}
-    )
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -106,9 +106,9 @@ def follow(checkout: Path, lines: list[str]) -> None:
     apt.host_release().get("VERSION_CODENAME") != "bookworm", reason="the stack is Debian 12's"
 )
 def test_the_page_makes_one_image_from_this_host_alone_the_same_in_two_runs(
-    checkout: Path, engine: Engine
+    checkout: Path, engine: Engine, install_packages: Callable[..., None]
 ) -> None:
-    command("apt-get", "install", "--yes", "--no-install-recommends", *BASE, DEBIAN_FRONTEND="noninteractive")
+    install_packages(*BASE)
     lines = page_commands()
     follow(checkout, lines)
     files = checkout / "images" / STACK

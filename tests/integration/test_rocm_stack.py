@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stackcheck.build import bootstrap
-from stackcheck.build.plans import bases, kernels
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
-from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +26,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 
 ROOT = Path(__file__).resolve().parents[2]
 STACK = "rocm5.7-debian13"
-FOLDER = ROOT / "build" / STACK
 REFUSED = 6
 ABSENT = "vendor amd was named and no AMD device is visible"
 
@@ -38,18 +34,13 @@ ABSENT = "vendor amd was named and no AMD device is visible"
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What the main job says of the stack, and what it left."""
     host_setup.ensure_engine(lambda _line: None)
-    target = tmp_path_factory.mktemp("dist") / "images"
-    command = [
-        sys.executable,
-        "-m",
-        "stackcheck",
-        "images",
-        STACK,
-        "--force",
-        "--json",
-        "--to",
-        f"oci:{target}",
-    ]
+    # A checkout of its own: in this one other tests would wait for the lock of the build.
+    root = tmp_path_factory.mktemp("rocm-stack")
+    for name in ("matrix.yaml", "images", "tests", "trainers"):
+        (root / name).symlink_to(ROOT / name)
+    folder, target = root / "build" / STACK, root / "images-of-the-test"
+    command = [sys.executable, "-m", "stackcheck", "images", STACK, "--json", "--root", str(root)]
+    command += ["--to", f"oci:{target}"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.stdout, done.stderr
@@ -58,11 +49,15 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
             "row": json.loads(done.stdout)[0],
             "target": target,
             "log": done.stderr,
-            "verdict": json.loads((FOLDER / "verdict.json").read_text()),
-            "result": json.loads((FOLDER / "run" / "result.json").read_text()),
+            "verdict": json.loads((folder / "verdict.json").read_text()),
+            "result": json.loads((folder / "run" / "result.json").read_text()),
         }
     finally:
-        _remove_everything()
+        image = folder / "image.json"
+        engine = Engine.connect()
+        if image.exists() and engine.has(reference := json.loads(image.read_text())["reference"]):
+            engine.remove(reference)
+        shutil.rmtree(root / "build", ignore_errors=True)
 
 
 def test_it_is_refused_for_want_of_a_device_and_of_torch(refused: dict[str, Any]) -> None:
@@ -107,16 +102,3 @@ def test_what_needs_no_device_passes_and_everything_else_says_why(refused: dict[
 def _check(refused: dict[str, Any], name: str) -> dict[str, Any]:
     (found,) = [check for check in refused["result"]["checks"] if check["id"] == name]
     return dict(found)
-
-
-def _remove_everything() -> None:
-    image = FOLDER / "image.json"
-    engine = Engine.connect()
-    if image.exists() and engine.has(reference := json.loads(image.read_text())["reference"]):
-        engine.remove(reference)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    (stack,) = resolve.load_stacks(ROOT, (STACK,))
-    assert stack.base.suite
-    base = bases(ROOT) / bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
-    for suffix in (".tar", ".json"):
-        base.with_suffix(suffix).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ TIMEOUT_S = 1200
 
 @pytest.fixture(scope="module", params=RELEASES)
 def release(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    program_of: Callable[[str, str], Path],
 ) -> Iterator[tuple[str, Any]]:
     """(release, report) from an environment that holds this Triton and nothing else, and is then deleted."""
     home = tmp_path_factory.mktemp("triton")
@@ -46,7 +48,8 @@ def release(
     subprocess.run((*install, "setuptools"), check=True)  # Triton before 3.4 imports it
     environment = {**os.environ, "TRITON_CACHE_DIR": str(home / "cache")}
     if request.param in WITHOUT_A_LINKER:
-        environment["TRITON_HIP_LLD_PATH"] = linker()
+        # 14 knows too old a code object only.
+        environment["TRITON_HIP_LLD_PATH"] = str(program_of("ld.lld-19", "lld-19"))
     try:
         done = subprocess.run(
             (str(python), str(PROGRAM)),
@@ -56,17 +59,6 @@ def release(
         yield request.param, json.loads(done.stdout.splitlines()[-1])
     finally:
         shutil.rmtree(home)
-
-
-def linker() -> str:
-    """The host's linker of LLVM 19, installed from the distribution if it is missing: 14 knows too old a code
-    object only.
-    """
-    if shutil.which("ld.lld-19") is None:
-        subprocess.run(("apt-get", "install", "-y", "-q", "lld-19"), check=True, capture_output=True)
-    found = shutil.which("ld.lld-19")
-    assert found, "ld.lld-19 is not installed: apt-get install lld-19"
-    return found
 
 
 def test_the_releases_are_those_of_the_matrix() -> None:

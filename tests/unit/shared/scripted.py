@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import signal
 
 ROOT = Path(__file__).resolve().parents[3]
-REFERENCE = "stackcheck-test/suites:bad-days"
+# A name of its own in each process of pytest-xdist: each loads its image, counts its containers, removes it.
+REFERENCE = f"stackcheck-test/suites:bad-days-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 LABEL = label(REFERENCE)
 # Stands in for python3 and pytest. If the suites contain a file `slow`, it sleeps; otherwise it writes the
 # result that lies beside it (answer.json), with the run id and inputs of run.json and the present time.
