@@ -66,6 +66,7 @@ class FlowSettings:
         force: Run the suites again even if nothing changed.
         plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
+        accepted_python: Digests of the files that may be an image's Python although no package owns them.
         keep: Keeps each judged run in the history and returns its record; None: runs are not kept.
     """
 
@@ -78,6 +79,7 @@ class FlowSettings:
     force: bool = False
     plain_http: bool = False
     build: build.Options = build.DEFAULTS
+    accepted_python: tuple[str, ...] = ()
     keep: Callable[[JudgedRun, vendors.Host], str] | None = None
 
     def signer(self, *, create: bool = False) -> Signer:
@@ -196,7 +198,14 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
     labels = engine.inspect(image.reference).labels
     stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.root), name)
-    return subjects.of_image(image, _policy(settings), stack, name=tag, vendor=settings.vendor)
+    return subjects.of_image(
+        image,
+        _policy(settings),
+        stack,
+        name=tag,
+        vendor=settings.vendor,
+        accepted_python=settings.accepted_python,
+    )
 
 
 def build_subject(
@@ -231,7 +240,7 @@ def test(
     if earlier:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     result = earlier or run.run(plan, engine, out=folder, report=report)
-    sbom.load_or_create(subject.image, engine, folder, report)
+    sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
     judged, tier = judge_run(plan, result, settings.root, folder), plan.tier
     if not is_enough(tier, subject.policy.certifies[subject.vendor]):
         report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; {CANNOT_CERTIFY}")

@@ -110,7 +110,8 @@ def certify(item: Item, subject: Subject, judged: JudgedRun, place: Workplace) -
     settings, report = place.settings, place.report
     judged.require("PASSED")
     if item.image_id:
-        sbom.load_or_create(subject.image, place.engine, judged.folder, report)
+        accepted = subject.accepted_python
+        sbom.load_or_create(subject.image, place.engine, judged.folder, report, accepted=accepted)
         envelopes = flow.sign(subject, judged, settings.flow)
         done = flow.publish_signed(subject.image, item.tag, envelopes, settings.flow, report)
         return f"; published as {done.reference}"

@@ -31,7 +31,7 @@ from stackcheck.oci.documents import RegistryError, compact_json, json_object
 from stackcheck.suite import components, interpreter, steering
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
@@ -43,9 +43,16 @@ PROGRAM = "/stackcheck/suite/inventory.py"
 
 
 def load_or_create(
-    image: Image, engine: Engine, folder: Path, report: Callable[[str], None]
+    image: Image,
+    engine: Engine,
+    folder: Path,
+    report: Callable[[str], None],
+    *,
+    accepted: Collection[str] = (),
 ) -> dict[str, Any]:
     """The SBOM of an image: the one in `folder` if it is of this image, else a new one, written there.
+
+    `accepted` has the digests of files that may be the image's Python although no package owns them.
 
     Raises:
         ChecksFailedError: The image's Python belongs to no package, or could not list the packages.
@@ -54,7 +61,7 @@ def load_or_create(
     path = folder / "sbom.json"
     if _is_of(stored := _stored(path), image):
         return stored
-    found = interpreter.find(image.reference, engine)
+    found = interpreter.find(image.reference, engine, accepted)
     records = list_packages(image.reference, found, engine)
     try:
         document = describe(image, records)
