@@ -147,7 +147,11 @@ def find_stack(name: str, root: Path) -> Stack | None:
     """
     if is_reference(name):
         return None
-    found = resolve.load_stacks(root, (name,))
+    try:
+        found = resolve.load_stacks(root, (name,))
+    except NothingSelectedError as error:
+        error.next_step = f"stackcheck list; or, if it is an image, add its tag: {name}:latest"
+        raise
     if len(found) > 1:
         raise NothingSelectedError(
             f"{name} matches {len(found)} stacks; this command takes one",
