@@ -125,8 +125,8 @@ class StackSettings(_Strict):
 # LLVMs, so AMD's own tests write over the wheel's file (ROCm/rocm-systems#9449): not what the lock names.
 NO_RCCL = (
     "RCCL cannot be chosen: torch's ROCm wheels contain it or pin its package, and load no other one"
-    " (pytorch/builder#1468, ROCm/rocm-systems#9449). Choose the ROCm that has the RCCL that you want, by"
-    " `version`: `stackcheck explain rocm=7.2 torch=2.13.0` says which it has"
+    " (pytorch/builder#1468, ROCm/rocm-systems#9449). Choose the ROCm that has the RCCL that you want:"
+    " `stackcheck explain rccl=2.30.4 vendor=amd` names the stacks with it"
 )
 
 
