@@ -60,7 +60,7 @@ def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
         device_model=plan.fingerprint.device_model,
         driver=plan.fingerprint.driver,
         verified_at=plan.started,
-        facts={},
+        facts={"python": item.python},
     )
     return pulled_subject(
         verified,

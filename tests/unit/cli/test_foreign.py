@@ -104,6 +104,14 @@ def test_a_python_of_no_package_is_certified_as_accepted_and_readers_can_refuse_
     assert done.code == 7
     assert "belongs to no package" in done.err
 
+    runs = len(fake_engine.runs)
+    done = call(capsys, "nightly", "--force")  # what the certificate accepts, a later night accepts too
+    assert done.code == 0, done.err
+    assert len(fake_engine.runs) > runs
+    assert verify(capsys, f"oci:dist:{label}").code == 0
+    fake_engine.image = {"/usr/local/bin/python3": COMPILED + b"!"}
+    assert "belongs to no package" in call(capsys, "nightly", "--force").err
+
 
 def test_a_python_of_a_package_is_a_level_that_readers_can_ask_for(
     fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys
