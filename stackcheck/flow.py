@@ -28,7 +28,7 @@ from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
-from stackcheck.suite import bounds, requirements, rows, run, sbom, verdict
+from stackcheck.suite import bounds, interpreter, requirements, rows, run, sbom, verdict
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
@@ -66,6 +66,7 @@ class FlowSettings:
         force: Run the suites again even if nothing changed.
         plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
+        accepted_python: Digests of the files that may be an image's Python although no package owns them.
         keep: Keeps each judged run in the history and returns its record; None: runs are not kept.
     """
 
@@ -78,6 +79,7 @@ class FlowSettings:
     force: bool = False
     plain_http: bool = False
     build: build.Options = build.DEFAULTS
+    accepted_python: tuple[str, ...] = ()
     keep: Callable[[JudgedRun, vendors.Host], str] | None = None
 
     def signer(self, *, create: bool = False) -> Signer:
@@ -193,10 +195,19 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
     if found:
         return build_subject(found, engine, settings, report)
     tag = label(name)
+    build.bring(name, engine, report)
+    interpreter.find(name, engine, settings.accepted_python)  # before minutes are spent on a layout
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
     labels = engine.inspect(image.reference).labels
     stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.root), name)
-    return subjects.of_image(image, _policy(settings), stack, name=tag, vendor=settings.vendor)
+    return subjects.of_image(
+        image,
+        _policy(settings),
+        stack,
+        name=tag,
+        vendor=settings.vendor,
+        accepted_python=settings.accepted_python,
+    )
 
 
 def build_subject(
@@ -230,8 +241,10 @@ def test(
     earlier = None if settings.force else run.earlier_result(plan, folder)
     if earlier:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
+    packages = sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
+    if subject.stack is None:
+        sbom.require_torch(packages, subject.image.reference)
     result = earlier or run.run(plan, engine, out=folder, report=report)
-    sbom.load_or_create(subject.image, engine, folder, report)
     judged, tier = judge_run(plan, result, settings.root, folder), plan.tier
     if not is_enough(tier, subject.policy.certifies[subject.vendor]):
         report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; {CANNOT_CERTIFY}")

@@ -20,7 +20,7 @@ from stackcheck.build.plans import BuildPlan, make_plan
 from stackcheck.build.wheels import host_settings, wheel_supply
 from stackcheck.build.wheels.wheel_cache import WheelCache
 from stackcheck.engine import buildx
-from stackcheck.errors import BuildError
+from stackcheck.errors import BuildError, EngineError
 from stackcheck.oci import archive
 from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
 
@@ -96,9 +96,7 @@ def build(
 def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str], None]) -> Image:
     """Make any image ready for tests: pull it if the engine does not have it, and write it as a layout."""
     start = time.monotonic()
-    if not engine.has(reference):
-        report(f"{reference}: pulling")
-        engine.pull(reference)
+    bring(reference, engine, report)
     report(f"{reference}: writing its layout")
     engine.save(reference, folder / "oci")
     fixed = engine.inspect(reference).id  # a tag may move between test and verdict
@@ -112,7 +110,28 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
         inputs={},
     )
     save_image(image, folder / "image.json")
+    report(f"{reference}: it is {image.manifest_digest}; what follows is about this digest, not the tag")
     return image
+
+
+def bring(reference: str, engine: Engine, report: Callable[[str], None]) -> None:
+    """Pull an image if the engine does not have it.
+
+    Raises:
+        EngineError: No registry has it, or it is for a different processor than the engine's.
+    """
+    if not engine.has(reference):
+        report(f"{reference}: pulling")
+        engine.pull(reference)
+    of_image, of_host = engine.inspect(reference).architecture, engine.architecture
+    if of_image != of_host:
+        raise EngineError(
+            "the image is for a different processor",
+            where=reference,
+            got=of_image or "an image that does not say for which",
+            expected=of_host,
+            next_step=f"docker pull --platform linux/{of_host} {reference}, or use a host of that kind",
+        )
 
 
 def _kept(plan: BuildPlan, engine: Engine, report: Callable[[str], None]) -> Image | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import yaml
 
 from stackcheck.certificate import keyring, keys
-from stackcheck.certificate.predicates import level_name, policy_text
+from stackcheck.certificate.predicates import PACKAGED_PYTHON, level_name, policy_text
 from stackcheck.certificate.statement import VERIFIER_ID, VSA
 from stackcheck.certificate.summary import CERTIFIED_LEVEL
 from stackcheck.errors import ConfigurationError
@@ -47,8 +47,10 @@ class Demand:
     node_label: str | None = None
 
 
-def demanded_levels(gpu: str | None, devices: int | None, tier: str | None) -> tuple[str, ...]:
-    """The levels for a device model, a number of devices tested together, and a tier.
+def demanded_levels(
+    gpu: str | None, devices: int | None, tier: str | None, *, packaged_python: bool = False
+) -> tuple[str, ...]:
+    """The levels for a device model, a number of devices tested together, a tier, a Python of a package.
 
     Raises:
         ConfigurationError: A number of devices without a model: there is no level for that.
@@ -60,6 +62,7 @@ def demanded_levels(gpu: str | None, devices: int | None, tier: str | None) -> t
             expected="--gpu MODEL with it",
         )
     names = [gpu and (f"{gpu}_X{devices}" if devices else gpu), tier and f"TIER_{tier}"]
+    names += [PACKAGED_PYTHON] if packaged_python else []
     return (CERTIFIED_LEVEL, *(level_name(name) for name in names if name))
 
 
@@ -96,7 +99,7 @@ def _require_plain(form: Form, demand: Demand) -> None:
         raise ConfigurationError(
             f"{form} cannot express this",
             got=" and ".join(asked),
-            expected="levels: --gpu, --devices, --tier",
+            expected="levels: --gpu, --devices, --tier, --packaged-python",
             next_step="use `stackcheck verify`, which looks at age, driver and device model",
         )
 

@@ -34,6 +34,7 @@ class Wanted:
     tier: Tier | None
     waivers: bool
     today: dt.date
+    packaged_python: bool = False
 
     def fits(self, host: dict[str, Any]) -> bool:
         """Whether a run was on this device model and driver."""
@@ -66,7 +67,7 @@ def verdict_for(reference: str, verdicts: Sequence[Statement], wanted: Wanted) -
 
 
 def _refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:
-    """Why a certificate for this device model is not enough: its tier, device count or waivers."""
+    """Why a certificate for this device model is not enough: tier, device count, Python or waivers."""
     certified, tier = facts(chosen)["host"], facts(chosen)["run"]["tier"]
     needed = wanted.tier or CERTIFYING_TIER[certified["vendor"]]
     if not is_enough(tier, needed):
@@ -86,7 +87,21 @@ def _refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateEr
             expected=f"at most {tested} devices",
             next_step=f"certify it on such a host; or use fewer devices here: --devices {tested}",
         )
-    return _waiver_refusal(reference, chosen, wanted)
+    return _python_refusal(reference, chosen, wanted) or _waiver_refusal(reference, chosen, wanted)
+
+
+def _python_refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:
+    """Why the image's Python is not accepted: no package owns it, and the reader wants one that does."""
+    python = facts(chosen).get("python")  # older certificates have none, and a package owned each Python
+    if not wanted.packaged_python or not python or python["package"]:
+        return None
+    return CertificateError(
+        "the Python of the image belongs to no package of it",
+        where=reference,
+        got=f"{python['file']} ({python['sha256']}), which the one who certified it accepted",
+        expected="a Python that a package owns (--packaged-python)",
+        next_step="compare the digest with an image that you trust, then drop --packaged-python",
+    )
 
 
 def _waiver_refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:

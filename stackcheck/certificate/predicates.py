@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
+PACKAGED_PYTHON = "PYTHON_PACKAGED"  # the level of an image whose Python a package of it owns
 # The fields of the certificate that a revocation keeps: which image and host it is about.
 _SCOPE = ("stackId", "name", "configDigest", "host", "experimental")
 
@@ -344,6 +345,7 @@ def _certificate_field(result: RunResult, verdict: Verdict, archs: Sequence[str]
         "archs": _archs(result, archs),
         "bounds": dict(verdict.bounds),
         "driver": dict(verdict.driver),
+        "python": _python(result),
         "inputs": result.inputs.model_dump(),
         "checksDigest": verdict.checks_digest,
         "required": list(verdict.required),
@@ -353,6 +355,15 @@ def _certificate_field(result: RunResult, verdict: Verdict, archs: Sequence[str]
         "reasons": list(verdict.reasons),
         "metrics": _metrics(result),
     }
+
+
+def _python(result: RunResult) -> dict[str, Any] | None:
+    """The Python of the image, and who answers for it: a package, or whoever certified and accepted it."""
+    found = result.interpreter
+    if found is None:
+        return None
+    facts = {"file": found.file, "sha256": found.sha256, "package": found.package}
+    return facts | ({"libraries": dict(found.libraries)} if found.libraries else {})
 
 
 def _levels(certificate: Mapping[str, Any]) -> list[str]:
@@ -365,6 +376,8 @@ def _levels(certificate: Mapping[str, Any]) -> list[str]:
     names |= {f"{model}_X{count}" for model, count in counts.items()}
     weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
     names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
+    python = certificate.get("python")
+    names |= {PACKAGED_PYTHON} if python and python["package"] else set()
     return [CERTIFIED_LEVEL, *sorted(map(level_name, names))]
 
 

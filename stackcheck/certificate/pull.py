@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck import vendors
 from stackcheck.build.image import Image
+from stackcheck.certificate.statement import accepted_python
 from stackcheck.certificate.verify import as_certificate_error, image_blobs
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import EngineError, FileError
@@ -117,7 +118,8 @@ def pulled_subject(
         name: The subject's name.
         vendor: The vendor whose checks run.
         layout: Where a layout of it would be; nothing reads it, as the image stays in its store.
-        stack: The image's stack; None: no machine is named, and no waiver applies.
+        stack: The image's stack; None: no machine is named, and no waiver applies. Its Python may be of no
+            package only if the certificate accepts that.
         report: Called with each line of progress.
         plain_http: Use http for a registry that is not on a loopback address.
 
@@ -137,7 +139,8 @@ def pulled_subject(
         reused=True,
         seconds=0.0,
     )
-    return subjects.of_image(image, policy, stack, name=name, vendor=vendor)
+    accepted = accepted_python(verified.facts)
+    return subjects.of_image(image, policy, stack, name=name, vendor=vendor, accepted_python=accepted)
 
 
 def run(

@@ -23,7 +23,7 @@ from stackcheck.files import strictjson
 from stackcheck.oci.documents import compact_json, is_digest, sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from stackcheck.certificate.keyring import Pinned, TrustedKey
     from stackcheck.certificate.signers import Signer
@@ -194,6 +194,14 @@ def newest(statements: Iterable[Statement]) -> Statement | None:
 def facts(statement: Statement) -> dict[str, Any]:
     """What a VSA of this project states beyond the SLSA fields: stack, host, inputs, checks, metrics."""
     return dict(statement.predicate[CERTIFICATE_FIELD])
+
+
+def accepted_python(certificate: Mapping[str, Any]) -> tuple[str, ...]:
+    """The digests of the files that whoever certified accepted as the image's Python; none if a package
+    owns it, as in each certificate that does not say.
+    """
+    python = certificate.get("python") or {"package": ""}
+    return () if python["package"] is not None else (python["sha256"], *python.get("libraries", {}).values())
 
 
 def name_of(statement: Statement) -> str | None:

@@ -102,6 +102,15 @@ class _Against(_Part):
     metrics: tuple[_PairedMetric, ...]
 
 
+class _Python(_Part):
+    """The Python of the image. Without a package, the one who certified accepted it by its digest."""
+
+    file: str
+    sha256: Digest
+    package: str | None
+    libraries: dict[str, Digest] = Field(default_factory=dict)
+
+
 class _Certificate(_Part):
     """What every summary states about image and host; a revocation states no more, and its reasons."""
 
@@ -125,6 +134,7 @@ class _Passed(_Certificate):
     archs: _Archs = _Archs()
     bounds: dict[str, int] = Field(default_factory=dict)
     knownIssues: tuple[_KnownIssue, ...] = ()  # noqa: N815
+    python: _Python | None = None
     madeFrom: dict[str, str] = Field(default_factory=dict)  # noqa: N815
     against: _Against | None = None
 

@@ -81,6 +81,7 @@ def verify(
     devices: int = 1,
     tier: Tier | None = None,
     waivers: bool = True,
+    packaged_python: bool = False,
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> Verified:
@@ -95,6 +96,7 @@ def verify(
         devices: How many devices the host has: more than were tested together are refused.
         tier: The lowest tier that is accepted; None: `CERTIFYING_TIER` of the vendor.
         waivers: Whether checks that a waiver accepts are accepted here too.
+        packaged_python: Whether a package must own the image's Python.
         now: The time at which ages and waivers are judged; None: this host's clock.
         plain_http: Use http for a registry that is not on a loopback address.
 
@@ -103,7 +105,12 @@ def verify(
     """
     certified = read(reference, public_key=public_key, max_age=max_age, now=now, plain_http=plain_http)
     return certified.for_host(
-        device_model=device_model, driver=driver, devices=devices, tier=tier, waivers=waivers
+        device_model=device_model,
+        driver=driver,
+        devices=devices,
+        tier=tier,
+        waivers=waivers,
+        packaged_python=packaged_python,
     )
 
 
@@ -126,7 +133,14 @@ class Certified:
     verdicts: tuple[Statement, ...]
 
     def for_host(
-        self, *, device_model: str, driver: str | None, devices: int, tier: Tier | None, waivers: bool
+        self,
+        *,
+        device_model: str,
+        driver: str | None,
+        devices: int,
+        tier: Tier | None,
+        waivers: bool,
+        packaged_python: bool = False,
     ) -> Verified:
         """The image, certified for a host; `verify` explains the arguments.
 
@@ -139,6 +153,7 @@ class Certified:
             devices=devices,
             tier=tier,
             waivers=waivers,
+            packaged_python=packaged_python,
             today=self.moment.astimezone(dt.UTC).date(),
         )
         parsed = parse_reference(self.reference)

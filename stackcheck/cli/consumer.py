@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackcheck.certificate import key_sources
-from stackcheck.cli.options import AsJson, DryRun, PlainHttp, PublicKey, Ref, new_app
+from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
 from stackcheck.engine.launch_lines import Form, Job, render
@@ -69,6 +69,7 @@ def verify_image(
     *,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
+    packaged_python: PackagedPython = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
@@ -83,6 +84,7 @@ def verify_image(
         devices=devices,
         tier=tier,
         waivers=not no_waivers,
+        packaged_python=packaged_python,
         plain_http=plain_http,
     )
     facts = _facts(verified)
@@ -100,6 +102,7 @@ def pull_image(
     *,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
+    packaged_python: PackagedPython = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
@@ -118,6 +121,7 @@ def pull_image(
         devices=devices,
         tier=tier,
         waivers=not no_waivers,
+        packaged_python=packaged_python,
         plain_http=plain_http,
     )
     facts = {"image": pull.local_name(verified), "digest": verified.digest}
@@ -135,6 +139,7 @@ def run_image(
     *,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
+    packaged_python: PackagedPython = False,
     form: Annotated[
         Form | None,
         typer.Option(
@@ -162,6 +167,7 @@ def run_image(
         devices=devices,
         tier=tier,
         waivers=not no_waivers,
+        packaged_python=packaged_python,
         plain_http=plain_http,
     )
     vendor = verified.facts["host"]["vendor"]
@@ -228,6 +234,7 @@ def _verified(
     devices: int | None,
     tier: TierName | None,
     waivers: bool,
+    packaged_python: bool,
     plain_http: bool,
 ) -> Verified:
     from stackcheck.certificate.verify import verify
@@ -243,6 +250,7 @@ def _verified(
         devices=count,
         tier=tier,
         waivers=waivers,
+        packaged_python=packaged_python,
         plain_http=plain_http,
     )
 
@@ -342,7 +350,16 @@ def _notes(verified: Verified) -> list[str]:
         for each in verified.facts.get("against", {}).get("metrics", ())
         if each["verdict"] == "noisy"
     ]
-    return [*experimental, *made, *noisy, *unlisted, *never_ran, *waivers, *issues]
+    python = verified.facts.get("python") or {"package": "of an older certificate"}
+    accepted = [] if python["package"] else [_accepted(python)]
+    return [*experimental, *accepted, *made, *noisy, *unlisted, *never_ran, *waivers, *issues]
+
+
+def _accepted(python: Mapping[str, Any]) -> str:
+    """A Python of no package, with the files that the one who certified answers for."""
+    of_file = {python["file"]: python["sha256"], **python.get("libraries", {})}
+    files = ", ".join(f"{file} ({digest})" for file, digest in of_file.items())
+    return f"no package owns the image's Python; whoever certified it accepted {files}"
 
 
 def _package_row(component: dict[str, Any]) -> tuple[str, str, str, str]:

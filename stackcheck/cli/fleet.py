@@ -262,7 +262,7 @@ def _kubernetes(  # noqa: PLR0917  # what the user chose
     load_image(subject.image, engine, Progress())
     return Kubernetes(
         repository=target,
-        python=interpreter.find(subject.image.reference, engine),
+        python=interpreter.find(subject.image.reference, engine, subject.accepted_python),
         declared=tuple(engine.inspect(subject.image.reference).env),
         claim=claim,
         namespace=namespace,

@@ -18,6 +18,7 @@ from stackcheck.cli import outcomes
 from stackcheck.cli.consumer import against_words
 from stackcheck.cli.options import (
     HERE,
+    AcceptPython,
     AsJson,
     DryRun,
     Force,
@@ -36,6 +37,7 @@ from stackcheck.cli.options import (
     Vendor,
     WheelCache,
     Wheelhouse,
+    accepted_python,
     key_path,
     new_app,
     sign_words,
@@ -104,6 +106,7 @@ def run_suites(
     *,
     tier: Tier = None,
     vendor: Vendor = None,
+    accept_python: AcceptPython = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
@@ -113,7 +116,9 @@ def run_suites(
         _show_plan(name, root, "test, judge")
         return
     report = Progress()
-    settings = _settings(root, tier=tier, vendor=vendor, force=True)
+    settings = _settings(
+        root, tier=tier, vendor=vendor, force=True, accepted=accepted_python(accept_python, name)
+    )
     with exclusive(settings.root, "stackcheck test", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
@@ -148,6 +153,7 @@ def certify_image(
     ] = None,
     rows: Rows = None,
     vendor: Vendor = None,
+    accept_python: AcceptPython = None,
     force: Force = False,
     key: SigningKey = None,
     sign_with: SignWith = None,
@@ -161,7 +167,13 @@ def certify_image(
     With --against, exit 6 if the image is slower than REF in a figure, and 9 if this node is too noisy.
     """
     settings = _settings(
-        root, vendor=vendor, key=key, sign_with=sign_with, force=force, plain_http=plain_http
+        root,
+        vendor=vendor,
+        key=key,
+        sign_with=sign_with,
+        force=force,
+        plain_http=plain_http,
+        accepted=accepted_python(accept_python, name),
     )
     reference = _reference(against, settings) if against else None
     if rows:  # a wrong name is refused before the build, which takes minutes
@@ -262,6 +274,7 @@ def _settings(
     vendor: VendorName | None = None,
     force: bool = False,
     plain_http: bool = False,
+    accepted: tuple[str, ...] = (),
 ) -> flow.FlowSettings:
     from stackcheck.history.keeping import keeper
 
@@ -274,6 +287,7 @@ def _settings(
         vendor=vendor,
         force=force,
         plain_http=plain_http,
+        accepted_python=accepted,
         build=building.build_options(None, None, None, no_cache=False),
         keep=keeper(root.resolve()),
     )

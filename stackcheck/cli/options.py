@@ -7,6 +7,7 @@ how to report (--json, --dry-run, --root).
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -131,6 +132,20 @@ MirrorsFile = Annotated[
     ),
 ]
 
+AcceptPython = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-python",
+        metavar="SHA256",
+        help="The image's Python may be a file of this digest, although no package owns it; once or more.",
+        show_default="none: a package must own it",
+    ),
+]
+PackagedPython = Annotated[
+    bool,
+    typer.Option("--packaged-python", help="Refuse an image whose Python belongs to no package of it."),
+]
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
 Root = Annotated[
@@ -152,6 +167,30 @@ def sign_words(command: str | None) -> tuple[str, ...]:
     if command is not None and not words:
         raise ConfigurationError("--sign-with is empty", expected="a program and its arguments")
     return words
+
+
+def accepted_python(given: list[str] | None, name: str) -> tuple[str, ...]:
+    """The digests of --accept-python, as sha256:HEX; sha256sum prints them without the prefix.
+
+    Raises:
+        ConfigurationError: One is not a digest, or `name` is a stack: a package owns the Python of those.
+    """
+    found = tuple(f"sha256:{text.removeprefix('sha256:').lower()}" for text in given or ())
+    for text, digest in zip(given or (), found, strict=True):
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            raise ConfigurationError(
+                "--accept-python takes the SHA-256 of a file",
+                got=text,
+                expected="64 hexadecimal digits, as sha256sum prints them",
+            )
+    if found and not re.search("[/:@]", name):
+        raise ConfigurationError(
+            "--accept-python is for images that were not built here",
+            got=f"the stack {name}",
+            expected="the reference of an image: in a stack a package owns the Python",
+            next_step="leave the option out",
+        )
+    return found
 
 
 def key_path(key: Path | None, sign_with: str | None) -> Path:

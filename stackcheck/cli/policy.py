@@ -8,7 +8,7 @@ import typer
 
 from stackcheck.certificate import cluster_policies, key_sources
 from stackcheck.certificate.cluster_policies import Demand, Form
-from stackcheck.cli.options import PublicKey, new_app
+from stackcheck.cli.options import PackagedPython, PublicKey, new_app
 from stackcheck.cli.times import duration
 from stackcheck.matrix.policy import Tier as TierName
 
@@ -54,6 +54,7 @@ def print_policy(
         TierName | None,
         typer.Option("--tier", help="Exactly this tier.", show_default="any that certifies"),
     ] = None,
+    packaged_python: PackagedPython = False,
     max_age: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +69,7 @@ def print_policy(
     """Print a policy that admits only certified images: for cosign, Kyverno or policy-controller."""
     demand = Demand(
         images=tuple(images or ()),
-        levels=cluster_policies.demanded_levels(gpu, devices, tier),
+        levels=cluster_policies.demanded_levels(gpu, devices, tier, packaged_python=packaged_python),
         max_age=duration(max_age, "--max-age") if max_age else None,
         node_label=node_label,
     )

@@ -94,6 +94,12 @@ class Engine:
         return any("containerd.snapshotter" in str(row) for row in status)
 
     @property
+    def architecture(self) -> str:
+        """The engine's processors as images name them: amd64, arm64."""
+        name = str(self._info.get("Architecture", ""))
+        return {"x86_64": "amd64", "aarch64": "arm64"}.get(name, name)
+
+    @property
     def description(self) -> str:
         """Name, version and store, for keys and reports."""
         store = "containerd" if self.containerd_store else "classic"
@@ -159,9 +165,24 @@ class Engine:
             return archive.unpack(chunks, layout, architecture=architecture)
 
     def pull(self, reference: str) -> None:
-        """Fetch an image from its registry, with the user's own Docker credentials."""
+        """Fetch an image from its registry, with the user's own Docker credentials.
+
+        Raises:
+            EngineError: No registry gives it, or none answers.
+        """
+        import docker
+
         with engine_errors(f"pulling {reference}"), self._long_timeout():
-            self._client.images.pull(reference)
+            try:
+                self._client.images.pull(reference)
+            except docker.errors.APIError as error:
+                raise EngineError(
+                    "the engine does not have this image and cannot pull it",
+                    where=reference,
+                    got=str(error.explanation or error),
+                    expected="an image that `docker images` lists, or that a registry gives to you",
+                    next_step="look at the spelling; for a private registry: docker login HOST",
+                ) from error
 
     def remove(self, reference: str) -> None:
         """Remove a name; the engine deletes the image with its last name."""

@@ -54,7 +54,7 @@ class LinkNode:
     def play(self) -> None:
         """Every round in order."""
         plan = Plan.model_validate_json((self.job.folder / link_stage.PLAN).read_bytes())
-        found = interpreter.find(self.subject.image.reference, self.engine)
+        found = interpreter.find(self.subject.image.reference, self.engine, self.subject.accepted_python)
         for number, groups in enumerate(plan.rounds):
             group = next((group for group in groups if self.name in group.names), None)
             told = self._group(group, found, plan.limit_s) if group else Report()

@@ -121,6 +121,15 @@ class StackSettings(_Strict):
     experimental: bool | None = None
 
 
+# The RPATH of torch's ROCm wheels comes before LD_LIBRARY_PATH (pytorch/builder#1468). LD_PRELOAD mixes two
+# LLVMs, so AMD's own tests write over the wheel's file (ROCm/rocm-systems#9449): not what the lock names.
+NO_RCCL = (
+    "RCCL cannot be chosen: torch's ROCm wheels contain it or pin its package, and load no other one"
+    " (pytorch/builder#1468, ROCm/rocm-systems#9449). Choose the ROCm that has the RCCL that you want:"
+    " `stackcheck explain rccl=2.30.4 vendor=amd` names the stacks with it"
+)
+
+
 class Block(StackSettings):
     """One entry of `stacks` or `include`: axes that expand as a product, and their settings."""
 
@@ -133,6 +142,7 @@ class Block(StackSettings):
     flash_attn: Axis[Version] | None = None
     nccl: Axis[Version] | None = None
     triton: Axis[Version] | None = None
+    rccl: Axis[Version] | None = None  # always refused, with the reason
     id: Token | None = None
 
 
@@ -267,6 +277,8 @@ def _block_problems(block: Block, matrix: Matrix) -> Iterator[tuple[str, str]]:
             "nccl",
             "only a CUDA stack with torch has NCCL as a package of its own; RCCL is inside torch's wheel",
         )
+    if block.rccl:
+        yield "rccl", NO_RCCL
     if block.triton and not (block.torch and block.runtime != "cpu"):
         yield "triton", "only a GPU stack with torch has one to replace; for cpu, name it under `packages`"
     # From 13 on the package index has the compiler (extensions.py).

@@ -60,7 +60,7 @@ def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
         device_model=plan.fingerprint.device_model,
         driver=plan.fingerprint.driver,
         verified_at=plan.started,
-        facts={},
+        facts={"python": item.python},
     )
     return pulled_subject(
         verified,
@@ -110,7 +110,8 @@ def certify(item: Item, subject: Subject, judged: JudgedRun, place: Workplace) -
     settings, report = place.settings, place.report
     judged.require("PASSED")
     if item.image_id:
-        sbom.load_or_create(subject.image, place.engine, judged.folder, report)
+        accepted = subject.accepted_python
+        sbom.load_or_create(subject.image, place.engine, judged.folder, report, accepted=accepted)
         envelopes = flow.sign(subject, judged, settings.flow)
         done = flow.publish_signed(subject.image, item.tag, envelopes, settings.flow, report)
         return f"; published as {done.reference}"

@@ -142,6 +142,7 @@ def _as_item(found: Due | Skipped) -> Item | NotRun:
         passed=tuple(sorted(found.certified.passed)),
         stack_id=found.certificate["stackId"],
         config_digest=found.certificate["configDigest"],
+        python=found.certificate.get("python"),
         figures=tuple(Figure(**each) for each in floor.figures(found.certificate)),
     )
 

@@ -10,7 +10,7 @@ import datetime as dt  # pydantic reads annotations at run time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
@@ -102,6 +102,7 @@ class Item(_Part):
         standing: How this host relates to its certificates.
         changes: How this host differs from the nearest certificate.
         passed: The checks that this certificate names as passed.
+        python: The image's Python as this certificate states it.
         figures: The judged figures that this certificate states.
         runs: The judged runs of this night.
         ended: The end; None while it is to do.
@@ -117,6 +118,7 @@ class Item(_Part):
     passed: tuple[str, ...] = ()
     stack_id: str | None = None
     config_digest: str = ""
+    python: dict[str, JsonValue] | None = None
     figures: tuple[Figure, ...] = ()
     runs: tuple[JudgedStep, ...] = ()
     ended: Ended | None = None

@@ -48,7 +48,7 @@ def require_same_run(result: RunResult, run_file: Mapping[str, Any], path: Path)
             )
 
 
-def require_interpreter(result: RunResult, found: Mapping[str, str], path: Path) -> None:
+def require_interpreter(result: RunResult, found: Mapping[str, Any], path: Path) -> None:
     """Refuse a result that another Python wrote than the one that this host found in the image and started.
 
     Raises:
@@ -61,7 +61,7 @@ def require_interpreter(result: RunResult, found: Mapping[str, str], path: Path)
             expected="seen_devices, the ids of the devices in the container",
             next_step=RUN_AGAIN,
         )
-    reported = result.interpreter.model_dump() if result.interpreter else None
+    reported = result.interpreter.model_dump(exclude_defaults=True) if result.interpreter else None
     if reported != found:
         raise ChecksFailedError(
             "result.json was written by another Python than the one that this host started",

@@ -1,8 +1,9 @@
 """Find and identify the Python of an image. In: an image of the engine. Out: an `Interpreter`, or an error.
 
 The engine reads the files, so nothing in the image runs for this. The program that PATH names first is
-accepted only if a package of the image owns it with this very content: Debian's packages, or conda's. Whoever
-forges the package database too is not stopped here; docs/certificates.md says what remains.
+accepted only if a package of the image owns it with this very content: Debian's packages, or conda's. Where
+none does (python:3.12, uv), whoever certifies names the digests that they accept, and the certificate says
+so. Whoever forges the package database too is not stopped here; docs/certificates.md says what remains.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.errors import ChecksFailedError
-from stackcheck.suite import owners
+from stackcheck.suite import libpython, owners
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from stackcheck.engine.client import Engine
     from stackcheck.engine.image_files import ImageFiles
 
@@ -23,6 +26,7 @@ NAME = "python3"
 # What an engine uses for an image that sets no PATH.
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NEXT_STEP = "install Python in the image from its distribution's packages (or conda's), then run this again"
+OPTION = "--accept-python"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,37 +37,54 @@ class Interpreter:
         path: As PATH names it; a virtual environment is found by this path.
         file: The file at the end of its links.
         sha256: Of that file.
-        package: The package that owns the file, and its version.
+        package: The package that owns the file, and its version. None: no package does, and whoever
+            certifies accepted the file by its digest.
+        libraries: Of a file that no package owns: the shared libraries that hold the interpreter, and the
+            digest of each.
     """
 
     path: str
     file: str
     sha256: str
-    package: str
+    package: str | None
+    libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def as_json(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, Any]:
         """The `interpreter` object of run.json and result.json."""
-        return dataclasses.asdict(self)
+        facts = dataclasses.asdict(self)
+        return facts if self.libraries else {name: facts[name] for name in facts if name != "libraries"}
 
 
-def find(reference: str, engine: Engine) -> Interpreter:
+def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Interpreter:
     """The Python that an image's PATH names, identified.
 
+    Args:
+        reference: The image.
+        engine: It reads the files.
+        accepted: Digests (sha256:…) of files that may be the Python although no package owns them.
+
     Raises:
-        ChecksFailedError: There is none, no package owns it, or it takes its library from somewhere else.
+        ChecksFailedError: There is none, no package owns it and its digest is not accepted, it takes its
+            library from somewhere else, or the image loads a library into every program.
         EngineError: The engine does not have the image.
     """
-    search = engine.inspect(reference).env.get("PATH") or DEFAULT_PATH
+    env = engine.inspect(reference).env
     with engine.files(reference) as files:
-        path, file = _first_on(search, files, reference)
+        path, file = _first_on(env.get("PATH") or DEFAULT_PATH, files, reference)
         _require_own_library(path, file, files, reference)
+        _require_no_preload(files, reference)
         body = files.read(file) or b""
-        return Interpreter(
+        owner = owners.debian(file, body, files) or owners.conda(file, body, files)
+        found = Interpreter(
             path=path,
             file=file,
             sha256="sha256:" + hashlib.sha256(body).hexdigest(),
-            package=_owner(file, body, files, reference),
+            package=owner,
+            libraries={} if owner else libpython.libraries(file, body, env, files),
         )
+    if owner is None:
+        _require_accepted(found, body, accepted, reference)
+    return found
 
 
 def require_listed(found: Interpreter, document: dict[str, Any]) -> None:
@@ -72,7 +93,7 @@ def require_listed(found: Interpreter, document: dict[str, Any]) -> None:
     Raises:
         ChecksFailedError: The SBOM has no such package and version.
     """
-    kind, _, named = found.package.partition(":")
+    kind, _, named = (found.package or "").partition(":")
     listed = {
         f"{item['name']} {item.get('version')}"
         for item in document["components"]
@@ -117,7 +138,8 @@ def _require_own_library(path: str, file: str, files: ImageFiles, reference: str
         if text is None:
             continue
         home = _home(text.decode(errors="replace"))
-        entry = files.entry(posixpath.join(home, posixpath.basename(file))) if home else None
+        own = posixpath.join(_resolved(home, files), posixpath.basename(file)) if home else None
+        entry = files.entry(own) if own else None
         if entry is None or (entry.target or posixpath.normpath(entry.path)) != file:
             raise ChecksFailedError(
                 "the virtual environment of the image's Python belongs to another Python",
@@ -135,14 +157,47 @@ def _home(text: str) -> str:
     return homes[0] if len(set(homes)) == 1 and posixpath.isabs(homes[0]) else ""
 
 
-def _owner(file: str, body: bytes, files: ImageFiles, reference: str) -> str:
-    owner = owners.debian(file, body, files) or owners.conda(file, body, files)
-    if owner is None:
+def _resolved(folder: str, files: ImageFiles) -> str:
+    """A folder with the links on the way to it followed: uv has one for each minor version of Python."""
+    place = "/"
+    for part in filter(None, folder.split("/")):
+        entry = files.entry(posixpath.join(place, part))
+        place = (entry.target or posixpath.join(place, part)) if entry else posixpath.join(place, part)
+    return posixpath.normpath(place)
+
+
+def _require_no_preload(files: ImageFiles, reference: str) -> None:
+    """The loader obeys this file as it obeys LD_PRELOAD, which no run gets."""
+    named = (files.read(libpython.PRELOAD) or b"").split()
+    if named:
         raise ChecksFailedError(
-            f"the image's {NAME} belongs to no package",
-            where=f"{reference}: {file}",
-            got=f"sha256 {hashlib.sha256(body).hexdigest()}, which no installed package has at this path",
-            expected="a file that dpkg or conda installed, unchanged",
-            next_step=NEXT_STEP,
+            "the image loads a library into every program before it starts",
+            where=f"{reference}: {libpython.PRELOAD}",
+            got=b" ".join(named)[:200].decode(errors="replace"),
+            expected="no such file: the library could change what the suites report",
+            next_step="remove the file from the image; users who want the library can set LD_PRELOAD",
         )
-    return owner
+
+
+def _require_accepted(found: Interpreter, body: bytes, accepted: Collection[str], reference: str) -> None:
+    """A Python of no package counts only if whoever certifies named the digest of each of its files."""
+    of_file = {found.file: found.sha256, **found.libraries}
+    is_program = body.startswith(libpython.ELF)
+    if is_program and set(of_file.values()) <= set(accepted):
+        return
+    or_else = "or one that you accept by its digest" if is_program else "which this script cannot be"
+    raise ChecksFailedError(
+        f"the image's {NAME} belongs to no package",
+        where=f"{reference}: {', '.join(of_file)}",
+        got=f"{' and '.join(of_file.values())}, which no installed package has at this path",
+        expected=f"a file that dpkg or conda installed, unchanged; {or_else}",
+        next_step=_way_out(of_file) if is_program else NEXT_STEP,
+    )
+
+
+def _way_out(of_file: Mapping[str, str]) -> str:
+    options = " ".join(f"{OPTION} {digest}" for digest in of_file.values())
+    return (
+        "see if an image that you trust has the same, such as the official one that this is made from: "
+        f"docker run --rm --entrypoint sha256sum IMAGE {' '.join(of_file)}; if so, add {options}"
+    )

@@ -108,12 +108,16 @@ class ReportedHost(_Part):
 
 
 class ReportedInterpreter(_Part):
-    """The Python that ran the suites: its path, its file, that file's digest, the package that owns it."""
+    """The Python that ran the suites: its path, its file, that file's digest, the package that owns it.
+
+    If `package` is null, whoever certified accepted the file by its digest, and `libraries` by theirs.
+    """
 
     path: Name
     file: Name
     sha256: Digest
     package: str | None
+    libraries: dict[str, Digest] = Field(default_factory=dict)
 
 
 class Selection(_Part):

@@ -67,11 +67,13 @@ class RunPlan:
 
     def key(self) -> dict[str, object]:
         """What must be equal for the result of an earlier run to be used again."""
+        accepted = self.subject.accepted_python
         return {
             "image": self.subject.image.config_digest,
             "host": self.host.digest(),
             "tier": self.tier,
             **({"only": self.only} if self.only else {}),
+            **({"accepted_python": sorted(accepted)} if accepted else {}),
             **self.inputs.as_json(),
         }
 
@@ -121,7 +123,7 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
             it does not belong to this run, or the container's exit code contradicts it.
         EngineError: The container could not be started.
     """
-    found = interpreter.find(plan.subject.image.reference, engine)
+    found = interpreter.find(plan.subject.image.reference, engine, plan.subject.accepted_python)
     user = container_user.uid()
     _make_folder(out, user)
     run_id = _write_run_file(plan, found, out / "run.json")
@@ -154,7 +156,7 @@ def run_program(
 
     The suites ran before, so `out` has their files; the program writes to `run/` beside them.
     """
-    found = interpreter.find(plan.subject.image.reference, engine)
+    found = interpreter.find(plan.subject.image.reference, engine, plan.subject.accepted_python)
     needs = vendors.module(plan.host.vendor).container_needs()
     declared = engine.inspect(plan.subject.image.reference).env
     user = container_user.uid()

@@ -31,7 +31,7 @@ from stackcheck.oci.documents import RegistryError, compact_json, json_object
 from stackcheck.suite import components, interpreter, steering
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
@@ -43,9 +43,16 @@ PROGRAM = "/stackcheck/suite/inventory.py"
 
 
 def load_or_create(
-    image: Image, engine: Engine, folder: Path, report: Callable[[str], None]
+    image: Image,
+    engine: Engine,
+    folder: Path,
+    report: Callable[[str], None],
+    *,
+    accepted: Collection[str] = (),
 ) -> dict[str, Any]:
     """The SBOM of an image: the one in `folder` if it is of this image, else a new one, written there.
+
+    `accepted` has the digests of files that may be the image's Python although no package owns them.
 
     Raises:
         ChecksFailedError: The image's Python belongs to no package, or could not list the packages.
@@ -54,7 +61,7 @@ def load_or_create(
     path = folder / "sbom.json"
     if _is_of(stored := _stored(path), image):
         return stored
-    found = interpreter.find(image.reference, engine)
+    found = interpreter.find(image.reference, engine, accepted)
     records = list_packages(image.reference, found, engine)
     try:
         document = describe(image, records)
@@ -89,6 +96,23 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
             next_step=f"stackcheck certify {folder.name}",
         )
     return document
+
+
+def require_torch(document: dict[str, Any], reference: str) -> None:
+    """Refuse an image without torch: nearly every check would fail, each with a reason of its own.
+
+    Raises:
+        ChecksFailedError: No torch is installed in the image, in whatever place.
+    """
+    names = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
+    if "torch" not in names:
+        raise ChecksFailedError(
+            "the image has no torch",
+            where=reference,
+            got=f"{len(names)} Python packages, no torch among them",
+            expected="torch in the Python that PATH names first",
+            next_step="add to its Dockerfile: RUN python3 -m pip install torch",
+        )
 
 
 def list_packages(reference: str, found: Interpreter, engine: Engine) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ class Subject:
             None, for an image without a stack: any machine.
         provenance: How the image was built.
         experimental: Whether the matrix marks the combination as experimental.
+        accepted_python: Digests of the files that may be the image's Python although no package owns them.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Subject:
     machines: tuple[TestTarget, ...] | None
     provenance: Provenance
     experimental: bool = False
+    accepted_python: tuple[str, ...] = ()
 
     @property
     def known_issues(self) -> tuple[dict[str, str | None], ...]:
@@ -75,7 +77,13 @@ def of_stack(stack: Stack, image: Image, policy: Policy, *, vendor: Vendor | Non
 
 
 def of_image(
-    image: Image, policy: Policy, stack: Stack | None, *, name: str, vendor: Vendor | None
+    image: Image,
+    policy: Policy,
+    stack: Stack | None,
+    *,
+    name: str,
+    vendor: Vendor | None,
+    accepted_python: tuple[str, ...] = (),
 ) -> Subject:
     """The subject of an image that was not built in this checkout, so that its provenance is not known.
 
@@ -86,6 +94,7 @@ def of_image(
             is accepted, and the image declares nothing.
         name: The subject's name.
         vendor: The vendor whose checks run; None: the stack's, or else the one of this host.
+        accepted_python: Digests of the files that may be its Python although no package owns them.
     """
     chosen = vendor or (stack.vendor if stack else vendors.detect())
     return Subject(
@@ -102,6 +111,7 @@ def of_image(
             }
         ),
         experimental=stack.experimental if stack else False,
+        accepted_python=accepted_python,
     )
 
 
@@ -137,7 +147,11 @@ def find_stack(name: str, root: Path) -> Stack | None:
     """
     if is_reference(name):
         return None
-    found = resolve.load_stacks(root, (name,))
+    try:
+        found = resolve.load_stacks(root, (name,))
+    except NothingSelectedError as error:
+        error.next_step = f"stackcheck list; or, if it is an image, add its tag: {name}:latest"
+        raise
     if len(found) > 1:
         raise NothingSelectedError(
             f"{name} matches {len(found)} stacks; this command takes one",

@@ -6,6 +6,7 @@ The images hold a shell and no torch. Their fake Python writes a perfect result:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import uuid
@@ -52,9 +53,13 @@ HONEST = b'#!/bin/bash\nexport -p\necho "I run"\nexit 3\n'
 
 @contextlib.contextmanager
 def started(
-    engine: Engine, folder: Path, files: Mapping[str, bytes], settings: Mapping[str, Any] | None = None
+    engine: Engine,
+    folder: Path,
+    files: Mapping[str, bytes],
+    settings: Mapping[str, Any] | None = None,
+    accepted: tuple[str, ...] = (),
 ) -> Iterator[RunResult]:
-    """The result of a run in an image of these files."""
+    """The result of a run in an image of these files; `accepted`: digests of a Python of no package."""
     reference = f"stackcheck-test/faked:{uuid.uuid4().hex[:12]}"
     shell_image.make_layout(folder / "oci", programs=("bash", "sleep"), files=dict(files), settings=settings)
     engine.load(folder / "oci", reference)
@@ -77,6 +82,7 @@ def started(
         stack=None,
         machines=None,
         provenance=Provenance(),
+        accepted_python=accepted,
     )
     plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder / "out")
     try:
@@ -86,9 +92,13 @@ def started(
 
 
 def refusal(
-    engine: Engine, folder: Path, files: Mapping[str, bytes], settings: Mapping[str, Any] | None = None
+    engine: Engine,
+    folder: Path,
+    files: Mapping[str, bytes],
+    settings: Mapping[str, Any] | None = None,
+    accepted: tuple[str, ...] = (),
 ) -> str:
-    with pytest.raises(ChecksFailedError) as caught, started(engine, folder, files, settings):
+    with pytest.raises(ChecksFailedError) as caught, started(engine, folder, files, settings, accepted):
         pass
     return str(caught.value)
 
@@ -162,3 +172,36 @@ def test_the_result_belongs_to_nobody_on_the_host(engine: Engine, tmp_path: Path
     assert owner != 1000
     assert (owner == os.geteuid()) == (os.geteuid() != 0)
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0
+
+
+def digest(body: bytes) -> str:
+    return "sha256:" + hashlib.sha256(body).hexdigest()
+
+
+def test_a_wrapper_is_refused_though_its_digest_was_accepted(engine: Engine, tmp_path: Path) -> None:
+    settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
+    text = refusal(engine, tmp_path, {"/usr/local/bin/python3": LIAR}, settings, (digest(LIAR),))
+    assert "which this script cannot be" in text
+    assert not (tmp_path / "out" / "container.log").exists()
+
+
+def test_an_accepted_python_accepts_neither_another_program_nor_another_library(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """The digests are those of an honest Python; one of its files is another one, in a place before it."""
+    name = b"libpython3.11.so.1.0"
+    honest, library, other = b"\x7fELF " + name + b"\0", b"\x7fELF library", b"\x7fELF another"
+    files = {"/usr/local/bin/python3": honest, f"/usr/local/lib/{name.decode()}": library}
+    settings = {"Env": ["PATH=/evil/bin:/usr/local/bin:/bin", "LD_LIBRARY_PATH=/evil/lib"]}
+    accepted = (digest(honest), digest(library))
+    for place in ("/evil/bin/python3", f"/evil/lib/{name.decode()}", f"/usr/local/lib/{name.decode()}"):
+        text = refusal(engine, tmp_path, {**files, place: other}, settings, accepted)
+        assert "belongs to no package" in text
+        assert digest(other) in text
+    assert not (tmp_path / "out" / "container.log").exists()
+
+
+def test_a_library_that_an_image_loads_into_every_program_is_refused(engine: Engine, tmp_path: Path) -> None:
+    text = refusal(engine, tmp_path, {**as_python(LIAR), "/etc/ld.so.preload": b"/evil/lib.so\n"})
+    assert "loads a library into every program" in text
+    assert not (tmp_path / "out" / "container.log").exists()

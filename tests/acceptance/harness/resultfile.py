@@ -109,11 +109,14 @@ def head(
 def interpreter(run_file: Mapping[str, Any]) -> dict[str, Any]:
     """The Python that runs the suites. Only the host knows which package of the image owns it."""
     file = os.path.realpath(sys.executable)
+    told = run_file.get("interpreter") or {}
+    libraries = {"libraries": told["libraries"]} if told.get("libraries") else {}
     return {
         "path": sys.executable,
         "file": file,
         "sha256": "sha256:" + hashlib.sha256(Path("/proc/self/exe").read_bytes()).hexdigest(),
-        "package": (run_file.get("interpreter") or {}).get("package"),
+        "package": told.get("package"),
+        **libraries,
     }
 
 

@@ -13,6 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODULES = ("sitecustomize", "usercustomize")
+# virtualenv, and uv until 0.11, write these two files into each environment that they make, and list them
+# nowhere. The .pth file imports the module, which corrects distutils inside an environment. The digests are
+# of the module in virtualenv 20.4 to 21.15 and in uv 0.2 to 0.11:
+# https://github.com/pypa/virtualenv/blob/main/src/virtualenv/create/via_global_ref/_virtualenv.py,
+# https://github.com/astral-sh/uv/blob/0.9.7/crates/uv-virtualenv/src/_virtualenv.py
+HOOK, HOOK_MODULE = "_virtualenv.pth", "_virtualenv.py"
+HOOK_BODY = b"import _virtualenv"
+HOOK_DIGESTS = (
+    "684b8c07932ba4a84ac2e5ae9afe49ef04e92bac3d8d4191d455cf09d093e5fc",  # virtualenv 20.4 to 20.13
+    "ce57d5e0d9b5d7356cb42da7450ba8f9359bdf693e335f4c921626943c77e64d",  # 20.16
+    "c9199315871b11b12df226f890a38e66e63191e1adbfb11a66e6861151b33fca",  # 20.17 to 20.21
+    "f4dfaeb9efc1614890cfa94ed15bbe9b2ee15fbe76d569ef5e435e93e4987dc7",  # 20.23
+    "0aeb86546345c1d0fada097536e35525714d5cdbcc2d8eb3f9912a955044fcff",  # 20.24 and 20.25
+    "0f20351ea7e90039c46d3fabdef991f28b1e3ff33eb13ee6f0d5cd21ea0e8b14",  # 20.26 to 20.35
+    "bec6155ff7bfc88f8e79e481f27fd7ee0a3b40eeca9bfeb41f4c4b997b2f8100",  # 20.36
+    "07584d2a5d13e0811eb567d78ed2aca0fb60e7defff59a01ca7a48d907bdea51",  # 21.15
+    "ee52b2e2e720a40885a6b4b90c40e28e5c70e550af74d5efd169eaa5db2a6f6f",  # uv 0.2
+    "6cf30c56faf2a55228914dbbd17f8088ed371ebb08f5e7fa6fd931f913fcaf1d",  # uv 0.4 to 0.11
+)
 DPKG = Path("/var/lib/dpkg")
 
 
@@ -52,6 +71,8 @@ def owners(paths: Iterable[Path], folders: Sequence[str]) -> Mapping[Path, list[
 
 
 def _problem(path: Path, known: Mapping[Path, list[Owner]]) -> str | None:
+    if not known[path] and path.name == HOOK:
+        return _hook_problem(path)
     if not known[path]:
         return f"{path}: no installed package owns it, and Python runs it at every start"
     body = path.read_bytes()
@@ -61,6 +82,18 @@ def _problem(path: Path, known: Mapping[Path, list[Owner]]) -> str | None:
         return None
     names = ", ".join(sorted({owner.name for owner in claims}))
     return f"{path}: it is not as {names} installed it, and Python runs it at every start"
+
+
+def _hook_problem(path: Path) -> str | None:
+    """What is wrong with the hook that virtualenv and uv write without an owner; None: it is as they did."""
+    module = path.with_name(HOOK_MODULE)
+    body = module.read_bytes() if module.is_file() else b""
+    if path.read_bytes().strip() == HOOK_BODY and hashlib.sha256(body).hexdigest() in HOOK_DIGESTS:
+        return None
+    return (
+        f"{path}: no installed package owns it, and no known virtualenv or uv wrote it so, and Python runs it"
+        f" at every start. Only distutils needs it: rm {path} {module}"
+    )
 
 
 def _running(entry: Path) -> Iterator[Path]:

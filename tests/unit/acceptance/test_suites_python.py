@@ -18,7 +18,8 @@ TRAINERS = sorted((ROOT / "trainers").rglob("*.py"))
 
 ALLOWED = {"torch", "pytest"}
 # An SMI library, and psutil, which has a fallback: only inside functions, where their absence is handled.
-GUARDED = {"amdsmi", "pynvml", "psutil"}
+# packaging is there wherever pytest is: pytest requires it.
+GUARDED = {"amdsmi", "pynvml", "psutil", "packaging"}
 # Part of a stack or of a user's choice, imported by what is only called where they are.
 WHERE_PRESENT = {
     "tests/acceptance/workloads/machine_code.py": {"triton"},

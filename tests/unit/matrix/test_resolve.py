@@ -115,6 +115,7 @@ def test_an_older_library_is_refused_and_a_newer_one_only_as_an_experiment(
     [
         ({"runtime": "rocm", "nccl": "2.29.7"}, r"\.nccl: only a CUDA stack .* RCCL is inside torch's wheel"),
         ({"runtime": "cpu", "version": None, "triton": "3.8.0"}, r"\.triton: only a GPU stack"),
+        ({"runtime": "rocm", "rccl": "2.28.9"}, r"\.rccl: RCCL cannot be chosen: .* the ROCm that has"),
     ],
 )
 def test_what_is_no_package_of_its_own_cannot_be_chosen(block: dict[str, object], line: str):

@@ -84,6 +84,7 @@ class FakeEngine(HasFiles):
 
     description = "fake 1 (containerd store)"
     containerd_store = True
+    architecture = "amd64"
 
     def __init__(self) -> None:
         self.answer: Any = answer()
@@ -93,6 +94,7 @@ class FakeEngine(HasFiles):
         self.ids: dict[str, str] = {}
         self.labels: dict[str, str] = {}
         self.env: dict[str, str] = {}
+        self.processor = self.architecture  # of every image
         self.inventory: list[dict[str, Any]] = [
             {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
             {"kind": "dpkg", "text": STATUS},
@@ -133,7 +135,7 @@ class FakeEngine(HasFiles):
 
     def inspect(self, reference: str) -> Any:
         name = self.ids.get(reference) or f"sha256:{reference.encode().hex():0<64.64}"
-        return SimpleNamespace(id=name, labels=self.labels, env=self.env)
+        return SimpleNamespace(id=name, labels=self.labels, env=self.env, architecture=self.processor)
 
     def run(self, spec: RunSpec) -> int:
         if spec.command[-1] == sbom.PROGRAM:  # lists the packages, does not run the suites

@@ -14,7 +14,7 @@ from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 VENV = {
     "/opt/venv/bin/python3": "/usr/bin/python3",
@@ -22,20 +22,27 @@ VENV = {
 }
 
 
-def find(files: Mapping[str, bytes | str], path: str | None = "/opt/venv/bin:/usr/bin") -> Any:
+def find(
+    files: Mapping[str, bytes | str],
+    path: str | None = "/opt/venv/bin:/usr/bin",
+    accepted: Collection[str] = (),
+    **env: str,
+) -> Any:
     class Engine(HasFiles):
         image = files
 
         def inspect(self, _reference: str) -> Any:
-            return SimpleNamespace(env={} if path is None else {"PATH": path})
+            return SimpleNamespace(env=env if path is None else {"PATH": path, **env})
 
     engine: Any = Engine()
-    return interpreter.find("some:tag", engine)
+    return interpreter.find("some:tag", engine, accepted)
 
 
-def refusal(files: Mapping[str, bytes | str], path: str = "/opt/venv/bin:/usr/bin") -> str:
+def refusal(
+    files: Mapping[str, bytes | str], path: str = "/opt/venv/bin:/usr/bin", *accepted: str, **env: str
+) -> str:
     with pytest.raises(ChecksFailedError) as caught:
-        find(files, path)
+        find(files, path, accepted, **env)
     return str(caught.value)
 
 
@@ -113,3 +120,87 @@ def test_a_python_of_conda_that_was_exchanged_is_refused() -> None:
 def test_a_broken_record_owns_nothing(record: bytes) -> None:
     files = conda("") | {"/opt/conda/conda-meta/python-3.12.4-h1_0.json": record}
     assert "belongs to no package" in refusal(files, "/opt/conda/bin")
+
+
+# As python:3.12 has it: built with --enable-shared, so the interpreter is a library.
+NAME = "libpython3.12.so.1.0"
+STUB = b"\x7fELF a stub that needs " + NAME.encode() + b"\0"
+LIBRARY = b"\x7fELF the interpreter"
+COMPILED = {
+    "/usr/local/bin/python3": "/usr/local/bin/python3.12",
+    "/usr/local/bin/python3.12": STUB,
+    f"/usr/local/lib/{NAME}": LIBRARY,
+}
+
+
+def sha256(body: bytes) -> str:
+    return "sha256:" + hashlib.sha256(body).hexdigest()
+
+
+def test_a_python_of_no_package_counts_with_the_digests_of_its_files_and_says_so() -> None:
+    found = find(COMPILED, "/usr/local/bin", {sha256(STUB), sha256(LIBRARY)})
+    assert found.as_json() == {
+        "path": "/usr/local/bin/python3",
+        "file": "/usr/local/bin/python3.12",
+        "sha256": sha256(STUB),
+        "package": None,
+        "libraries": {f"/usr/local/lib/{NAME}": sha256(LIBRARY)},
+    }
+
+
+def test_the_refusal_names_each_file_and_the_way_out() -> None:
+    text = refusal(COMPILED, "/usr/local/bin", sha256(STUB))
+    assert "belongs to no package" in text
+    assert f"sha256sum IMAGE /usr/local/bin/python3.12 /usr/local/lib/{NAME}" in text
+    assert f"--accept-python {sha256(STUB)} --accept-python {sha256(LIBRARY)}" in text
+
+
+@pytest.mark.parametrize(
+    ("place", "env"),
+    [
+        (f"/usr/local/lib/{NAME}", {}),
+        (f"/evil/{NAME}", {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64:/evil"}),
+        (f"/evil/glibc-hwcaps/x86-64-v3/{NAME}", {"LD_LIBRARY_PATH": "/evil"}),
+        (f"/usr/lib/x86_64-linux-gnu/{NAME}", {}),
+        (f"/cached/{NAME}", {}),
+    ],
+)
+def test_another_library_in_place_of_the_accepted_one_is_refused(place: str, env: dict[str, str]) -> None:
+    cache = {"/etc/ld.so.cache": b"glibc-ld.so.cache1.1\0" + f"\0{NAME}\0/cached/{NAME}\0".encode()}
+    assert find(COMPILED | cache, "/usr/local/bin", {sha256(STUB), sha256(LIBRARY)}, **env).package is None
+    text = refusal(
+        COMPILED | cache | {place: b"\x7fELF evil"}, "/usr/local/bin", sha256(STUB), sha256(LIBRARY), **env
+    )
+    assert place in text
+
+
+def test_a_script_is_never_accepted_by_its_digest() -> None:
+    script = b"#!/bin/sh\necho PASSED\n"
+    text = refusal({"/usr/local/bin/python3": script}, "/usr/local/bin", sha256(script))
+    assert "which this script cannot be" in text
+    assert "--accept-python" not in text
+
+
+def test_an_accepted_python_does_not_excuse_another_one() -> None:
+    assert "belongs to no package" in refusal(COMPILED, "/usr/local/bin", "sha256:" + "0" * 64)
+    found = find(HEALTHY, "/usr/bin", {sha256(STUB)})
+    assert found.package == PACKAGE
+    assert "libraries" not in found.as_json()
+
+
+def test_a_library_that_is_loaded_into_every_program_is_refused() -> None:
+    assert find(HEALTHY | {"/etc/ld.so.preload": b"\n"}).package == PACKAGE
+    text = refusal(HEALTHY | {"/etc/ld.so.preload": b"/evil/lib.so\n"})
+    assert "loads a library into every program" in text
+    assert "/evil/lib.so" in text
+
+
+def test_the_environment_of_uv_names_its_python_by_a_link_of_the_minor_version() -> None:
+    full = "/opt/uv/python/cpython-3.12.11-linux-x86_64-gnu"
+    files = {
+        "/opt/uv/python/cpython-3.12-linux-x86_64-gnu": full,
+        f"{full}/bin/python3.12": b"\x7fELF whole",
+        "/opt/venv/bin/python3": f"{full}/bin/python3.12",
+        "/opt/venv/pyvenv.cfg": b"home = /opt/uv/python/cpython-3.12-linux-x86_64-gnu/bin\nuv = 0.9.7\n",
+    }
+    assert find(files, "/opt/venv/bin", {sha256(b"\x7fELF whole")}).path == "/opt/venv/bin/python3"

@@ -1,0 +1,166 @@
+"""Images as users bring them: the layouts of rocm/pytorch, NGC, python:3.12 and vLLM, on a real daemon.
+
+What each runs or lacks, and the sentence that its user reads. The images share the layers of the cpu stack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import small_stacks
+from stackcheck.build import build
+from stackcheck.build.image import Image
+from stackcheck.build.provenance import Provenance
+from stackcheck.errors import ChecksFailedError, EngineError
+from stackcheck.matrix.policy import Policy
+from stackcheck.suite import interpreter, sbom
+from stackcheck.suite import run as suite
+from stackcheck.suite.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.results import RunResult
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+LAYOUTS = ("python", "rocm", "ngc", "uv")
+NAME = "stackcheck-test/foreign:{}"
+UV = "0.9.7"  # of the releases that write _virtualenv.pth
+DIGEST = "sha256:" + "c" * 64
+START = "test_image.py::test_nothing_runs_unasked_when_python_starts"
+REQUIREMENTS = "test_image.py::test_pip_check_finds_no_conflict"
+ONLY = "nothing_runs_unasked or pip_check"
+
+
+@pytest.fixture(scope="module")
+def layouts(
+    engine: Engine, cpu_stack: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
+    """The reference of the image in a layout; all are built at once."""
+    (stack,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
+    context = tmp_path_factory.mktemp("foreign")
+    shutil.copy(small_stacks.ASSETS / "foreign" / "Dockerfile", context)
+    fetch_uv(context)
+    for name in LAYOUTS:
+        command = ("docker", "build", "--quiet", "--build-arg", f"STACK={stack.reference}", "--target", name)
+        done = subprocess.run(
+            (*command, "--tag", NAME.format(name), str(context)), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    yield NAME.format
+    for name in LAYOUTS:
+        engine.remove(NAME.format(name))
+
+
+def fetch_uv(folder: Path) -> None:
+    fetch = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder))
+    subprocess.run((*fetch, f"uv=={UV}"), check=True)
+    (wheel,) = folder.glob("uv-*.whl")
+    shutil.unpack_archive(wheel, folder / "unpacked", format="zip")
+    (program,) = (folder / "unpacked").glob("uv-*.data/scripts/uv")
+    program.chmod(0o755)
+    program.rename(folder / "uv")
+    shutil.rmtree(folder / "unpacked")
+    wheel.unlink()
+
+
+def run(engine: Engine, reference: str, folder: Path, *accepted: str) -> RunResult:
+    """The quick checks of the suites in an image; the log is in `folder`."""
+    image = Image(
+        stack_id=None,
+        reference=reference,
+        config_digest=DIGEST,
+        manifest_digest=DIGEST,
+        layout=folder / "oci",
+        size_bytes=0,
+        layers=(),
+        reused=False,
+        seconds=0.0,
+    )
+    subject = Subject(
+        name="foreign",
+        image=image,
+        vendor="cpu",
+        policy=Policy(certifies={"cpu": "smoke"}),
+        stack=None,
+        machines=None,
+        provenance=Provenance(),
+        accepted_python=accepted,
+    )
+    plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder)
+    return suite.run(dataclasses.replace(plan, only=ONLY), engine, out=folder, report=small_stacks.silent)
+
+
+def outcomes(result: RunResult) -> dict[str, tuple[str, str | None]]:
+    return {check.id: (check.outcome, check.reason) for check in result.checks}
+
+
+PASSED = {START: ("passed", None), REQUIREMENTS: ("passed", None)}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("rocm", "/opt/conda/envs/py_3.11/bin/python3", "conda:python 3.11.2"),
+        ("ngc", "/usr/bin/python3", "deb:python3.11-minimal 3.11.2"),
+    ],
+)
+def test_an_image_whose_python_is_of_a_package_runs_as_it_is(
+    engine: Engine, layouts: Callable[[str], str], tmp_path: Path, layout: tuple[str, str, str]
+) -> None:
+    name, path, package = layout
+    result = run(engine, layouts(name), tmp_path)
+    assert outcomes(result) == PASSED
+    assert result.interpreter
+    assert result.interpreter.path == path
+    assert (result.interpreter.package or "").startswith(package)
+    assert "pytest" not in result.software  # the suites brought their own
+    assert "NVIDIA Release" not in (tmp_path / "container.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("python", "/usr/local/bin/python3.11"),
+        ("uv", "/opt/uv/python/cpython-3.11.2-linux-x86_64-gnu/bin/python3.11"),
+    ],
+)
+def test_an_image_whose_python_is_of_no_package_runs_once_its_digest_is_accepted(
+    engine: Engine, layouts: Callable[[str], str], tmp_path: Path, name: str, file: str
+) -> None:
+    with pytest.raises(ChecksFailedError) as caught:
+        interpreter.find(layouts(name), engine)
+    assert f"--entrypoint sha256sum IMAGE {file}" in str(caught.value)
+    digest = str(caught.value).rpartition(" ")[2]
+
+    result = run(engine, layouts(name), tmp_path, digest)
+    assert outcomes(result) == PASSED
+    assert result.interpreter
+    assert (result.interpreter.file, result.interpreter.package) == (file, None)
+    assert result.interpreter.sha256 == digest
+
+
+def test_an_image_that_cannot_be_had_is_one_sentence(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="does not have this image and cannot pull it") as caught:
+        build.bring("localhost:1/rocm/pytroch:latest", engine, small_stacks.silent)
+    assert "look at the spelling" in str(caught.value)
+
+
+def test_the_packages_of_an_image_are_read_in_its_own_python(
+    engine: Engine, layouts: Callable[[str], str]
+) -> None:
+    """The SBOM finds torch also where a link leads to it."""
+    found = interpreter.find(layouts("rocm"), engine)
+    records = sbom.list_packages(layouts("rocm"), found, engine)
+    heads = [record["head"] for record in records if record["kind"] == "python"]
+    assert any(head.startswith(("Metadata-Version", "Name: torch")) and "torch" in head for head in heads)
