@@ -101,7 +101,10 @@ class Campaign:
 
     def one_publication(self) -> tuple[int, int, float]:
         """Of one that nothing disturbs: calls to the store, requests to the registry, seconds."""
-        with self.target("counted") as store, disturbed(self.host, lambda _number, _method: "") as (host, seen):
+        with (
+            self.target("counted") as store,
+            disturbed(self.host, lambda _number, _method: "") as (host, seen),
+        ):
             counting = Counting(repository(host, store.repository), 0)
             begin = time.monotonic()
             release(counting, self.images["second"], self.signed["second"])
@@ -259,4 +262,3 @@ class Counting:
             return answer
 
         return call
-

@@ -1,8 +1,8 @@
 """What `run --print podman` prints, run as it is by Debian's podman: by root, and by a user without rights.
 
 The image is published to a real registry with a certificate, the line is printed by `stackcheck run` after it
-verified that, and podman fetches the digest that the line names. A machine of a test may give podman less than
-a host does, so podman's own files say: a store without overlays, plain HTTP on loopback, low limits.
+verified that, and podman fetches the digest that the line names. A machine of a test may give podman less
+than a host does, so podman's own files say: a store without overlays, plain HTTP on loopback, low limits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ SETTINGS = {
 }
 INSIDE = """\
 echo $((6*7)) in $PWD as $UID at $HOSTNAME
-while read -r name value; do case $name in CapEff: | NoNewPrivs:) echo $name $value ;; esac; done </proc/self/status
+while read -r name value; do
+  case $name in CapEff: | NoNewPrivs:) echo $name $value ;; esac
+done </proc/self/status
 echo /sys/class/net/*
 echo kept > made; echo made too > /tmp/scratch
 : > /root-is-writable
@@ -65,7 +67,9 @@ def printed(
     publish.publish(
         folder / "oci",
         tag=STACK_ID,
-        envelopes=certify(SmallImage(folder / "oci", digest, config.digest), KEY, now=dt.datetime.now(dt.UTC)),
+        envelopes=certify(
+            SmallImage(folder / "oci", digest, config.digest), KEY, now=dt.datetime.now(dt.UTC)
+        ),
         target=target,
         public_key=KEY.public_key(),
         report=quiet,
