@@ -35,7 +35,7 @@ storage:
 http: {{addr: "127.0.0.1:{port}"}}
 """
 RARE_GC = {"GOGC": "1000"}  # its garbage collector takes half of its processor time
-GIVES_UP_S = 1.5  # when the client of a disturbed publication does not wait any longer
+GIVES_UP_S = 4.0  # when the client of a disturbed publication does not wait any longer
 FAULTS = (
     *("500", "502", "429", "disk full", "hang", "late", "reset", "reset in the body", "truncated"),
     *("wrong bytes", "slow"),
