@@ -52,11 +52,26 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts; default: all")
     parser.add_argument("--workers", type=int, default=2, help="processes that share the work")
     parser.add_argument("--record", type=Path, help="one line for each schedule; a campaign goes on from it")
-    return parser.parse_args(words)
+    parser.add_argument("--figures", action="store_true", help="do nothing; print what the record has")
+    told = parser.parse_args(words)
+    if told.figures and not told.record:
+        parser.error("--figures needs --record")
+    return told
 
 
 def main(words: list[str]) -> int:
     told = arguments_of(words)
+    lines = lines_of(told.record) if told.figures else campaign(told)
+    found = {"seed": told.seed, **figures(lines, told.only)}
+    found["wrong"] = [
+        f"{line['part']} {line['number']}: {wrong}" for line in lines for wrong in line["wrong"]
+    ]
+    print(json.dumps(found, indent=2))
+    return 1 if found["wrong"] else 0
+
+
+def campaign(told: argparse.Namespace) -> list[dict[str, Any]]:
+    """Do what the record lacks of these schedules; the lines of all of them."""
     with (
         tempfile.TemporaryDirectory(prefix="stackcheck-campaign-") as name,
         registry(Path(name, "registry")) as host,
@@ -66,17 +81,11 @@ def main(words: list[str]) -> int:
     ):
         os.environ["XDG_STATE_HOME"] = str(Path(name, "state"))
         record = told.record or Path(name, "record")
-        campaign = Campaign(host, Path(name, "images"), told.seed, Path(name, "registry/data"), referring)
-        schedules = schedules_of(told, campaign.calls)
-        do_all(schedules, lambda schedule: do(campaign, schedule, told), record, told.workers)
-        lines = [line for line in lines_of(record) if (line["part"], line["number"]) in set(schedules)]
-    found = {"seed": told.seed, "calls": campaign.calls, "requests": campaign.requests}
-    found |= figures(lines, told.only)
-    found["wrong"] = [
-        f"{line['part']} {line['number']}: {wrong}" for line in lines for wrong in line["wrong"]
-    ]
-    print(json.dumps(found, indent=2))
-    return 1 if found["wrong"] else 0
+        fired = Campaign(host, Path(name, "images"), told.seed, Path(name, "registry/data"), referring)
+        schedules = schedules_of(told, fired.calls)
+        do_all(schedules, lambda schedule: do(fired, schedule, told), record, told.workers)
+        chosen = set(schedules)
+        return [line for line in lines_of(record) if (line["part"], line["number"]) in chosen]
 
 
 def schedules_of(told: argparse.Namespace, calls: int) -> list[Schedule]:
@@ -96,17 +105,17 @@ def schedules_of(told: argparse.Namespace, calls: int) -> list[Schedule]:
     return [(part, number) for part in told.only for number in numbers[part]]
 
 
-def do(campaign: Campaign, schedule: Schedule, told: argparse.Namespace) -> dict[str, Any]:
+def do(fired: Campaign, schedule: Schedule, told: argparse.Namespace) -> dict[str, Any]:
     part, number = schedule
-    campaign.wrong = []
-    folder = campaign.folder / f"{part}-{number}"
+    fired.wrong = []
+    folder = fired.folder / f"{part}-{number}"
     if part == "tampering":
         return tampering(folder, told.seed)
     if part == "fuzz":
         return fuzz(folder, told.seed, number, min(told.fuzz_s, FUZZ_SLICE_S))
-    found: dict[str, Any] = getattr(campaign, part)(number)
-    print(f"{part} {number}: {campaign.wrong or found}", file=sys.stderr, flush=True)
-    return found | {"wrong": campaign.wrong}
+    found: dict[str, Any] = getattr(fired, part)(number)
+    print(f"{part} {number}: {fired.wrong or found}", file=sys.stderr, flush=True)
+    return found | {"wrong": fired.wrong}
 
 
 if __name__ == "__main__":
