@@ -1,12 +1,12 @@
-"""A real registry, and a proxy before it that disturbs requests as a seed says.
+"""A real registry, and a proxy before it that disturbs requests as a plan says.
 
-In: a folder; a seed and a chance. Out: HOST:PORT. Nothing is disturbed that the seed does not choose.
+In: a folder; a plan. Out: HOST:PORT. Nothing is disturbed that the plan does not choose.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
+import os
 import shutil
 import socket
 import subprocess
@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING
 import requests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import random
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    Plan = Callable[[int, str], str]  # the number of a request, its method -> a fault, or nothing
 
 CONFIG = """\
 version: 0.1
@@ -31,6 +34,8 @@ storage:
   delete: {{enabled: true}}
 http: {{addr: "127.0.0.1:{port}"}}
 """
+RARE_GC = {"GOGC": "1000"}  # its garbage collector takes half of its processor time
+GIVES_UP_S = 4.0  # when the client of a disturbed publication does not wait any longer
 FAULTS = (
     *("500", "502", "429", "disk full", "hang", "late", "reset", "reset in the body", "truncated"),
     *("wrong bytes", "slow"),
@@ -49,7 +54,9 @@ def registry(folder: Path) -> Iterator[str]:
         "install docker-registry: apt-get install docker-registry"
     )
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [program, "serve", str(folder / "config.yml")], stdout=log, stderr=log, env=os.environ | RARE_GC
+        )
     try:
         for _ in range(600):
             with contextlib.suppress(requests.ConnectionError):
@@ -63,31 +70,28 @@ def registry(folder: Path) -> Iterator[str]:
 
 
 class Proxy(BaseHTTPRequestHandler):
-    """Passes requests on, and disturbs some of them, as the schedule's seed says."""
+    """Passes requests on, and disturbs some of them, as the plan says."""
 
     upstream = ""
-    chance = 0.0
-    chooser: random.Random
+    plan: Plan
     planted: Counter[str]
     late: list[threading.Thread]
     protocol_version = "HTTP/1.1"
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.chooser.choice(FAULTS) if self.chooser.random() < self.chance else ""
-        if fault == "disk full" and self.command not in {"PUT", "POST"}:
-            fault = ""
-        self.planted[fault] += bool(fault)
+        fault = type(self).plan(self.planted["requests"], self.command)
+        self.planted.update(["requests", *([fault] if fault else [])])
         self.close_connection = True
         if fault in {"500", "502", "429", "disk full"}:
             self.reply({"disk full": 507}.get(fault) or int(fault), {"Retry-After": "0"}, fault.encode())
         elif fault == "hang":
-            time.sleep(0.6)
+            time.sleep(GIVES_UP_S + 0.2)
         elif fault == "late":  # its client has given up by then
-            thread = threading.Timer(0.8, self.forward, [body])
+            thread = threading.Timer(GIVES_UP_S + 0.5, self.forward, [body])
             thread.start()
             self.late.append(thread)
-            time.sleep(0.6)
+            time.sleep(GIVES_UP_S + 0.2)
         elif fault == "reset":
             self.connection.shutdown(socket.SHUT_RDWR)
         else:
@@ -147,17 +151,34 @@ class Server(ThreadingHTTPServer):
         """A client that gave up is part of the game."""
 
 
+def many_faults(chooser: random.Random) -> Plan:
+    """Each request is disturbed by chance."""
+    chance = chooser.choice((0.02, 0.1, 0.3))
+    return lambda _number, method: (
+        _fitting(chooser.choice(FAULTS), method) if chooser.random() < chance else ""
+    )
+
+
+def one_fault(chooser: random.Random, requests_: int) -> Plan:
+    """One request is disturbed: the n-th, or the next one that the fault fits."""
+    at, left = chooser.randrange(requests_), [chooser.choice(FAULTS)]
+
+    def plan(number: int, method: str) -> str:
+        return left.pop() if left and number >= at and _fitting(left[0], method) else ""
+
+    return plan
+
+
+def _fitting(fault: str, method: str) -> str:
+    return "" if fault == "disk full" and method not in {"PUT", "POST"} else fault
+
+
 @contextlib.contextmanager
-def disturbed(upstream: str, seed: str, chance: float) -> Iterator[tuple[str, Counter[str]]]:
+def disturbed(upstream: str, plan: Plan) -> Iterator[tuple[str, Counter[str]]]:
+    """HOST:PORT of the proxy, and how many requests it had and which faults it planted."""
     planted: Counter[str] = Counter()
     late: list[threading.Thread] = []
-    told = {
-        "upstream": upstream,
-        "chance": chance,
-        "chooser": random.Random(seed),
-        "planted": planted,
-        "late": late,
-    }
+    told = {"upstream": upstream, "plan": staticmethod(plan), "planted": planted, "late": late}
     server = Server(("127.0.0.1", 0), type("Bound", (Proxy,), told))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

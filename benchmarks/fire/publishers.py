@@ -1,7 +1,7 @@
 """Publishers that are killed, disturbed and raced, and what must hold after each.
 
-In: a registry, a folder, a seed, and how many of each. Out: figures, and in `Campaign.wrong` each wrong
-outcome.
+In: a registry and its files, a folder, a seed, and the number of one schedule. Out: what it did, and in
+`Campaign.wrong` each wrong outcome.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import contextlib
 import datetime as dt
 import os
 import random
+import shutil
 import signal
 import statistics
 import sys
 import time
 import traceback
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from fire.disturbed import disturbed
+from fire.disturbed import GIVES_UP_S, disturbed, many_faults, one_fault
 
-from referrers_proxy import referrers_proxy
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, publish, verify
 from stackcheck.errors import StackcheckError
@@ -29,7 +28,7 @@ from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.patience import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from stackcheck.certificate.statement import Envelope
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 KEY = new_key()
 PUBLIC = KEY.public_key()
 START = dt.datetime.now(dt.UTC)
-CLIENT = {"timeout_s": (5.0, 0.4), "retry_delays_s": (0.01, 0.02)}
+CLIENT = {"timeout_s": (30.0, GIVES_UP_S), "retry_delays_s": (0.01, 0.02)}
 
 
 class WrongError(Exception):
@@ -81,38 +80,52 @@ def no_orphans(store: Repository, image: SmallImage) -> None:
 
 
 class Campaign:
-    """The images and statements that all parts use."""
+    """The images and statements that all parts use, and one repository that every schedule starts from."""
 
-    def __init__(self, host: str, folder: Path, seed: int) -> None:
-        self.host, self.folder, self.seed = host, folder, seed
+    def __init__(self, host: str, folder: Path, seed: int, files: Path, referring: str = "") -> None:
+        self.host, self.folder, self.seed, self.referring = host, folder, seed, referring
+        self.repositories = files / "docker/registry/v2/repositories/campaign"
         self.images = {name: make_image(folder / name, name.encode() * 9000) for name in ("first", "second")}
         self.signed = {name: certify(image, KEY, now=START) for name, image in self.images.items()}
         self.wrong: list[str] = []
+        release(repository(host, "campaign/start"), self.images["first"], self.signed["first"])
+        self.calls, self.requests, first_s = self.one_publication()
+        self.usual_s = [first_s]
 
-    def target(self, name: str) -> Repository:
-        """A new repository that has the first image."""
-        store = repository(self.host, f"campaign/{name}")
-        release(store, self.images["first"], self.signed["first"])
-        return store
+    @contextlib.contextmanager
+    def target(self, name: str) -> Iterator[Repository]:
+        """A new repository that has the first image: a copy of the registry's own files of one."""
+        shutil.copytree(self.repositories / "start", self.repositories / name)
+        yield repository(self.host, f"campaign/{name}")
+        shutil.rmtree(self.repositories / name)
 
-    def judged(self, what: str, check: Callable[[], object]) -> bool:
+    def one_publication(self) -> tuple[int, int, float]:
+        """Of one that nothing disturbs: calls to the store, requests to the registry, seconds."""
+        with (
+            self.target("counted") as store,
+            disturbed(self.host, lambda _number, _method: "") as (host, seen),
+        ):
+            counting = Counting(repository(host, store.repository), 0)
+            begin = time.monotonic()
+            release(counting, self.images["second"], self.signed["second"])
+            return counting.count, seen["requests"], time.monotonic() - begin
+
+    def judged(self, what: str, check: Callable[[], object]) -> None:
         try:
             check()
         except (StackcheckError, WrongError) as error:
             self.wrong.append(f"{what}: {error}")
-            return False
         except Exception:  # noqa: BLE001  # a traceback is a wrong outcome, and the campaign goes on
             self.wrong.append(f"{what}: {traceback.format_exc()}")
-            return False
-        return True
 
-    def recover(self, what: str, store: Repository) -> float:
+    def recover(self, store: Repository) -> float:
         """Judge a repository after a disturbance, run the same command again, and judge again."""
-        self.judged(f"{what}, before", lambda: consistent(store, self.images))
+        self.judged("before", lambda: consistent(store, self.images))
         begin = time.monotonic()
-        self.judged(f"{what}, again", lambda: release(store, self.images["second"], self.signed["second"]))
+        self.judged("again", lambda: release(store, self.images["second"], self.signed["second"]))
         seconds = time.monotonic() - begin
-        self.judged(f"{what}, after", lambda: self.complete(store))
+        self.judged("after", lambda: self.complete(store))
+        self.usual_s.append(seconds)
         return seconds
 
     def complete(self, store: Repository) -> None:
@@ -121,34 +134,33 @@ class Campaign:
         verified(store, f"@{self.images['first'].manifest_digest}")
         no_orphans(store, self.images["second"])
 
+    def undisturbed(self, number: int) -> dict[str, Any]:
+        """A publication that nothing disturbs: what the other times are to be compared with."""
+        with self.target(f"undisturbed-{number}") as store:
+            begin = time.monotonic()
+            release(store, self.images["second"], self.signed["second"])
+            return {"publication_s": time.monotonic() - begin}
+
     # kill -9
 
-    def kills(self, random_count: int, most_boundaries: int | None) -> dict[str, object]:
-        boundaries = self.calls_of_a_publication()
-        chosen = range(1, boundaries + 1)
-        if most_boundaries is not None and most_boundaries < boundaries:
-            chosen = sorted(random.Random(self.seed).sample(chosen, most_boundaries))
-        seconds, at = [], random.Random(f"{self.seed} kill")
-        for number in chosen:
-            store = self.target(f"kill-{number}")
-            self.in_child(lambda number=number, store=store: self.publish_until(store, number))
-            seconds.append(self.recover(f"killed at call {number}", store))
-        usual = statistics.median(seconds) if seconds else 1.0
-        for number in range(random_count):
-            store = self.target(f"instant-{number}")
-            self.in_child(lambda store=store: self.publish_until(store, 0), after_s=at.uniform(0, usual))
-            seconds.append(self.recover(f"killed at instant {number}", store))
-        return {"boundaries": len(chosen), "of": boundaries, "instants": random_count} | spread(seconds)
+    def boundary(self, number: int) -> dict[str, Any]:
+        """Kill at a call to the store."""
+        with self.target(f"boundary-{number}") as store:
+            self.in_child(lambda: self.publish_until(store, number))
+            return {"recovery_s": self.recover(store)}
 
-    def calls_of_a_publication(self) -> int:
-        store = Counting(self.target("count"), 0)
-        release(store, self.images["second"], self.signed["second"])
-        return store.count
+    def instant(self, number: int) -> dict[str, Any]:
+        """Kill at a random moment of a publication."""
+        after_s = random.Random(f"{self.seed} instant {number}").random() * statistics.median(self.usual_s)
+        with self.target(f"instant-{number}") as store:
+            killed = self.in_child(lambda: self.publish_until(store, 0), after_s=after_s)
+            return {"outcome": "killed" if killed else "had ended", "recovery_s": self.recover(store)}
 
     def publish_until(self, store: Repository, number: int) -> None:
         release(Counting(store, number), self.images["second"], self.signed["second"])
 
-    def in_child(self, work: Callable[[], object], after_s: float | None = None) -> None:
+    def in_child(self, work: Callable[[], object], after_s: float | None = None) -> bool:
+        """Do the work in a process that is killed, by itself or after some seconds; whether it was."""
         child = os.fork()
         if not child:
             with contextlib.suppress(BaseException):
@@ -156,51 +168,41 @@ class Campaign:
             os._exit(0)
         if after_s is not None:
             time.sleep(after_s)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            os.kill(child, signal.SIGKILL)
+        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
     # a proxy that disturbs
 
-    def faults(self, schedules: int) -> dict[str, object]:
-        planted: Counter[str] = Counter()
-        outcomes: Counter[str] = Counter()
-        seconds = []
-        for number in range(schedules):
-            store = self.target(f"fault-{number}")
-            chance = random.Random(f"{self.seed} {number}").choice((0.02, 0.1, 0.3))
-            with disturbed(self.host, f"{self.seed} {number}", chance) as (host, seen):
-                client = repository(host, store.repository, patience=Patience(20.0), **CLIENT)
-                outcomes[self.disturbed_release(number, client)] += 1
-            planted.update(seen)
-            seconds.append(self.recover(f"schedule {number}", store))
-        told = {"schedules": schedules, "planted": dict(planted), "outcomes": dict(outcomes)}
-        return told | spread(seconds)
+    def fault(self, number: int) -> dict[str, Any]:
+        """By turns one fault at one request, wherever in the publication, and many at random."""
+        chooser = random.Random(f"{self.seed} fault {number}")
+        plan = one_fault(chooser, self.requests) if number % 2 else many_faults(chooser)
+        with self.target(f"fault-{number}") as store:
+            with disturbed(self.host, plan) as (host, seen):
+                client = repository(host, store.repository, patience=Patience(120.0), **CLIENT)
+                outcome = self.disturbed_release(client)
+            planted = {name: count for name, count in seen.items() if name != "requests"}
+            return {"outcome": outcome, "planted": planted, "recovery_s": self.recover(store)}
 
-    def disturbed_release(self, number: int, client: Repository) -> str:
+    def disturbed_release(self, client: Repository) -> str:
         try:
             release(client, self.images["second"], self.signed["second"])
         except StackcheckError as error:
             return f"refused: {error.what}"
         except Exception:  # noqa: BLE001  # a traceback is a wrong outcome, and the campaign goes on
-            self.wrong.append(f"schedule {number}: {traceback.format_exc()}")
+            self.wrong.append(traceback.format_exc())
             return "traceback"
         return "published"
 
     # races
 
-    def races(self, count: int, publishers: int = 8) -> dict[str, object]:
+    def race(self, number: int, publishers: int = 8) -> dict[str, Any]:
         """Publishers on hosts of their own, which share no lock: of one stack, and of different stacks.
 
         By turns on a registry without the referrers API, and on one with it.
         """
-        with referrers_proxy(self.host) as referring:
-            for number in range(count):
-                host = referring if (number + number // 2) % 2 else self.host
-                self.race(number, publishers, host, same=number % 2 == 0)
-        return {"races": count, "publishers": publishers}
-
-    def race(self, number: int, publishers: int, host: str, *, same: bool) -> None:
+        host = self.referring if (number + number // 2) % 2 else self.host
+        same = number % 2 == 0
         ids = [STACK_ID if same else f"{STACK_ID}-{n}" for n in range(publishers)]
         folder = self.folder / f"race-{number}"
         images = {
@@ -215,12 +217,14 @@ class Campaign:
         ]
         for child in children:
             if os.waitpid(child, 0)[1]:
-                self.wrong.append(f"race {number}: a publisher failed")
+                self.wrong.append("a publisher failed")
         for i, image in enumerate(images.values()):
-            what = f"race {number}, publisher {i}"
+            what = f"publisher {i}"
             self.judged(what, lambda image=image: verified(store, f"@{image.manifest_digest}"))
             self.judged(what, lambda image=image: no_orphans(store, image))
             self.judged(what, lambda i=i: consistent(store, images, ids[i]))
+        api = "with" if host == self.referring else "without"
+        return {"outcome": f"{'one stack' if same else 'different stacks'}, {api} the referrers API"}
 
     def start(self, work: Callable[[], object], folder: Path, name: str) -> int:
         child = os.fork()
@@ -258,13 +262,3 @@ class Counting:
             return answer
 
         return call
-
-
-def spread(seconds: list[float]) -> dict[str, float]:
-    """How long the same command took to complete what was interrupted."""
-    if not seconds:
-        return {}
-    return {
-        "recovery_median_s": round(statistics.median(seconds), 3),
-        "recovery_max_s": round(max(seconds), 3),
-    }

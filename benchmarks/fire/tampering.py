@@ -116,7 +116,7 @@ def tampering(folder: Path, seed: int) -> dict[str, object]:
             wrong.append(f"{name}: {traceback.format_exc()}")
         else:
             wrong.append(f"{name}: accepted")
-    return {"cases": cases, "refused": sum(reasons.values()), "reasons": dict(reasons), "wrong": wrong}
+    return {"count": cases, "outcomes": dict(reasons), "wrong": wrong}
 
 
 def plant(dist: Path, image: SmallImage, bodies: list[bytes]) -> None:
@@ -145,9 +145,9 @@ def a_bundle(store: OciLayout, manifest: Any, envelope: Envelope) -> Any:
     return None
 
 
-def fuzz(folder: Path, seed: int, cpu_s: float) -> dict[str, object]:
+def fuzz(folder: Path, seed: int, number: int, cpu_s: float) -> dict[str, object]:
     """Random changes to files of a layout: refused, or the certified digest all the same; no traceback."""
-    image, chooser = make_image(folder / "oci", b"fuzzed"), random.Random(f"{seed} fuzz")
+    image, chooser = make_image(folder / "oci", b"fuzzed"), random.Random(f"{seed} fuzz {number}")
     dist = folder / "dist"
     plant(dist, image, [item.body for item in certify(image, KEY, now=START)])
     whole = {path: path.read_bytes() for path in sorted(dist.rglob("*")) if path.is_file()}
@@ -164,19 +164,19 @@ def fuzz(folder: Path, seed: int, cpu_s: float) -> dict[str, object]:
         try:
             told: dict[str, Any] = {"public_key": PUBLIC, "device_model": "CPU", "driver": None}
             found = verify.verify(f"oci:{dist}:{STACK_ID}", now=START, **told)
-            outcomes["accepted"] += 1
+            outcomes["the certified digest"] += 1
             if found.digest != image.manifest_digest or (
                 path.parent.name == "sha256" and bytes(body) != whole[path]
             ):
                 wrong.append(f"accepted with {path.name} changed")
         except StackcheckError as error:
-            outcomes[f"exit {error.exit_code}"] += 1
+            outcomes[f"refused, exit {error.exit_code}"] += 1
         except Exception:  # noqa: BLE001  # a traceback is a wrong outcome, and the campaign goes on
             wrong.append(traceback.format_exc())
         path.write_bytes(whole[path])
     return {
         "cpu_s": cpu_s,
-        "inputs": outcomes.total() + len(wrong),
+        "count": outcomes.total(),
         "outcomes": dict(outcomes),
         "wrong": wrong[:20],
     }

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 
 from stackcheck.certificate import keyring, keys
-from stackcheck.certificate.predicates import PACKAGED_PYTHON, level_name, policy_text
+from stackcheck.certificate.levels import PACKAGED_PYTHON, level_name
 from stackcheck.certificate.statement import VERIFIER_ID, VSA
 from stackcheck.certificate.summary import CERTIFIED_LEVEL
 from stackcheck.errors import ConfigurationError
@@ -89,6 +90,11 @@ def cue(levels: tuple[str, ...]) -> str:
     """The policy for `cosign verify-attestation --policy`, with these levels."""
     wanted = " & ".join(f'list.Contains("{name}")' for name in levels)
     return policy_text().replace(f'list.Contains("{CERTIFIED_LEVEL}")', wanted)
+
+
+def policy_text() -> str:
+    """The CUE policy for `cosign verify-attestation --policy`: it accepts PASSED only."""
+    return files("stackcheck.certificate").joinpath("stackcheck.cue").read_text(encoding="utf-8")
 
 
 def _require_plain(form: Form, demand: Demand) -> None:

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import re
-from collections import Counter
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stackcheck import __version__
 from stackcheck.build.provenance import SITE_SOURCES
+from stackcheck.certificate.levels import levels
 from stackcheck.certificate.statement import (
     PAYLOAD_TYPE,
     PROVENANCE,
@@ -34,10 +32,9 @@ from stackcheck.certificate.statement import (
     sign,
     time_verified,
 )
-from stackcheck.certificate.summary import CERTIFICATE_FIELD, CERTIFIED_LEVEL
+from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import MachineUnfitError
 from stackcheck.oci.documents import compact_json, sha256
-from stackcheck.suite.bounds import CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
-PACKAGED_PYTHON = "PYTHON_PACKAGED"  # the level of an image whose Python a package of it owns
 # The fields of the certificate that a revocation keeps: which image and host it is about.
 _SCOPE = ("stackId", "name", "configDigest", "host", "experimental")
 
@@ -251,11 +247,6 @@ def superseding(certified: Statement, revoked_at: dt.datetime) -> Statement:
     return Statement(predicate_type=VSA, payload=compact_json(document))
 
 
-def policy_text() -> str:
-    """The CUE policy for `cosign verify-attestation --policy`: it accepts PASSED only."""
-    return files("stackcheck.certificate").joinpath("stackcheck.cue").read_text(encoding="utf-8")
-
-
 def _statement(image: Certifiable, predicate_type: str, predicate: Mapping[str, Any]) -> Statement:
     subject = {"name": image.stack_id or "image", "digest": {"sha256": _hex(image.manifest_digest)}}
     document = {
@@ -332,7 +323,7 @@ def _summary(
         "policy": {"uri": "urn:stackcheck:policy:v1", "digest": {"sha256": _hex(sha256(policy))}},
         "inputAttestations": [_reference(statement) for statement in evidence],
         "verificationResult": status,
-        "verifiedLevels": _levels(certificate) if status == "PASSED" else ["FAILED"],
+        "verifiedLevels": levels(certificate) if status == "PASSED" else ["FAILED"],
         CERTIFICATE_FIELD: certificate,
     }
 
@@ -364,26 +355,6 @@ def _python(result: RunResult) -> dict[str, Any] | None:
         return None
     facts = {"file": found.file, "sha256": found.sha256, "package": found.package}
     return facts | ({"libraries": dict(found.libraries)} if found.libraries else {})
-
-
-def _levels(certificate: Mapping[str, Any]) -> list[str]:
-    """The SLSA levels of a PASSED summary: tier, weakest class of bounds, and each architecture and device
-    model, also with how many were tested together (STACKCHECK_H200 and STACKCHECK_H200_X8).
-    """
-    devices = certificate["host"]["devices"]
-    names = {name for device in devices for name in (device["arch"], device["model"]) if name}
-    counts = Counter(device["model"] for device in devices)
-    names |= {f"{model}_X{count}" for model, count in counts.items()}
-    weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
-    names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
-    python = certificate.get("python")
-    names |= {PACKAGED_PYTHON} if python and python["package"] else set()
-    return [CERTIFIED_LEVEL, *sorted(map(level_name, names))]
-
-
-def level_name(name: str) -> str:
-    """How a level spells a model, an architecture, a tier or a class of bounds."""
-    return "STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_")
 
 
 def _archs(result: RunResult, declared: Sequence[str]) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ def show_key(
     dry_run: DryRun = False,
 ) -> None:
     """Show the public half of the signing key; make the key on first use."""
-    from stackcheck.certificate.predicates import policy_text
+    from stackcheck.certificate.cluster_policies import policy_text
 
     if policy:
         print(policy_text(), end="")

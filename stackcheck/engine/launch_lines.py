@@ -27,6 +27,8 @@ PORT = 29500
 NAME = "stackcheck-job"
 RDMA_RESOURCE = "rdma/hca"
 INFINIBAND = "/dev/infiniband"
+# podman refuses keep-id to root, who needs no mapping of users.
+PODMAN_USER = '$([ "$(id -u)" = 0 ] && echo host || echo keep-id)'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,9 @@ def kubernetes_manifest(job: Job) -> str:
 
 def _remarks(job: Job, form: Form) -> str:
     lines = [f"# certified for {job.certified_for}: use such nodes"] if job.certified_for else []
-    lines += ["# for podman without root"] if form == "podman" else []
+    lines += ["# --init needs the package catatonit, podman without root the package uidmap"] * (
+        form == "podman"
+    )
     if job.nodes > 1 and form in {"docker", "podman", "apptainer"}:
         lines += [f"# on each of {job.nodes} nodes, with NODE_RANK=0 … {job.nodes - 1} and MASTER_ADDR set"]
     return "".join(f"{line}\n" for line in lines)
@@ -160,7 +164,7 @@ def _docker(job: Job) -> list[str]:
 
 
 def _podman(job: Job) -> list[str]:
-    return ["--userns=keep-id", *job.words.podman]
+    return [f'--userns="{PODMAN_USER}"', *job.words.podman]
 
 
 def _apptainer(job: Job) -> list[str]:

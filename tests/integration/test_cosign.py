@@ -19,7 +19,6 @@ from stackcheck.certificate import (
     attachments,
     cluster_policies,
     keys,
-    predicates,
     publish,
     revoke,
     verify,
@@ -87,7 +86,7 @@ class World:
         """The command of docs/certificates.md; options take the place of its policy."""
         public, policy = self.folder / f"{uuid.uuid4().hex}.pub", self.folder / "stackcheck.cue"
         public.write_bytes(keys.public_pem(self.key.public_key()))
-        policy.write_text(predicates.policy_text())
+        policy.write_text(cluster_policies.policy_text())
         words = ["verify-attestation", "--insecure-ignore-tlog=true", "--key", str(public), "--type", kind]
         given = options or ("--policy", str(policy))
         return subprocess.run(

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import result_files
 from small_images import NOW, STACK_ID, certify, make_image, new_key
-from stackcheck.certificate import keys, predicates, signing
+from stackcheck.certificate import cluster_policies, keys, predicates, signing
 from stackcheck.certificate.statement import (
     PROVENANCE,
     SBOM,
@@ -275,7 +275,7 @@ def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_the_policy_is_shipped_with_the_package() -> None:
-    assert 'verificationResult: "PASSED"' in predicates.policy_text()
+    assert 'verificationResult: "PASSED"' in cluster_policies.policy_text()
 
 
 def test_keys_side_by_side_keep_their_public_halves(tmp_path: Path) -> None:
