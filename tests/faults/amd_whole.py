@@ -1,4 +1,4 @@
-"""The whole command, `pytest tests/ --gpu-vendor amd`, on a fabricated host. In: a state, faults. Out: its result.
+"""`pytest tests/ --gpu-vendor amd` whole, on a fabricated host. In: a state and faults. Out: its result.
 
 The host has a Python with PyTorch's build for processors, Triton, AMD's own management library, and the
 stand-ins for HIP and RCCL. fakeamd/whole/standins.py decides what runs; needs.json says why the rest cannot.
@@ -39,7 +39,7 @@ class Planted:
 
 
 def run(planted: Planted, folder: Path, kept: Path) -> Mapping[str, Any]:
-    """result.json of the command, with its checks by id and its output. What Triton compiles stays in `kept`."""
+    """result.json of the command, its checks by id, and its output. What Triton compiles stays in `kept`."""
     python = interpreter.found()
     out, declared, hip = (folder / name for name in ("out", "declared", "hip"))
     for made in (out, declared, hip, kept / "triton"):
@@ -51,9 +51,16 @@ def run(planted: Planted, folder: Path, kept: Path) -> Mapping[str, Any]:
         NEW,
         COMMAND,
         binds={
-            **{"tests": TESTS, "trainers": TRAINERS, "hip": hip, "smi": _smi(), "declared": declared},
-            **{"inside": FABRICATED / "inside", "whole": FABRICATED / "whole", "cache": rootfs.byte_code(NEW)},
-            **{"out": out, "out/triton": kept / "triton"},
+            "tests": TESTS,
+            "trainers": TRAINERS,
+            "inside": FABRICATED / "inside",
+            "whole": FABRICATED / "whole",
+            "cache": rootfs.byte_code(NEW),
+            "hip": hip,
+            "smi": _smi(),
+            "declared": declared,
+            "out": out,
+            "out/triton": kept / "triton",
             **python.binds,
         },
         over=python.over(planted.hip, folder) if planted.hip else {},
@@ -76,7 +83,7 @@ def _environment(planted: Planted) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONPYCACHEPREFIX": f"/stackcheck/cache/{bytecode.NAME}",
         "PYTEST_PLUGINS": "standins",
-        "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:xdist --result-dir /stackcheck/out --lease-dir /tmp/leases",
+        "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:xdist --result-dir /stackcheck/out",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "STACKCHECK_STACK_FILE": f"{DECLARED}/stack.json",
@@ -90,10 +97,16 @@ def _environment(planted: Planted) -> dict[str, str]:
 
 def _declare(folder: Path, python: interpreter.Interpreter, changed: Mapping[str, str]) -> None:
     """The declaration that an image of this stack would have."""
-    installed = {one.name: one.version for one in importlib.metadata.distributions(path=[str(python.packages)])}
+    installed = {
+        one.name: one.version for one in importlib.metadata.distributions(path=[str(python.packages)])
+    }
     packages = {name: installed[name] for name in ("torch", "triton", "pytest")}
     declaration = {
-        **{"stack_id": STACK, "vendor": "amd", "python": python.release, "os": "debian", "wheels": "pytorch"},
+        "stack_id": STACK,
+        "vendor": "amd",
+        "python": python.release,
+        "os": "debian",
+        "wheels": "pytorch",
         "runtime_version": HIP,
         "triton": {"version": packages["triton"]},
         "archs": ARCHS,

@@ -1,6 +1,6 @@
 """A Python with torch, Triton and pytest for a fabricated host, whose root has none of them.
 
-In: $STACKCHECK_SUITE_PYTHON, or the cpu image in dist/. Out: folders to bind, and a file to mount over torch's.
+In: $STACKCHECK_SUITE_PYTHON, or the cpu image in dist/. Out: folders to bind, a file for torch.
 
 The interpreter is another release than the root's own. It runs there all the same: the root's C library is
 newer than the one that it was linked with.
@@ -42,7 +42,11 @@ class Interpreter:
     def binds(self) -> Mapping[str, Path]:
         """Name below the mount point -> folder here."""
         inside = f"lib/python{self.release}/site-packages"
-        return {"python": self.prefix, SKELETON: self._skeleton(inside), f"{SKELETON}/{inside}": self.packages}
+        return {
+            "python": self.prefix,
+            SKELETON: self._skeleton(inside),
+            f"{SKELETON}/{inside}": self.packages,
+        }
 
     def over(self, hip: str, folder: Path) -> Mapping[str, Path]:
         """A file of torch -> the file mounted over it: this torch then says that it was built for HIP."""
@@ -58,7 +62,8 @@ class Interpreter:
         (folder / inside).mkdir(parents=True, exist_ok=True)
         home = INSIDE / "python/bin"
         (folder / "pyvenv.cfg").write_text(
-            f"home = {home}\nversion = {self.release}\ninclude-system-site-packages = false\n", encoding="utf-8"
+            f"home = {home}\nversion = {self.release}\ninclude-system-site-packages = false\n",
+            encoding="utf-8",
         )
         for name in ("python", "python3"):
             link = folder / "bin" / name
@@ -115,5 +120,8 @@ def _unpack(blob: Path, program: str, folder: Path) -> None:
     if shutil.which(program) is None:
         raise FakeAmdError(f"{program} is not installed; on Debian: apt-get install {program}")
     words = [program, str(blob)] if program == "cat" else [program, "-dc", str(blob)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as raw, tarfile.open(fileobj=raw.stdout, mode="r|") as tar:
+    with (
+        subprocess.Popen(words, stdout=subprocess.PIPE) as raw,
+        tarfile.open(fileobj=raw.stdout, mode="r|") as tar,
+    ):
         tar.extractall(folder, (one for one in tar if one.name.lstrip("./").startswith(WANTED)), filter="tar")

@@ -23,7 +23,7 @@ def main() -> None:
         everyone = ranks.collect(run(hip, ranks))
         if everyone is not None:
             failures = {op: [text for one in everyone for text in one[op]] for op in bandwidth.CHECKED}
-            print(json.dumps({"failures": failures}), flush=True)
+            sys.stdout.write(json.dumps({"failures": failures}) + "\n")
 
 
 def run(hip: ctypes.CDLL, ranks: Ranks) -> dict[str, list[str]]:

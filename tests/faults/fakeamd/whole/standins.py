@@ -1,5 +1,5 @@
-"""A pytest plugin for the whole command on a fabricated host. In: the suites, as a user starts them. Out: each
-check either runs, or is skipped with a reason of needs.json.
+"""A pytest plugin for the whole command on a fabricated host. In: the suites, as a user starts them. Out:
+each check either runs, or is skipped with a reason of needs.json.
 
 torch is PyTorch's own build for processors, whose version.py names a HIP release: its import then takes the
 branch of ROCm, and loads AMD's management module. What asks for devices runs in children that have the
@@ -40,7 +40,9 @@ Monitor.__init__.__kwdefaults__["timeout_s"] = float(os.environ.get("FAKEAMD_SMI
 
 def need(check: str) -> str | None:
     """The key in needs.json of what a check lacks here; None if it runs."""
-    keys = [key for key, one in NEEDS.items() if any(fnmatch.fnmatchcase(check, name) for name in one["checks"])]
+    keys = [
+        key for key, one in NEEDS.items() if any(fnmatch.fnmatchcase(check, name) for name in one["checks"])
+    ]
     assert len(keys) < 2, f"{check} is listed under {keys}"
     return keys[0] if keys else None
 
