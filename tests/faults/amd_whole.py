@@ -4,6 +4,7 @@ The host has a Python with PyTorch's build for processors, Triton, AMD's own man
 stand-ins for HIP and RCCL. fakeamd/whole/standins.py decides what runs; needs.json says why the rest cannot.
 """
 
+import fnmatch
 import importlib.metadata
 import json
 import shutil
@@ -15,16 +16,20 @@ from typing import Any
 import fakehip
 from fakeamd import host, interpreter, rootfs
 from fakeamd.states import STATES
-from harness import bytecode
 from test_amd_hosts import HERE, HIP, NEW, TESTS, listed
 
 COMMAND = ("python3", "-m", "pytest", "/stackcheck/tests", "--gpu-vendor", "amd")
 TRAINERS = TESTS.parent / "trainers"
 FABRICATED = HERE / "fakeamd"
+NEEDS = json.loads((FABRICATED / "whole/needs.json").read_text(encoding="utf-8"))
 SMI = "usr/lib/python3/dist-packages/amdsmi"  # of the root: it belongs to another Python there
 DECLARED = "/stackcheck/declared"
 STACK = f"rocm{HIP}-torch2.13.0-py3.11-debian"
 ARCHS = ("gfx90a", "gfx942", "gfx950")
+OPTIONS = (
+    *("-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("--result-dir", "/stackcheck/out", "--lease-dir", "/tmp/leases"),
+)
 TIMEOUT_S = 1500  # three of these at once, beside other tests, on two cores
 
 
@@ -55,7 +60,6 @@ def run(planted: Planted, folder: Path, kept: Path) -> Mapping[str, Any]:
             "trainers": TRAINERS,
             "inside": FABRICATED / "inside",
             "whole": FABRICATED / "whole",
-            "cache": rootfs.byte_code(NEW),
             "hip": hip,
             "smi": _smi(),
             "declared": declared,
@@ -64,7 +68,7 @@ def run(planted: Planted, folder: Path, kept: Path) -> Mapping[str, Any]:
             **python.binds,
         },
         over=python.over(planted.hip, folder) if planted.hip else {},
-        writable=("out", "out/triton", "cache"),
+        writable=("out", "out/triton"),
         environment=_environment(planted),
         timeout_s=TIMEOUT_S,
     )
@@ -80,10 +84,8 @@ def _environment(planted: Planted) -> dict[str, str]:
         "PATH": f"{bin_folder}:/usr/bin:/usr/sbin",
         "LD_LIBRARY_PATH": "/stackcheck/python/lib",  # of an interpreter that is linked with its library
         "PYTHONPATH": "/stackcheck/whole:/stackcheck/smi:/stackcheck/tests/acceptance",
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": f"/stackcheck/cache/{bytecode.NAME}",
         "PYTEST_PLUGINS": "standins",
-        "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:xdist --result-dir /stackcheck/out",
+        "PYTEST_ADDOPTS": " ".join(OPTIONS),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "STACKCHECK_STACK_FILE": f"{DECLARED}/stack.json",
@@ -124,3 +126,12 @@ def _smi() -> Path:
     if not (folder / "amdsmi").exists():
         shutil.copytree(rootfs.ensure(NEW) / SMI, folder / "amdsmi", dirs_exist_ok=True)
     return folder
+
+
+def needs(check: str) -> str | None:
+    """The key in needs.json of what a check lacks on a fabricated host; None if it runs there."""
+    keys = [
+        key for key, one in NEEDS.items() if any(fnmatch.fnmatchcase(check, name) for name in one["checks"])
+    ]
+    assert len(keys) < 2, f"{check} is listed under {keys}"
+    return keys[0] if keys else None

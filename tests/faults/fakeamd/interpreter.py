@@ -49,12 +49,18 @@ class Interpreter:
         }
 
     def over(self, hip: str, folder: Path) -> Mapping[str, Path]:
-        """A file of torch -> the file mounted over it: this torch then says that it was built for HIP."""
+        """A file of torch -> the file mounted over it: this torch then says that it was built for HIP.
+
+        An image's byte code is valid whatever its source says. Over it goes an empty file, which is none.
+        """
         text = (self.packages / "torch/version.py").read_text(encoding="utf-8")
-        changed = folder / "version.py"
+        changed, empty = folder / "version.py", folder / "empty.pyc"
         changed.write_text(f"{text}\nhip = {hip!r}\n", encoding="utf-8")
-        place = f"{SKELETON}/lib/python{self.release}/site-packages/torch/version.py"
-        return {place: changed}
+        empty.touch()
+        compiled = f"torch/__pycache__/version.cpython-{self.release.replace('.', '')}.pyc"
+        place = f"{SKELETON}/lib/python{self.release}/site-packages"
+        over = {f"{place}/torch/version.py": changed}
+        return over | ({f"{place}/{compiled}": empty} if (self.packages / compiled).exists() else {})
 
     def _skeleton(self, inside: str) -> Path:
         folder = rootfs.CACHE / f"{SKELETON}-{self.release}"
@@ -117,6 +123,8 @@ def _layers(layout: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _unpack(blob: Path, program: str, folder: Path) -> None:
+    if shutil.which(program) is None:
+        subprocess.run(["apt-get", "install", "-y", "-q", program], check=False, capture_output=True)
     if shutil.which(program) is None:
         raise FakeAmdError(f"{program} is not installed; on Debian: apt-get install {program}")
     words = [program, str(blob)] if program == "cat" else [program, "-dc", str(blob)]
