@@ -22,7 +22,7 @@ from amd_whole import Planted  # noqa: E402
 from stackcheck.suite import skips  # noqa: E402
 from test_amd_hosts import HIP_FAULTS, NAMED  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("whole")]  # one worker: Triton compiles once
+pytestmark = pytest.mark.slow  # without -n: then Triton compiles once
 PAGE = HERE.parents[1] / "docs/amd.md"
 TABLE_BEGINS, TABLE_ENDS = "<!-- table of the whole command -->", "<!-- end of the table -->"
 WRITE = os.environ.get("STACKCHECK_AMD_TABLE") == "write"
