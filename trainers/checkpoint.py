@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+
+from layouts.sharding import DTensor
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

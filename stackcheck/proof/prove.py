@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 AMD_HOSTS = ("tests/faults/test_amd_hosts.py", "tests/faults/test_amd_readings.py")
 FAULTS = "tests/faults"
+WHOLE_COMMAND = "tests/faults/test_amd_whole_run.py"  # needs root too, and plants again what AMD_HOSTS plant
 SUITE_PYTHON = "STACKCHECK_SUITE_PYTHON"  # as tests/faults/planting.py reads it
 LINE = '{"checks": '
 CAN_FAIL = ("failed", "invalid", "error")  # a fault that a skip answers does not show that a check can fail
@@ -119,7 +120,7 @@ def in_torch(workers: int, *, quick: bool = False) -> tuple[str, ...]:
         workers: How many faults run at a time.
         quick: Leave out the tests that are marked slow: healthy runs that a run of the suites repeats.
     """
-    left_out = [word for path in AMD_HOSTS for word in ("--ignore", path)]
+    left_out = [word for path in (*AMD_HOSTS, WHOLE_COMMAND) for word in ("--ignore", path)]
     chosen = ("-m", "not slow") if quick else ()
     return ("-m", "pytest", FAULTS, *_options(workers), *left_out, *chosen)
 

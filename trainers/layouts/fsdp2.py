@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from layouts import job, optimizer, prepare
+from layouts.sharding import DTensor, MixedPrecisionPolicy, fully_shard
 
 if TYPE_CHECKING:
     from torch import Tensor

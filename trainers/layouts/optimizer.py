@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+
+from layouts.sharding import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

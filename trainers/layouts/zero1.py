@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 import peaks
 from errors import RefusedError
 from fused import ops
 from layouts import prepare
+from layouts.sharding import DTensor, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

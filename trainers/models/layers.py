@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _PRODUCTS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype_out") and not torch.version.hip
+# scaled_dot_product_attention has `enable_gqa` from torch 2.5 on (https://github.com/pytorch/pytorch/pull/132689).
+_HAS_GROUPS = "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or "")
 WHOLE, BY_ROWS = 1, 0  # numbers of chunks of the loss with a meaning of their own
 ROWS = 8192  # of logits at a time: 2 GB of bfloat16 at Llama 3's vocabulary
 
@@ -83,8 +85,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Ten
     """
     if flash4.takes(q, bias):
         return flash4.attend(q, k, v, causal=causal)
+    shared: dict[str, bool] = {}
+    if q.shape[1] != k.shape[1] and _HAS_GROUPS:
+        shared = {"enable_gqa": True}
+    elif q.shape[1] != k.shape[1]:
+        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=bias, is_causal=causal and bias is None, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=bias, is_causal=causal and bias is None, **shared
     )
 
 

@@ -30,6 +30,8 @@ def main() -> int:
     state, root = STATES[entry["state"]], Path(entry["root"])
     _mount_over(root)
     _bind(root, entry["binds"], entry["writable"])
+    for name, file in entry["over"].items():
+        _mount("--bind", file, root / MOUNT_POINT / name)
     tree.write(root / "sys", sysfs.tree(state, entry["metrics_revision"]))
     _make_nodes(root / "dev", state)
     _write_facts(root / FACTS, state)
@@ -73,7 +75,7 @@ def _mount_over(root: Path) -> None:
 def _bind(root: Path, binds: dict[str, str], writable: list[str]) -> None:
     for name, folder in binds.items():
         target = root / MOUNT_POINT / name
-        target.mkdir()
+        target.mkdir(exist_ok=True)  # a folder inside another one that is bound is there already
         _mount("--bind", folder, target)
         if name not in writable:
             _mount("-o", "remount,bind,ro", target)

@@ -32,6 +32,7 @@ class Entry:
     environment: Mapping[str, str]
     binds: Mapping[str, str] = field(default_factory=dict)  # name below /stackcheck -> folder here
     writable: tuple[str, ...] = ()  # which of them
+    over: Mapping[str, str] = field(default_factory=dict)  # file below /stackcheck -> file here
 
 
 def require_root() -> None:
@@ -53,6 +54,7 @@ def run(
     *,
     binds: Mapping[str, Path] | None = None,
     writable: Sequence[str] = (),
+    over: Mapping[str, Path] | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 300,  # a whole run of the suites, beside others
 ) -> subprocess.CompletedProcess[str]:
@@ -70,6 +72,7 @@ def run(
         environment={"PYTHONPATH": library.python_path, **(environment or {})},
         binds={name: str(folder) for name, folder in (binds or {}).items()},
         writable=tuple(writable),
+        over={name: str(file) for name, file in (over or {}).items()},
     )
     return subprocess.run(
         ["unshare", *NAMESPACES, sys.executable, "-m", "fakeamd.enter", json.dumps(vars(entry))],
