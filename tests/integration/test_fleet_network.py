@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1200)]
 PATIENCE = Patience(poll_s=0.5, settle_s=1.0)
-HANGS_S = 60  # the limit of a group: a healthy one needs a third of it on a busy host
+HANGS_S = 120  # the limit of a group: a healthy one needs a fraction of it on a busy host
 BAND = 2e-4  # relative; the losses of another number of ranks, as in tests/trainers/test_layouts.py
 
 
@@ -127,9 +127,10 @@ def test_two_nodes_train_one_job_and_the_rest_resumes_it_when_one_is_lost(
         whole = run.with_training(passed(network), NodesEngine(network), PATIENCE, print)
         told: list[str] = []
         before = passed(network)
-        ends = threading.Thread(target=lose_in_the_middle, args=(before, "node2"))
+        engine = NodesEngine(network)
+        ends = threading.Thread(target=lose_in_the_middle, args=(before, engine, "node2"))
         ends.start()
-        broken = run.with_training(before, NodesEngine(network), PATIENCE, told.append)
+        broken = run.with_training(before, engine, PATIENCE, told.append)
         ends.join()
     assert whole.training is not None
     assert whole.training.is_good, whole.training.errors
@@ -153,12 +154,11 @@ def test_two_nodes_train_one_job_and_the_rest_resumes_it_when_one_is_lost(
     assert left_behind() == []
 
 
-def lose_in_the_middle(done: FleetRun, name: str) -> None:
+def lose_in_the_middle(done: FleetRun, engine: NodesEngine, name: str) -> None:
     """As soon as there is a checkpoint to go on from."""
-    first = done.job.folder.with_name(f"{done.job.id}-training-0")
     checkpoints = done.job.folder / "checkpoints" / "fsdp"
     deadline = time.monotonic() + 300
     while not any(checkpoints.glob("step_*/COMPLETE")):
         assert time.monotonic() < deadline, f"no checkpoint in {checkpoints}"
         time.sleep(0.01)
-    small_network.CURRENT[first.name].lose(name)
+    engine.lose(name)

@@ -96,7 +96,7 @@ class Network:
         return command("ip", "netns", "exec", self.spaces[name], *words)
 
     def slow(self, one: str, other: str) -> None:
-        """A cable that came up at a twentieth of its rate or less. A token bucket is in every kernel; netem is not."""
+        """A cable that came up at a low rate. A token bucket is in every kernel; netem is not."""
         for here, there in ((one, other), (other, one)):
             bucket = ("root", "tbf", "rate", "400mbit", "burst", "1mb", "latency", "100ms")
             self.inside(here, "tc", "qdisc", "replace", "dev", f"to-{there}", *bucket)
@@ -120,7 +120,7 @@ class Network:
 
 
 class DockerOfNode:
-    """A socket of the engine on which the host's network is a node's: as on a node with an engine of its own."""
+    """A socket of the engine on which the host's network is a node's, as where a node has its own engine."""
 
     def __init__(self, path: Path, space: str) -> None:
         self.path, self.space = path, space
@@ -178,10 +178,13 @@ class NodesEngine:
 
     def __init__(self, network: Network, names: Sequence[str] | None = None) -> None:
         self.network, self.names = network, tuple(names or network.names)
-        self.programs: dict[str, subprocess.Popen[bytes]] = {}
+        self.programs: dict[str, subprocess.Popen[bytes]] = {}  # node -> its newest program
+        self.jobs: dict[str, tuple[str, ...]] = {}  # job -> its nodes
 
     def on(self, names: Sequence[str]) -> NodesEngine:
-        return NodesEngine(self.network, names)
+        other = NodesEngine(self.network, names)
+        other.programs, other.jobs = self.programs, self.jobs
+        return other
 
     def addresses(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self.network.addresses[name] for name in names}
@@ -197,7 +200,7 @@ class NodesEngine:
                 "NODE_RANK": str(rank),
                 "NODE_NAME": name,
             }
-            engine = {
+            own = {
                 "DOCKER_HOST": f"unix://{self.network.sockets[name].path}",
                 "GLOO_SOCKET_IFNAME": FABRIC,
             }
@@ -205,18 +208,19 @@ class NodesEngine:
             with (job.folder / f"task-{rank}.log").open("ab") as log:
                 self.programs[name] = subprocess.Popen(
                     ("ip", "netns", "exec", self.network.spaces[name], *entry),
-                    env={**os.environ, **place, **engine, "PYTHONPATH": str(ROOT)},
+                    env={**os.environ, **place, **own, "PYTHONPATH": str(ROOT)},
                     start_new_session=True,
                     stdout=log,
                     stderr=log,
                 )
-        CURRENT[job.id] = self
+        self.jobs[job.id] = self.names
         return job.id
 
-    def state(self, _job_id: str) -> JobState:
-        running = any(program.poll() is None for program in self.programs.values())
+    def state(self, job_id: str) -> JobState:
+        names = self.jobs[job_id]
+        running = any(self.programs[name].poll() is None for name in names)
         word = "RUNNING" if running else "COMPLETED"
-        return JobState(phase="running" if running else "ended", word=word, nodes=self.names)
+        return JobState(phase="running" if running else "ended", word=word, nodes=names)
 
     def node_states(self, job: Job, attempt: int) -> dict[int, NodeState]:
         told = {rank: read_state(job.attempt(attempt) / str(rank)) for rank in range(job.nodes)}
@@ -258,9 +262,6 @@ class NodesEngine:
 
     def drain(self, node: str, reason: str) -> None:
         raise AssertionError(f"{node} is drained: {reason}")
-
-
-CURRENT: dict[str, NodesEngine] = {}  # job -> the engine that started it
 
 
 @contextlib.contextmanager
