@@ -342,7 +342,7 @@ def show(done: FleetRun) -> None:
     counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"\n{done.job.name} on {len(done.nodes)} nodes: {words}")
-    print(f"  every file: {done.job.folder}")
+    print(f"  every file: {done.job.folder}; the page of all nodes: stackcheck report")
 
 
 def _statuses(done: FleetRun) -> list[str]:
