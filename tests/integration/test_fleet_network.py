@@ -12,6 +12,7 @@ import math
 import secrets
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ import scripted
 import small_network
 from small_network import NodesEngine
 from small_stacks import ROOT
+from stackcheck.cli.fleet import show
 from stackcheck.fleet import run, training
 from stackcheck.fleet.collect import NodeOutcome
 from stackcheck.fleet.engines import NodeFacts
@@ -97,6 +99,7 @@ def test_a_slow_and_a_blackholed_link_are_named_and_neither_the_others_nor_a_nod
         network.slow("node1", "node2")
         network.blackhole("node3", "node4")
         done = run.with_links(passed(network), NodesEngine(network), PATIENCE, lines.append, limit_s=HANGS_S)
+    show(done)
     assert done.links is not None
     assert culprits(done) == [("link", ("node1", "node2")), ("link", ("node3", "node4"))], (done.links, lines)
     assert "worse than the median of 5" in done.links.culprits[0].because
@@ -113,6 +116,7 @@ def test_a_lossy_link_is_named_of_three_nodes_and_healthy_links_pass(
     with small_network.mesh(image_of(stack), "node1", "node2", "node3") as network:
         network.lossy("node1", "node3")
         done = run.with_links(passed(network), NodesEngine(network), PATIENCE, print, limit_s=HANGS_S)
+    show(done)
     assert culprits(done) == [("link", ("node1", "node3"))], done.links
     with small_network.mesh(image_of(stack), "node1", "node2") as network:
         done = run.with_links(passed(network), NodesEngine(network), PATIENCE, print, limit_s=HANGS_S)
@@ -139,6 +143,8 @@ def test_two_nodes_train_one_job_and_the_rest_resumes_it_when_one_is_lost(
     for record in layouts.values():
         assert (record.first_step, len(record.losses)) == (0, training.STEPS)
         assert record.losses == pytest.approx(layouts["fsdp"].losses, rel=BAND)
+    sys.stdout.write("\n".join(told) + "\n")  # what the user sees
+    show(broken)
     found = broken.training
     assert found is not None, told
     assert ([lost.node for lost in found.lost], broken.status) == (["node2"], "FAILED"), told
