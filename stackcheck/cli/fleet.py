@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from stackcheck.fleet.engines import FleetEngine
+    from stackcheck.fleet.engines import FleetEngine, LinkedEngine
     from stackcheck.fleet.follow import Patience
     from stackcheck.fleet.job import Job
     from stackcheck.fleet.run import FleetRun
@@ -111,6 +111,14 @@ WithLinks = Annotated[
         help="Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
     ),
 ]
+WithTraining = Annotated[
+    bool,
+    typer.Option(
+        "--training",
+        help="Then train the tiny Llama on all nodes that passed (Slurm): FSDP and HSDP; a lost node is "
+        "named, and the rest goes on from the checkpoint.",
+    ),
+]
 Drain = Annotated[bool, typer.Option("--drain", help="Drain the nodes that did not pass, with the reason.")]
 Python = Annotated[
     str,
@@ -149,6 +157,7 @@ def run_fleet(
     start_limit: StartLimit = 600,
     queue_limit: QueueLimit = None,
     links: WithLinks = False,
+    training: WithTraining = False,
     drain: Drain = False,
     python: Python = sys.executable,
     as_json: AsJson = False,
@@ -185,16 +194,29 @@ def run_fleet(
         print(chosen.render(job), end="")
         return
     patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
-    _end(_carried_out(job, subject, chosen, patience, links=links, drain=drain), as_json=as_json)
+    done = _carried_out(job, subject, chosen, patience, links=links, training=training, drain=drain)
+    _end(done, as_json=as_json)
 
 
 def _carried_out(
-    job: Job, subject: Subject, engine: FleetEngine, patience: Patience, *, links: bool, drain: bool
+    job: Job,
+    subject: Subject,
+    engine: FleetEngine,
+    patience: Patience,
+    *,
+    links: bool,
+    training: bool,
+    drain: bool,
 ) -> FleetRun:
+    from stackcheck.fleet import run
+
     report = Progress()
+    together = _linked(engine, "--links" if links else "--training") if links or training else None
     done = _run_job(job, subject, engine, patience, report)
-    if links:
-        done = _with_links(done, engine, patience, report)
+    if together and links:
+        done = run.with_links(done, together, patience, report)
+    if together and training:
+        done = run.with_training(done, together, patience, report)
     if drain:
         _drain(done, engine, report)
     return done
@@ -205,21 +227,18 @@ def _end(done: FleetRun, *, as_json: bool) -> NoReturn:
     raise typer.Exit(EXIT_CODES.get(done.status, 0))
 
 
-def _with_links(
-    done: FleetRun, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
-) -> FleetRun:
-    from stackcheck.fleet import run
+def _linked(engine: FleetEngine, option: str) -> LinkedEngine:
     from stackcheck.fleet.slurm import Slurm
 
     if not isinstance(engine, Slurm):
         raise ConfigurationError(
-            "links are tried through Slurm only",
-            where="--links",
+            "nodes work together through Slurm only",
+            where=option,
             got="--engine kubernetes",
             expected="--engine slurm",
-            next_step="repeat the command without --links",
+            next_step=f"repeat the command without {option}",
         )
-    return run.with_links(done, engine, patience, report)
+    return engine
 
 
 def _slurm(
@@ -326,10 +345,11 @@ def show(done: FleetRun) -> None:
         print_table(("rack", "partition", "nodes", "failed", "unfit"), racks)
     _show_stragglers(done)
     _show_links(done)
+    _show_training(done)
     counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"\n{done.job.name} on {len(done.nodes)} nodes: {words}")
-    print(f"  every file: {done.job.folder}")
+    print(f"  every file: {done.job.folder}; the page of all nodes: stackcheck report")
 
 
 def _statuses(done: FleetRun) -> list[str]:
@@ -361,6 +381,22 @@ def _show_links(done: FleetRun) -> None:
     print(f"links: {len(links.speeds)} of {tried} pairs work{words}")
     if links.whole_error or links.whole_gb_per_s is not None:
         print(f"all together: {links.whole_error or f'{links.whole_gb_per_s:.3g} GB/s'}")
+
+
+def _show_training(done: FleetRun) -> None:
+    found = done.training
+    if found is None:
+        return
+    print()
+    for lost in found.lost:
+        steps = ", ".join(f"{layout} at step {step}" for layout, step in lost.at_step.items()) or "none"
+        print(f"training: {lost.node} was lost: {lost.because}; checkpoints: {steps}")
+    for name, record in found.records.items():
+        steps = f"steps {record.first_step} to {record.first_step + len(record.losses)}"
+        loss = f", loss {record.losses[-1]:.4f}" if record.losses else ""
+        print(f"training: {name} on {len(found.nodes)} nodes x {found.ranks} ranks: {steps}{loss}")
+    for error in found.errors:
+        print(f"training: {error}")
 
 
 def _drain(done: FleetRun, engine: FleetEngine, report: Callable[[str], None]) -> None:

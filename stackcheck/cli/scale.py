@@ -10,7 +10,8 @@ import typer
 from stackcheck.cli.options import AsJson, new_app
 from stackcheck.cli.output import print_json, print_note, print_table
 from stackcheck.errors import ConfigurationError
-from stackcheck.fleet import scaling, scaling_data
+from stackcheck.files.atomic import write_atomically
+from stackcheck.fleet import scaling, scaling_data, scaling_plot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +51,15 @@ def scale(
         Path | None,
         typer.Option("--file", metavar="FILE", help="Clusters and jobs (YAML).", show_default="ours"),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Also draw the efficiency against the ideal (SVG).",
+            show_default="no picture",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the speed of a training job on many GPUs, beside what was measured and published.
@@ -72,6 +82,8 @@ def scale(
             f"left out, because the global batch has less than one micro-batch for each replica: {large}"
         )
     beside = [*_compared(chosen, cluster)]
+    if plot:
+        _draw(plot, chosen, cluster, found, weak=weak)
     if as_json:
         print_json(
             {"job": job, "source": chosen.source, "predicted": _as_json(chosen, found), "compared": beside}
@@ -82,6 +94,36 @@ def scale(
     print("\nPredicted; docs/scaling.md has the formulas. What is known beside it:")
     names = ("what", "got", "predicted", "difference", "source")
     print_table([name.upper() for name in names], [[str(one[name]) for name in names] for one in beside])
+
+
+def _draw(
+    file: Path, chosen: JobFile, cluster: scaling.Cluster, found: list[scaling.Prediction], *, weak: bool
+) -> None:
+    """Every point is against the first count of the prediction, whose time was measured."""
+    dots = [*_dots(chosen, cluster, found, weak=weak)]
+    title = f"{chosen.about}: {'weak' if weak else 'strong'} scaling against {found[0].gpus} GPU"
+    write_atomically(file, (scaling_plot.plot(title + "s" * (found[0].gpus > 1), dots).encode(),))
+    print_note(f"drawn: {file}")
+
+
+def _dots(
+    chosen: JobFile, cluster: scaling.Cluster, found: list[scaling.Prediction], *, weak: bool
+) -> Iterator[scaling_plot.Dot]:
+    """Measured rates of the same batch as the prediction: of each GPU in weak scaling, else of all.
+
+    A published efficiency has a base of its own, which the prediction sets against ours.
+    """
+    job, base = chosen.job(), found[0]
+    for one in found:
+        yield scaling_plot.Dot(gpus=one.gpus, efficiency=scaling.efficiency(one, base), kind="predicted")
+    for row in chosen.measured:
+        if row.samples == (base.samples * row.gpus / base.gpus if weak else base.samples):
+            share = row.rate / _rate(chosen, base)
+            yield scaling_plot.Dot(gpus=row.gpus, efficiency=share, kind="measured")
+    for other in () if weak else chosen.published:
+        start = scaling.strong(job, cluster, (other.base, base.gpus), chosen.global_batch)
+        share = other.efficiency * scaling.efficiency(start[0], start[1])
+        yield scaling_plot.Dot(gpus=other.gpus, efficiency=share, kind="published")
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -79,3 +79,13 @@ class FleetEngine(Protocol):
 
     def drain(self, node: str, reason: str) -> None:
         """Keep jobs away from a node."""
+
+
+class LinkedEngine(FleetEngine, Protocol):
+    """An engine whose nodes can work together: it knows how they reach each other."""
+
+    def addresses(self, names: Sequence[str]) -> dict[str, str]:
+        """Node -> the address by which the other nodes reach it."""
+
+    def on(self, names: Sequence[str]) -> LinkedEngine:
+        """The same site, on exactly these nodes."""

@@ -55,7 +55,7 @@ class Job(BaseModel):
         nodes: How many.
         devices: GPUs that each node has to show; None: as many as the stack names.
         container: What starts the container on a node.
-        stage: Whether the nodes run the suites alone, or try their links.
+        stage: Whether the nodes run the suites alone, try their links, or train together.
         limit_s: A node whose run takes longer has failed.
         created: When; an older result is of another job.
     """
@@ -76,7 +76,7 @@ class Job(BaseModel):
     nodes: PositiveInt
     devices: int | None = None
     container: Container = "docker"
-    stage: Literal["alone", "links"] = "alone"
+    stage: Literal["alone", "links", "training"] = "alone"
     limit_s: PositiveInt
     created: AwareDatetime
 

@@ -90,7 +90,9 @@ class Links:
         }
 
 
-def make(job: Job, names: Sequence[str], addresses: Mapping[str, str]) -> tuple[Job, Plan]:
+def make(
+    job: Job, names: Sequence[str], addresses: Mapping[str, str], *, limit_s: int = LIMIT_S
+) -> tuple[Job, Plan]:
     """The job of the links of nodes, and its plan: pairs first, then all of them (of more than two). Pure."""
     groups = [[list(pair) for pair in each] for each in rounds(names)]
     if len(names) > 2:
@@ -103,9 +105,9 @@ def make(job: Job, names: Sequence[str], addresses: Mapping[str, str]) -> tuple[
         ]
         planned.append(made)
         port = FIRST_PORT + (port + len(each) - FIRST_PORT) % 1000  # a port is free again only after a while
-    limit = (LIMIT_S + 30) * len(planned) + 300
+    limit = (limit_s + 30) * len(planned) + 300
     changes = {"id": f"{job.id}-links", "nodes": len(names), "stage": "links", "limit_s": limit}
-    return job.model_copy(update=changes), Plan(rounds=planned, limit_s=LIMIT_S)
+    return job.model_copy(update=changes), Plan(rounds=planned, limit_s=limit_s)
 
 
 def save(job: Job, plan: Plan) -> None:

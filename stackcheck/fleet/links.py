@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.fleet.spread import outliers
+from stackcheck.fleet.spread import FEWEST, outliers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Pair = tuple[str, str]
+# Of fewer than five pairs a spread says nothing. Pairs of like nodes differ by less than this.
+FAR = 0.5  # of the fastest pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +57,21 @@ def culprits(failed: Mapping[Pair, str], speeds: Mapping[Pair, float]) -> list[C
         failed: Pairs that did not work -> why.
         speeds: The pairs that worked -> busbw in GB/s. A pair that is much slower than the others is bad too.
     """
-    slow = outliers({_name(pair): value for pair, value in speeds.items()}, direction="min")
-    bad = dict(failed) | {
-        pair: f"{speeds[pair]:.3g} GB/s, {slow[_name(pair)].words()}"
-        for pair in speeds
-        if _name(pair) in slow
-    }
+    bad = dict(failed) | _slow(speeds)
     nodes = _bad_nodes(bad, [*failed, *speeds])
     rest = {pair: why for pair, why in bad.items() if not set(pair) & {node.names[0] for node in nodes}}
     return nodes + [Culprit(kind="link", names=pair, because=why) for pair, why in sorted(rest.items())]
+
+
+def _slow(speeds: Mapping[Pair, float]) -> dict[Pair, str]:
+    """The pairs that stand out; of few pairs, those that are far from the fastest."""
+    spread = outliers({_name(pair): value for pair, value in speeds.items()}, direction="min")
+    found = {pair: spread[_name(pair)].words() for pair in speeds if _name(pair) in spread}
+    best = max(speeds.values(), default=0.0)
+    for pair, speed in speeds.items():
+        if len(speeds) < FEWEST and speed < FAR * best:
+            found.setdefault(pair, f"the fastest pair has {best:.3g} GB/s")
+    return {pair: f"{speeds[pair]:.3g} GB/s, {words}" for pair, words in found.items()}
 
 
 def _bad_nodes(bad: Mapping[Pair, str], tried: Sequence[Pair]) -> list[Culprit]:

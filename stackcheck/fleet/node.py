@@ -24,6 +24,7 @@ from stackcheck.errors import ChecksFailedError, EngineError, StackcheckError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet import rendezvous
 from stackcheck.fleet.job import Job, NodeState, subject_of
+from stackcheck.fleet.torchrun import Torchrun
 from stackcheck.suite import run
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
-    from stackcheck.suite.subject import Subject
 
 KEPT = ("run.json", "container.log", "run/result.json", "run/junit.xml")  # from the node's own disk
 STOPPED = 143  # 128 + SIGTERM, as shells say it
@@ -92,24 +92,22 @@ def _run(job: Job, folder: Path) -> None:
             try:
                 engine = connect(job)
                 load_image(subject.image, engine, report)
-                if job.stage == "links":
-                    _links(job, subject, engine, folder, out / "suite", report)
+                if job.stage != "alone":
+                    programs = Torchrun(job=job, subject=subject, engine=engine, suite=out / "suite")
+                    _together(programs, folder, report)
                     return
                 run.run(dataclasses.replace(plan, only=job.only), engine, out=out, report=report)
             finally:
                 _hand_over(out, folder)
 
 
-def _links(  # noqa: PLR0917  # what a node has
-    job: Job, subject: Subject, engine: Engine, folder: Path, suite: Path, report: Callable[[str], None]
-) -> None:
+def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -> None:
+    """The stages in which nodes work together."""
     from stackcheck.fleet.link_node import LinkNode
+    from stackcheck.fleet.train_node import TrainNode
 
-    name = name_of_node(os.environ)
-    node = LinkNode(
-        job=job, subject=subject, engine=engine, name=name, attempt=folder.parent, suite=suite, report=report
-    )
-    node.play()
+    kind = LinkNode if programs.job.stage == "links" else TrainNode
+    kind(programs=programs, name=name_of_node(os.environ), attempt=folder.parent, report=report).play()
 
 
 def connect(job: Job) -> Engine:

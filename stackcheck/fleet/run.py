@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import collect, link_stage
+from stackcheck.fleet import collect, link_stage, training
 from stackcheck.fleet.collect import Judge, NodeOutcome
 from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import Followed, follow
 from stackcheck.fleet.job import FOLDER, Job, read_state, subject_of
 from stackcheck.fleet.spread import Outlier, outliers
+from stackcheck.fleet.training import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from stackcheck.fleet.engines import FleetEngine
+    from stackcheck.fleet.engines import FleetEngine, LinkedEngine
     from stackcheck.fleet.follow import Patience
     from stackcheck.fleet.link_stage import Links
-    from stackcheck.fleet.slurm import Slurm
+    from stackcheck.fleet.training import Training, TrainingPlan, TrainingReport
     from stackcheck.history.history import History
     from stackcheck.suite.subject import Subject
 
@@ -60,6 +61,7 @@ class FleetRun:
         nodes: The outcomes; who did not pass comes first, then who stands out.
         stragglers: Figures that stand out from the fleet, the worst first.
         links: What the pairs of nodes that passed showed; None if they were not tried.
+        training: How they trained together; None if that was not tried.
     """
 
     job: Job
@@ -67,11 +69,12 @@ class FleetRun:
     nodes: tuple[NodeOutcome, ...]
     stragglers: tuple[Straggler, ...]
     links: Links | None = None
+    training: Training | None = None
 
     @property
     def status(self) -> str:
-        """The worst of the nodes; FAILED too if a link is bad."""
-        if self.links is not None and not self.links.is_good:
+        """The worst of the nodes; FAILED too if a link is bad, or training lost a node."""
+        if any(stage is not None and not stage.is_good for stage in (self.links, self.training)):
             return "FAILED"
         return min((node.status for node in self.nodes), key=ORDER.index)
 
@@ -83,6 +86,7 @@ class FleetRun:
             "status": self.status,
             "nodes": [_node_json(node) for node in self.nodes],
             "links": self.links.as_json() if self.links else None,
+            "training": self.training.as_json() if self.training else None,
             "stragglers": [
                 {
                     "node": item.node,
@@ -148,7 +152,7 @@ def judged(
     with _many_objects():
         found = collect.outcomes(judge, attempt, facts, followed.nodes, followed.missing)
         done = assembled(job, job_id, found)
-    write_atomically(job.folder / "fleet.json", (json.dumps(done.as_json(), indent=1).encode(),))
+    _saved(done)
     if history is not None:
         keep(done, history)
     return done
@@ -163,26 +167,93 @@ def _many_objects() -> Iterator[None]:
         yield
     finally:
         if before:
+            gc.freeze()  # they live to the end of the program: no later collection looks at them
             gc.enable()
 
 
-def with_links(done: FleetRun, slurm: Slurm, patience: Patience, report: Callable[[str], None]) -> FleetRun:
+def with_links(
+    done: FleetRun,
+    engine: LinkedEngine,
+    patience: Patience,
+    report: Callable[[str], None],
+    *,
+    limit_s: int = link_stage.LIMIT_S,
+) -> FleetRun:
     """Try the links of the nodes that passed: pairs in rounds, then all of them.
 
     Raises:
-        EngineError: Slurm does not answer.
+        EngineError: The engine does not answer.
     """
-    names = [node.name for node in sorted(done.nodes, key=lambda node: node.rank) if node.status in FIT]
+    names = fit_nodes(done)
     if len(names) < FEWEST_FOR_A_LINK:
         report("links: not tried: fewer than two nodes passed alone")
         return done
-    job, plan = link_stage.make(done.job, names, slurm.addresses(names))
+    job, plan = link_stage.make(done.job, names, engine.addresses(names), limit_s=limit_s)
     report(f"links: {len(names)} nodes that passed, rounds: {len(plan.rounds)}")
     link_stage.save(job, plan)
-    job_id = start(job, slurm.on(names), report)
-    followed = follow(job, job_id, slurm, patience=patience, report=report)
+    job_id = start(job, engine.on(names), report)
+    followed = follow(job, job_id, engine, patience=patience, report=report)
     found = link_stage.read(job.attempt(followed.state.attempt), plan, job.devices or 1)
-    done = dataclasses.replace(done, links=found)
+    return _saved(dataclasses.replace(done, links=found))
+
+
+def with_training(
+    done: FleetRun, engine: LinkedEngine, patience: Patience, report: Callable[[str], None]
+) -> FleetRun:
+    """Train on the nodes that passed; after each lost node the rest goes on from the checkpoint.
+
+    Raises:
+        EngineError: The engine does not answer.
+    """
+    names = fit_nodes(done)
+    if len(names) < FEWEST_FOR_A_LINK:
+        report("training: not tried: fewer than two nodes passed alone")
+        return done
+    job, plan = training.make(done.job, names, engine.addresses(names))
+    lost: list[Lost] = []
+    while True:
+        training.save(job, plan)
+        followed = follow(
+            job, start(job, engine.on(plan.names), report), engine, patience=patience, report=report
+        )
+        reports = training.read(job.attempt(followed.state.attempt), plan)
+        gone = lost_nodes(plan, followed, reports)
+        for node in gone:
+            report(f"{node.node}: lost while it trained: {node.because}")
+        lost += gone
+        names = [name for name in names if name not in {node.node for node in lost}]
+        if not gone or not names:
+            return _saved(dataclasses.replace(done, training=training.judge(plan, reports, lost)))
+        job, plan = training.make(done.job, names, engine.addresses(names), number=len(lost), before=plan)
+        report(f"training: goes on with {', '.join(plan.names)} from {training.checkpointed(plan) or 0}")
+
+
+def lost_nodes(
+    plan: TrainingPlan, followed: Followed, reports: Mapping[str, TrainingReport | None]
+) -> list[Lost]:
+    """The nodes that left no report: they are gone, and with them the steps after the checkpoint."""
+    ranks = {followed.name_of(rank): rank for rank in range(len(plan.names))}
+    at_step = training.checkpointed(plan)
+    return [
+        Lost(node=name, because=_why_lost(followed, ranks.get(name)), at_step=at_step)
+        for name in plan.names
+        if reports[name] is None
+    ]
+
+
+def _why_lost(followed: Followed, rank: int | None) -> str:
+    if rank is None:
+        return "it never started"
+    told = followed.nodes.get(rank)
+    return (told.error if told and told.error else "") or followed.missing(rank) or "it left no report"
+
+
+def fit_nodes(done: FleetRun) -> list[str]:
+    """The nodes that passed alone, by rank."""
+    return [node.name for node in sorted(done.nodes, key=lambda node: node.rank) if node.status in FIT]
+
+
+def _saved(done: FleetRun) -> FleetRun:
     write_atomically(done.job.folder / "fleet.json", (json.dumps(done.as_json(), indent=1).encode(),))
     return done
 

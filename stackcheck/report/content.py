@@ -13,7 +13,7 @@ from stackcheck.errors import StackcheckError
 from stackcheck.history import founding, watch
 from stackcheck.history.records import result_of
 from stackcheck.history.runs import Query
-from stackcheck.report import details, night, speed, standing
+from stackcheck.report import details, fleet_file, night, speed, standing
 from stackcheck.suite import results
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stackcheck.history.watch import Finding
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.details import LossBand
+    from stackcheck.report.fleet_file import FleetFile
     from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.published import Published
 
@@ -70,6 +71,7 @@ class Content:
         details: Record of a run -> what it tells; only of the runs that are looked at most.
         founding: The founding documents' figures, and ours.
         below: Figures of last night that are worse than the last nights of the same chips.
+        fleets: The runs of many nodes at once, the newest first.
         problems: What could not be read.
     """
 
@@ -89,6 +91,7 @@ class Content:
     founding: tuple[FoundingRow, ...]
     below: tuple[Finding, ...]
     problems: tuple[str, ...]
+    fleets: tuple[FleetFile, ...] = ()
 
     @property
     def simulated(self) -> int:
@@ -118,7 +121,7 @@ def gather(
     Args:
         history: The runs.
         offered: What is published.
-        root: The checkout, which has the reference of the loss curves.
+        root: The checkout, which has the reference of the loss curves, and its fleet runs.
         now: The time at which certificates and the last night are judged.
         since: Runs before this time are left out.
         here: The machine to show first, if anything is known about it.
@@ -136,6 +139,7 @@ def gather(
     groups = speed.groups(_points(history, runs))
     found_night = night.last_night(runs, now)
     found, problems = _details(history, _notable(runs, groups, found_night), report)
+    fleets, unread = fleet_file.load(root)
     machines = _machines(standing.machines(runs, offered.images), asked)
     cells = standing.cells(runs, offered.images, now)
     return Content(
@@ -154,7 +158,8 @@ def gather(
         nightly=nightly,
         founding=founding.load(root),
         below=_below(history, found_night),
-        problems=tuple(problems),
+        problems=(*problems, *unread),
+        fleets=fleets,
     )
 
 

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stackcheck.report import standing
+from stackcheck.report.fleet_file import BAD
 from stackcheck.report.page import many, moment, title_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def render(content: Content) -> str:
     """The report."""
     parts = (
         *(_head(content), _certified(content), _grid(content)),
-        *(_night(content), _speed(content), _founding(content)),
+        *(_night(content), _fleet(content), _speed(content), _founding(content)),
     )
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
 
@@ -141,6 +142,28 @@ def _night(content: Content) -> Iterator[str]:
         yield from (
             f"- not run: {escaped(skip.tag)}: {escaped(skip.why)}" for skip in content.nightly.skipped
         )
+
+
+def _fleet(content: Content) -> Iterator[str]:
+    """The newest run of many nodes: its verdict, and who stands out."""
+    if not content.fleets:
+        return
+    newest = content.fleets[0]
+    yield "## Is the whole fleet fit?"
+    yield ""
+    words = ", ".join(f"{count} {status.lower()}" for status, count in newest.counts.items())
+    total = many(len(newest.nodes), "node")
+    name = escaped(title_of(newest.job.name))
+    yield f"**{newest.status}**: {name} on {total} at {moment(newest.job.created)}: {words}.\n"
+    for node in newest.nodes:
+        if node.status in BAD:
+            why = f": {escaped(node.reasons[0])}" if node.reasons else ""
+            yield f"- {SIGNS['failed' if node.status == 'FAILED' else 'unfit']} **{escaped(node.node)}**{why}"
+    for culprit in newest.links.culprits if newest.links else ():
+        names = escaped(" - ".join(culprit.names))
+        yield f"- {SIGNS['failed']} {culprit.kind} **{names}**: {escaped(culprit.because)}"
+    for lost in newest.training.lost if newest.training else ():
+        yield f"- {SIGNS['failed']} **{escaped(lost.node)}** was lost while training: {escaped(lost.because)}"
 
 
 def _trouble(content: Content, trouble: Trouble) -> Iterator[str]:

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stackcheck import __version__
-from stackcheck.report import blocks, speed, standing
+from stackcheck.report import blocks, fleet_file, speed, standing
 from stackcheck.suite.judgement import NO_IMAGE
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def render(content: Content) -> bytes:
         words=standing.WORDS,
         version=__version__,
         shown=FAILURES_SHOWN,
+        matrix_nodes=fleet_file.SHOWN_LINKS,
         first=_first_group(content),
         offers=functools.partial(_offers, content),
         elsewhere=functools.partial(_elsewhere, content),

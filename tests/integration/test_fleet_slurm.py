@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -107,6 +108,18 @@ def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster,
     assert "image verified" in run.text
     runs = open_history(checkout).runs(Query(limit=10))
     assert [run.status for run in runs].count("PASSED") == 3
+    told, page = scripted.stackcheck(checkout, "report", "--format", "markdown")
+    assert told == 0, page
+    sys.stdout.write(page)  # the whole fleet's verdict, as the page has it
+    assert "Is the whole fleet fit?" in page
+    assert "on 4 nodes at" in page
+    assert "**node4**: the node never started" in page
+    assert scripted.stackcheck(checkout, "report")[0] == 0
+    html = (checkout / "build" / "report.html").read_text(encoding="utf-8")
+    assert "<strong>3 of 4 nodes</strong> passed alone" in html
+    assert html.index("rack2, small: 1 of 2 nodes did not pass") < html.index(
+        "rack1, small: 2 nodes, none bad"
+    )
     assert "stackcheck" in cluster.client("sinfo", "-R", "--noheader", "--format=%E %N")  # drained, as asked
     cluster.client("scontrol", "update", "nodename=node4", "state=resume")
     cluster.wait_for("idle", *small_slurm.NODES)

@@ -14,11 +14,12 @@ import pytest
 
 import browser as browsers
 import demo_history
+import fleet_documents
 import report_content
 from small_images import new_key, quiet
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.history.history import History
-from stackcheck.report import campaign, content, page, published, standing
+from stackcheck.report import campaign, content, fleet_file, page, published, standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,9 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
     target = demo_history.publish_all(folder, key, now)
     images = published.published(target, key.public_key(), now, MAX_AGE)
     faults = campaign.Suite(name="test_kernels.py", faults=(("NaN", "missed"), ("wrong stride", "caught")))
-    return content.gather(
+    fleet_documents.write(folder, fleet_documents.document(), age_days=0)
+    fleets, _ = fleet_file.load(folder)
+    made = content.gather(
         history,
         content.Offered(target=target, images=images),
         root=ROOT,
@@ -66,6 +69,7 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
         campaign=campaign.Campaign(planted=2, caught=1, healthy_runs=1, false_alarms=0, suites=(faults,)),
         report=quiet,
     )
+    return dataclasses.replace(made, fleets=fleets)
 
 
 @pytest.fixture(scope="module")

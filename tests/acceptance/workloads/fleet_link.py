@@ -1,8 +1,8 @@
-"""All-reduce over the ranks of several nodes. In: torchrun's environment. Out: one JSON line of rank 0.
+"""Every collective over the ranks of several nodes. In: torchrun's environment. Out: one JSON line of rank 0.
 
-`{"ranks", "wrong": [...], "busbw_gb_per_s": {bytes: GB/s}}`. Every element of each sum is compared: a link
-that changes bits is worse than a slow one. busbw is nccl-tests' definition, 2 (n - 1) / n of what one rank
-holds, by time.
+`{"ranks", "wrong": [...], "busbw_gb_per_s": {bytes: GB/s}}`. Every element of each result is compared: a link
+that changes bits is worse than a slow one. The small cases are those of one machine's smoke tier. busbw is
+that of an all-reduce by nccl-tests' definition, 2 (n - 1) / n of what one rank holds, by time.
 """
 
 import json
@@ -12,7 +12,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from workloads.ranks import Ranks, joined
+from workloads import collective_values
+from workloads.ranks import Book, Ranks, joined
 
 CPU_BYTES = (1 << 12, 1 << 20, 1 << 24)
 GPU_BYTES = (1 << 12, 1 << 20, 1 << 26, 1 << 30)
@@ -20,17 +21,26 @@ REPEATS = 5
 
 
 def main() -> None:
-    """Every size: the sum is right, and how fast."""
+    """Every collective is right; then every size of the all-reduce is right, and how fast."""
     with joined(timeout_s=float(sys.argv[1])) as ranks:
-        wrong: list[str] = []
+        wrong = _collectives_are_right(ranks)
         speeds: dict[str, float] = {}
         for size in GPU_BYTES if ranks.device.type == "cuda" else CPU_BYTES:
             wrong += _sum_is_right(ranks, size)
             speeds[str(size)] = _busbw_gb_per_s(ranks, size)
-        everyone = ranks.collect({"wrong": wrong})
+        everyone = ranks.collect({"wrong": wrong}, about="link")
         if everyone is not None:
             found = [f"rank {rank}: {text}" for rank, each in enumerate(everyone) for text in each["wrong"]]
             print(json.dumps({"ranks": ranks.size, "wrong": found, "busbw_gb_per_s": speeds}), flush=True)
+
+
+def _collectives_are_right(ranks: Ranks) -> list[str]:
+    """What is wrong on any rank; only rank 0 knows."""
+    book = Book(ranks)
+    for operation, name, function in collective_values.cases(ranks, "smoke"):
+        book.judge(operation, name, function)
+    merged = book.merged() or {"cases": []}
+    return [f"{case['name']}: {text}" for case in merged["cases"] for text in case["failures"]]
 
 
 def _sum_is_right(ranks: Ranks, size: int) -> list[str]:

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+import small_fleet
 from stackcheck.fleet import link_stage
-from stackcheck.fleet.job import Job
 from stackcheck.fleet.link_stage import Plan, Report
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stackcheck.fleet.job import Job
+
 NAMES = tuple("abcdef")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES)}
-DIGEST = "sha256:" + "a" * 64
 
 
 def planned(root: Path) -> tuple[Job, Plan]:
-    job = Job(
-        id="0",
-        name="cpu-x",
-        root=str(root),
-        config_digest=DIGEST,
-        manifest_digest=DIGEST,
-        reference="x:1",
-        stack_id=None,
-        vendor="cpu",
-        tier="smoke",
-        inputs={},
-        nodes=9,
-        limit_s=60,
-        created=dt.datetime.now(dt.UTC),
-    )
-    return link_stage.make(job, NAMES, ADDRESSES)
+    return link_stage.make(small_fleet.bare_job(root), NAMES, ADDRESSES)
 
 
 def write(attempt: Path, plan: Plan, changes: dict[frozenset[str], Report]) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
+from typer.testing import CliRunner
 
+from stackcheck.cli.scale import app
 from stackcheck.errors import ConfigurationError
 from stackcheck.fleet import scaling, scaling_data
 
+SVG = "{http://www.w3.org/2000/svg}"
+PICTURES = {
+    "scaling-weak.svg": ("llama-8b-bf16", "--weak"),
+    "scaling-strong.svg": ("mpt-7b-mi250", "--gpus", "8,16,32,64,128,256"),
+}
 ROOT = Path(__file__).parents[3]
 KNOWN = scaling_data.load()
 MEASURED = [(name, row) for name, job in KNOWN.jobs.items() for row in job.measured]
@@ -113,3 +121,19 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, old: str, new: s
     (tmp_path / "own.yaml").write_text(text.replace(old, new), "utf-8")
     with pytest.raises(ConfigurationError, match=message):
         scaling_data.load(tmp_path / "own.yaml")
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_committed_pictures_are_drawn_again_and_tell_what_is_measured(name: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [*PICTURES[name], "--plot", str(tmp_path / name)])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / name).read_text("utf-8")
+    assert text == (ROOT / "docs" / name).read_text("utf-8"), "stackcheck scale … --plot draws it anew"
+    titles = {found.text or "" for found in ET.fromstring(text).iter(f"{SVG}title")}
+    other = {
+        "scaling-weak.svg": "measured: 2 GPUs, 96.0 %",
+        "scaling-strong.svg": "published: 256 GPUs, 95.8 %",
+    }
+    assert any(title.startswith(other[name]) for title in titles), titles
+    absent = "published" if "weak" in name else "measured"
+    assert not any(title.startswith(absent) for title in titles), "nothing is drawn that nobody saw"

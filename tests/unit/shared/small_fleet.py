@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 JOB_ID = "0123abcd"
+DIGEST = "sha256:" + "a" * 64
 
 
 def make_job(checkout: Path, nodes: int, **changes: Any) -> tuple[Job, Subject]:
@@ -25,6 +26,25 @@ def make_job(checkout: Path, nodes: int, **changes: Any) -> tuple[Job, Subject]:
     job, subject = new_job(CPU_STACK, checkout, job_id=JOB_ID, nodes=nodes, **changes)
     job.save()
     return job, subject
+
+
+def bare_job(root: Path) -> Job:
+    """A job without an image or a file: for plans."""
+    return Job(
+        id="0",
+        name="cpu-x",
+        root=str(root),
+        config_digest=DIGEST,
+        manifest_digest=DIGEST,
+        reference="x:1",
+        stack_id=None,
+        vendor="cpu",
+        tier="smoke",
+        inputs={},
+        nodes=9,
+        limit_s=60,
+        created=dt.datetime.now(dt.UTC),
+    )
 
 
 def leave(

@@ -1,0 +1,98 @@
+"""One node's share of a program on several nodes. In: a job, this node's place, a program. Out: a `RunSpec`.
+
+The container has the host's network, and with GPUs the InfiniBand devices and pinned memory; nothing else of
+a fleet has them. Which interface the libraries use is the site's word: its variables pass through.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackcheck import vendors
+from stackcheck.engine.client import Mount, RunSpec
+from stackcheck.engine.container import USER_ENV
+from stackcheck.suite import container_user, inputs, interpreter, run, steering
+
+if TYPE_CHECKING:
+    from stackcheck.engine.client import Engine
+    from stackcheck.fleet.job import Job
+    from stackcheck.fleet.rendezvous import Rendezvous
+    from stackcheck.suite.subject import Subject
+
+TAIL = 20  # lines of a program that are kept
+TESTS = "/stackcheck/tests"
+INFINIBAND = Path("/dev/infiniband")
+SITE = ("GLOO_", "TP_")  # which interface gloo uses; vendors.site_environment has NCCL's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torchrun:
+    """How programs are started on this node.
+
+    Attributes:
+        job: What the nodes run.
+        subject: The image.
+        engine: This node's.
+        suite: The frozen copy of suites and trainers.
+    """
+
+    job: Job
+    subject: Subject
+    engine: Engine
+    suite: Path
+
+    def container(
+        self,
+        place: Rendezvous,
+        ranks: int,
+        program: tuple[str, ...],
+        *,
+        limit_s: int,
+        mounts: tuple[Mount, ...] = (),
+    ) -> RunSpec:
+        """The container that runs a module of the suites under torchrun's agent, with so many ranks here."""
+        user = container_user.uid()
+        image, vendor = self.subject.image.reference, self.job.vendor
+        needs = vendors.module(vendor).container_needs()
+        fabric = tuple(str(path) for path in sorted(INFINIBAND.glob("*"))) if vendor != "cpu" else ()
+        return RunSpec(
+            image=image,
+            entrypoint=(interpreter.find(image, self.engine, self.subject.accepted_python).path,),
+            command=(
+                *(*run.ISOLATED, f"{run.RUNNER}/launcher.py", "-m", "torch.distributed.run"),
+                *(f"--nnodes={place.nodes}", f"--node-rank={place.rank}", f"--nproc-per-node={ranks}"),
+                *(f"--master-addr={place.address}", f"--master-port={place.port}"),
+                *("-m", *program),
+            ),
+            user=f"{user}:{user}",
+            env=self._environment(dict(needs.env)),
+            mounts=(
+                Mount(source=self.suite / inputs.RUNNER, target=run.RUNNER),
+                Mount(source=self.suite / "tests", target=TESTS),
+                *(Mount(source=bind.source, target=bind.target) for bind in needs.binds),
+                *mounts,
+            ),
+            devices=(*needs.devices, *fabric),
+            group_add=needs.groups,
+            ulimits=dict(needs.ulimits),
+            shm_size_bytes=run.SHM_SIZE_BYTES[vendor],
+            quota_bytes=run.QUOTA_BYTES if mounts else None,
+            network="host",
+            workdir="/tmp",  # noqa: S108  # the container's own
+            timeout_s=limit_s,
+        )
+
+    def _environment(self, needed: dict[str, str]) -> dict[str, str | None]:
+        site = {name: value for name, value in os.environ.items() if name.startswith(SITE)}
+        image = self.engine.inspect(self.subject.image.reference).env
+        chosen = dict(vendors.site_environment()) | site
+        env = steering.environment(image, self.job.vendor, chosen, needed, USER_ENV)
+        return env | {"PYTHONPATH": f"{TESTS}/acceptance"}
+
+
+def words(code: int, lines: list[str]) -> str:
+    """Why a program failed: its exit code, and its last lines."""
+    return f"exit code {code}: " + " | ".join(lines[-3:])[-400:]

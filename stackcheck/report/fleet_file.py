@@ -1,0 +1,200 @@
+"""What `stackcheck fleet run` came to. In: build/fleet/*/fleet.json. Out: `FleetFile`s, ready to be shown.
+
+The nodes are grouped by rack and partition; the groups with the most bad nodes come first, and in each group
+the nodes that stand out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, FiniteFloat, ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FOLDER = "build/fleet"
+SHOWN_CHECKS, SHOWN_NODES, SHOWN_LINKS = 8, 200, 16
+Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
+BAD = ("FAILED", "UNFIT")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class JobPart(_Part):
+    """What the nodes ran."""
+
+    id: str
+    name: str
+    engine: str
+    tier: str
+    only: str | None
+    nodes: int
+    created: AwareDatetime
+
+
+class NodePart(_Part):
+    """How one node ended."""
+
+    node: str
+    rack: str
+    partition: str
+    status: Status
+    reasons: tuple[str, ...]
+    devices: tuple[str, ...] | None
+    checks: dict[str, str]
+
+    @property
+    def passed(self) -> int:
+        """How many checks passed."""
+        return sum(outcome == "passed" for outcome in self.checks.values())
+
+
+class StragglerPart(_Part):
+    """A figure that stands out from the fleet."""
+
+    node: str
+    check: str
+    metric: str
+    unit: str
+    value: FiniteFloat
+    median: FiniteFloat
+    loss: float
+
+
+class CulpritPart(_Part):
+    """What bad pairs come from."""
+
+    kind: Literal["node", "link"]
+    names: tuple[str, ...]
+    because: str
+
+
+class LinksPart(_Part):
+    """What the pairs showed: GB/s, or why there is no speed."""
+
+    pairs: tuple[tuple[str, str, FiniteFloat], ...]
+    failed: tuple[tuple[str, str, str], ...]
+    culprits: tuple[CulpritPart, ...]
+    whole_gb_per_s: FiniteFloat | None
+    whole_error: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every node that was in a pair."""
+        return tuple(sorted({name for pair in (*self.pairs, *self.failed) for name in pair[:2]}))
+
+    def between(self, one: str, other: str) -> str:
+        """What the table says of two nodes."""
+        speeds = {frozenset(pair[:2]): f"{pair[2]:.3g}" for pair in self.pairs}
+        broken = {frozenset(pair[:2]): "failed" for pair in self.failed}
+        return (speeds | broken).get(frozenset((one, other)), "")
+
+    def is_bad(self, one: str, other: str) -> bool:
+        """Whether a culprit explains this pair."""
+        blamed = [frozenset(culprit.names) for culprit in self.culprits]
+        return any(names <= {one, other} for names in blamed)
+
+
+class LostPart(_Part):
+    """A node that was lost while it trained."""
+
+    node: str
+    because: str
+    at_step: dict[str, int]
+
+
+class LayoutPart(_Part):
+    """How one layout trained."""
+
+    first_step: int
+    losses: tuple[FiniteFloat, ...]
+
+
+class TrainingPart(_Part):
+    """How the nodes trained together."""
+
+    nodes: tuple[str, ...]
+    ranks_of_a_node: int
+    lost: tuple[LostPart, ...]
+    errors: tuple[str, ...]
+    layouts: dict[str, LayoutPart]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The nodes of a rack and a partition."""
+
+    rack: str
+    partition: str
+    nodes: tuple[NodePart, ...]
+
+    @property
+    def bad(self) -> int:
+        """How many did not pass."""
+        return sum(node.status in BAD for node in self.nodes)
+
+
+class FleetFile(_Part):
+    """One run of a fleet."""
+
+    job: JobPart
+    status: Status
+    nodes: tuple[NodePart, ...]
+    stragglers: tuple[StragglerPart, ...]
+    links: LinksPart | None
+    training: TrainingPart | None
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many nodes ended how."""
+        return Counter(node.status for node in self.nodes)
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The checks that did not pass on every node, those that failed on most nodes first."""
+        bad: Counter[str] = Counter()
+        for node in self.nodes:
+            for check, outcome in node.checks.items():
+                if outcome != "passed":
+                    bad[check] += 1 if outcome == "skipped" else 1000
+        return tuple(name for name, _ in bad.most_common(SHOWN_CHECKS))
+
+    @property
+    def slow(self) -> Counter[str]:
+        """Node -> how many of its figures stand out."""
+        return Counter(item.node for item in self.stragglers)
+
+    @property
+    def hidden(self) -> int:
+        """How many nodes the table leaves out; they passed, and do not stand out."""
+        return len(self.nodes) - len(self._shown())
+
+    def _shown(self) -> Sequence[NodePart]:
+        telling = [node for node in self.nodes if node.status in BAD or self.slow[node.node]]
+        names = {node.node for node in telling}
+        return telling + [node for node in self.nodes if node.node not in names][:SHOWN_NODES]
+
+    def groups(self) -> list[Group]:
+        """The racks and partitions, the worst first; in each the nodes that stand out first."""
+        found: dict[tuple[str, str], list[NodePart]] = {}
+        for node in self._shown():
+            found.setdefault((node.rack, node.partition), []).append(node)
+        made = [Group(rack, partition, tuple(nodes)) for (rack, partition), nodes in found.items()]
+        return sorted(made, key=lambda group: (-group.bad / len(group.nodes), group.rack, group.partition))
+
+
+def load(root: Path) -> tuple[tuple[FleetFile, ...], tuple[str, ...]]:
+    """The fleet runs of a checkout, the newest first, and what could not be read."""
+    found, problems = [], []
+    for path in sorted((root / FOLDER).glob("*/fleet.json")):
+        try:
+            found.append(FleetFile.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError) as error:
+            problems.append(f"a fleet run cannot be read: {path}: {str(error).splitlines()[0]}")
+    return tuple(sorted(found, key=lambda run: run.job.created, reverse=True)), tuple(problems)
