@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import statistics
 import struct
 import tempfile
@@ -110,7 +111,7 @@ def member(data: bytes, packed: bytes) -> bytes:
 
 
 def quick_record(result: dict[str, Any], verdict: dict[str, Any], shared: bytes) -> tuple[bytes, bytes]:
-    """`records.record` without parsing and checking it: the head, and what precedes the checks that all share."""
+    """`records.record`, unchecked, in two parts: the head, and the rest up to the checks that all share."""
     body = to_json(result)
     assert body.endswith(b"]}"), "`checks` is the last member"
     own = body[:-2]
@@ -204,7 +205,8 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
         start, cpu = time.perf_counter(), cpu_seconds()
         assert not history.rebuild()
         rebuilt = time.perf_counter() - start
-        used = f"{cpu_seconds() - cpu:.0f} s of processor time"
+        load = os.getloadavg()[0]
+        used = f"{cpu_seconds() - cpu:.0f} s of processor time, load {load:.0f}, {peak_mb():.0f} MB at most"
         rows.append((f"rebuild of {chosen.runs} runs, {metrics} metrics each", f"{rebuilt:.1f} s", used))
     rows.append(
         (
@@ -230,6 +232,12 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
 def cpu_seconds() -> float:
     """Processor time of this process and of its children that have ended."""
     return sum(os.times()[:4])
+
+
+def peak_mb() -> float:
+    """The most memory that this process, or one of its children, held."""
+    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1e3
 
 
 def append_one(history: History, template: dict[str, Any], number: int) -> tuple[str, str]:

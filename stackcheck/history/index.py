@@ -63,7 +63,7 @@ class Index:
             tables.make(connection)
 
     def add(self, data: bytes, digest: str) -> None:
-        """Add the record of this digest; of several records of one result, the one with the newest verdict counts.
+        """Add the record of this digest. Of several records of one result, the newest verdict counts.
 
         Raises:
             HistoryError: It is not a record, or the database cannot be written.

@@ -170,7 +170,8 @@ def _chunks(records: Records) -> Iterator[_Chunk]:
     with ProcessPoolExecutor(os.cpu_count(), spawned, initializer=gc.disable) as pool:
         waiting = iter(batches)
         begun = [
-            pool.submit(_read_url, *batch) for batch in itertools.islice(waiting, AHEAD * (os.cpu_count() or 1))
+            pool.submit(_read_url, *batch)
+            for batch in itertools.islice(waiting, AHEAD * (os.cpu_count() or 1))
         ]
         while begun:
             yield begun.pop(0).result()

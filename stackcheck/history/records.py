@@ -1,10 +1,10 @@
 """Record files: the truth of a history. In: the bytes of records. Out: the same bytes, by their digest.
 
-A record is one JSON document whose last member is the result as the suites wrote it. Its file is compressed, as
-a result repeats itself tenfold, in two gzip members: the head, and the result. The name of the file is the sha256
-of its bytes, so nothing is ever rewritten, and an index can be made of the heads: the digest shows that a file is
-whole, and only its head is unpacked. Earlier files have one member, and the sha256 of the document as their name.
-The folder may be a local one or any store that fsspec knows (`s3://…`, `gs://…`, `memory://…`).
+A record is one JSON document whose last member is the result as the suites wrote it. Its file is compressed,
+as a result repeats itself tenfold, in two gzip members: the head, and the result. The name of the file is
+the sha256 of its bytes, so nothing is ever rewritten, and an index can be made of the heads: the digest shows
+that a file is whole, and only its head is unpacked. Earlier files have one member, and the sha256 of the
+document as their name. The folder may be a local one or any store that fsspec knows (`s3://…`, `gs://…`, `memory://…`).
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Records:
 
 
 def _unpacked(packed: bytes, members: int = 2) -> bytes | None:
-    """The content of a file's first gzip members; None if it is no gzip, has more, or is larger than a record."""
+    """The content of a file's first gzip members; None if it is none, has more members, or is too large."""
     data = b""
     for _ in range(members):
         reader = zlib.decompressobj(wbits=31)
