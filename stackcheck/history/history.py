@@ -62,7 +62,7 @@ class History:
         if known and _says(known, verdict):
             return known.record
         digest = self.records.append(data)
-        self.index.add(data)
+        self.index.add(data, digest)
         return digest
 
     def runs(self, query: Query) -> list[Run]:

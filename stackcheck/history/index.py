@@ -62,13 +62,13 @@ class Index:
         with self._transaction() as connection:
             tables.make(connection)
 
-    def add(self, data: bytes) -> None:
-        """Add a record; of several records of one result, the one with the newest verdict counts.
+    def add(self, data: bytes, digest: str) -> None:
+        """Add the record of this digest. Of several records of one result, the newest verdict counts.
 
         Raises:
             HistoryError: It is not a record, or the database cannot be written.
         """
-        kept = reading.read(data)
+        kept = reading.read(data, digest)
         with self._transaction() as connection:
             loading.add(connection, kept)
 

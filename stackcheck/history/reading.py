@@ -15,10 +15,11 @@ from pydantic_core import from_json
 from stackcheck.history import abstract
 from stackcheck.history.records import SCHEMA, head_of, result_of
 from stackcheck.history.runs import HistoryError, Point, Run
-from stackcheck.oci.documents import sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from stackcheck.history.records import Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,24 +48,32 @@ class Kept:
         return tuple(points(self.measured, self.run.record))
 
 
-def read(data: bytes, digest: str | None = None) -> Kept:
-    """Read a record.
-
-    Args:
-        data: The record's bytes.
-        digest: Its digest, if it is known.
+def read(data: bytes, digest: str) -> Kept:
+    """Read a record of this digest.
 
     Raises:
         HistoryError: It is not a record of this schema.
     """
-    digest = digest or sha256(data)
+    return _read(head_of(data), digest, lambda: data)
+
+
+def read_kept(records: Records, digest: str) -> Kept:
+    """Read the record of this digest; only its head is unpacked if that says all.
+
+    Raises:
+        HistoryError: It is missing or damaged, or not a record of this schema.
+    """
+    return _read(records.head(digest), digest, lambda: records.read(digest))
+
+
+def _read(text: bytes, digest: str, whole: Callable[[], bytes]) -> Kept:
     try:
-        head = from_json(head_of(data))
+        head = from_json(text)
         if head["schema"] != SCHEMA:
             raise ValueError(f"schema {head['schema']}")
         found = head["abstract"]
         if found["version"] != abstract.VERSION:
-            found = abstract.of(from_json(result_of(data)))
+            found = abstract.of(from_json(result_of(whole())))
         return _kept(head, found, digest)
     except (ValueError, KeyError, TypeError) as error:
         raise HistoryError(

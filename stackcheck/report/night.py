@@ -30,6 +30,7 @@ class Trouble:
         run: The run.
         since: When the series of runs without a pass began, on this stack and machine; None: it is new.
         nights: How many runs in a row did not pass.
+        first: Whether it is the first run of this stack on such a machine.
         others: How many earlier runs of this night did not pass either, on the same stack and machine.
         nodes: On how many nodes they ran.
     """
@@ -37,6 +38,7 @@ class Trouble:
     run: Run
     since: dt.datetime | None
     nights: int
+    first: bool = False
     others: int = 0
     nodes: int = 1
 
@@ -89,6 +91,7 @@ def _trouble(bad: Sequence[Run], runs: Sequence[Run]) -> Trouble:
         run=run,
         since=row[-1].started if row else None,
         nights=len(row) + 1,
+        first=not any(other.started < run.started and _place(other) == _place(run) for other in runs),
         others=len(bad) - 1,
         nodes=len({each.node for each in bad}),
     )

@@ -166,6 +166,25 @@ def cosigns() -> dict[str, Path]:
     return {suite: cosign_of(suite) for suite in COSIGN_SUITES}
 
 
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    """Prometheus' own checker, taken out of Debian's package: installing that would start a server."""
+    program = CACHE / "prometheus" / "promtool"
+    with one_at_a_time("apt"):
+        if not program.exists():
+            fresh = program.parent.with_suffix(".new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+            command("apt-get", "update")
+            command("sh", "-c", 'cd "$0" && apt-get download prometheus', fresh)
+            take = 'cd "$0" && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool > promtool'
+            command("sh", "-c", take, fresh)
+            (fresh / "promtool").chmod(0o755)
+            next(fresh.glob("*.deb")).unlink()
+            fresh.rename(program.parent)
+    return program
+
+
 def cosign_of(suite: str) -> Path:
     folder = CACHE / f"cosign-{suite}-{platform.machine()}"
     program = folder / "usr" / "bin" / "cosign"

@@ -46,7 +46,7 @@
     const shown = found.runs.slice(0, 8);
     Report.plot(document.getElementById("losses"), {
       name: "Loss of the small Llama job", unit: "%", kind: "step", across: "step", x: steps,
-      note: `how far the newest run of each stack is from the processor's curve, in %, and how far it may be (${found.source})`,
+      note: `how far the loss of each stack's newest run is from the processor's curve at each step, in %, and how far it may be (${found.source})`,
       summary: `${shown.length} runs over ${steps.length} steps.`,
       simulated: shown.some((item) => run(item.run).simulated),
       bands: [[1, 2]],

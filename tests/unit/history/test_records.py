@@ -42,8 +42,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Records]:
 def test_a_record_is_read_as_it_was_written(store: Records) -> None:
     data = record()
     digest = store.append(data)
-    assert digest == "sha256:" + hashlib.sha256(data).hexdigest()
+    assert digest == "sha256:" + hashlib.sha256(records.packed_record(data)).hexdigest()
     assert store.read(digest) == data
+    assert gzip.decompress(records.packed_record(data)) == data
+    assert store.head(digest) == records.head_of(data)
     assert list(store) == [digest]
     assert records.result_of(data) == body()
 
@@ -67,7 +69,15 @@ def test_appending_leaves_every_other_file_alone(tmp_path: Path) -> None:
     assert (after, len(before)) == (before, len(digests))
 
 
-@pytest.mark.parametrize("damage", ["cut off", "another record", "not gzip", "more behind it"])
+def packed_of_two(first: bytes, second: bytes) -> bytes:
+    """The head of one record, and the result of another."""
+    cut = first.index(records.RESULT), second.index(records.RESULT)
+    return records.packed_record(first[: cut[0]] + second[cut[1] :])
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut off", "another record", "not gzip", "more behind it", "another result", "one bit"]
+)
 def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
     store = Records(str(tmp_path))
     digest = store.append(record())
@@ -79,11 +89,29 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
             "another record": gzip.compress(record(1)),
             "not gzip": b"{}",
             "more behind it": packed + packed,
+            "another result": packed_of_two(record(), record(1)),
+            "one bit": packed[:-40] + bytes([packed[-40] ^ 1]) + packed[-39:],
         }[damage]
     )
-    with pytest.raises(HistoryError, match="a record of the history is damaged") as caught:
-        store.read(digest)
-    assert digest in str(caught.value)
+    for read in (store.read, store.head):
+        with pytest.raises(HistoryError, match="a record of the history is damaged") as caught:
+            read(digest)
+        assert digest in str(caught.value)
+
+
+def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its file has one gzip member, and the digest of the document as its name."""
+    data = record()
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    path = tmp_path / digest[7:9] / f"{digest[7:]}.json.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(data))
+    store = Records(str(tmp_path))
+    assert (store.read(digest), store.head(digest)) == (data, records.head_of(data))
+    assert reading.read_kept(store, digest) == reading.read(data, digest)
+    path.write_bytes(gzip.compress(data[:-1] + b" }"))
+    with pytest.raises(HistoryError, match="a record of the history is damaged"):
+        store.head(digest)
 
 
 def test_an_unfinished_file_is_no_record(tmp_path: Path) -> None:
@@ -110,14 +138,20 @@ def test_a_damaged_result_makes_no_record() -> None:
         records.record(body()[:-30], PASSED, None, source="test")
 
 
-def test_the_abstract_of_another_version_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_abstract_of_another_version_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = record()
-    expected = reading.read(data)
+    store = Records(str(tmp_path))
+    expected = reading.read_kept(store, store.append(data)).points
+    digest = store.append(data.replace(b'"points":{', b'"points":{"a check":[],', 1))
+    assert reading.read_kept(store, digest).measured["points"]["a check"] == []
     monkeypatch.setattr("stackcheck.history.abstract.VERSION", 99)
-    broken = data.replace(b'"points":{', b'"points":{"a check":[],', 1)
-    assert reading.read(broken, expected.run.record).points == expected.points
+    assert [(point.check, point.value) for point in reading.read_kept(store, digest).points] == [
+        (point.check, point.value) for point in expected
+    ]
 
 
 def test_metrics_of_one_name_are_told_apart_by_their_conditions() -> None:
-    names = [point.name for point in reading.read(record()).points]
+    names = [point.name for point in reading.read(record(), "sha256:0").points]
     assert names == ["gemm_tflops[m=8192]", "gemm_tflops[m=4096]"]
