@@ -4,12 +4,18 @@
 A stage's output goes to build/logs/; a failure shows its last lines, the command that repeats it and the log.
 Out: the exit code of the command. `--summary` prints in one line what all stages since `--start` ran, and
 exits with 1 where one of them failed or did not run.
+
+Beside the time by the clock stands the processor time of the stage's own processes, which other work on the
+machine does not change much. What runs in a container is a child of the Docker daemon and is not in it; the
+summary says how long all processors of the machine worked, with the daemon and whatever else ran.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -21,6 +27,7 @@ from typing import IO
 
 LOGS = Path(__file__).resolve().parents[1] / "build" / "logs"
 RECORD = LOGS / "stages.jsonl"
+PROCESSORS = Path("/proc/stat")  # of Linux alone
 CLOSING = re.compile(r"\b\d+ (?:passed|failed|skipped|errors?|deselected|xfailed)\b.* in [\d.]+s")
 COUNT = re.compile(r"\b(\d+) (passed|failed|skipped|error)s?\b")
 BAD = re.compile(r"^(FAILED|ERROR|error:|missed:|false alarm:|failed:) ?")
@@ -38,11 +45,14 @@ def run(name: str, command: list[str]) -> int:
     with log.open("wb") as file:
         code = ended(command, file)
     seconds = time.monotonic() - begin
+    cpu = cpu_of_children()
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     counts = counted(lines)
     with RECORD.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"name": name, "code": code, "seconds": seconds, "counts": counts}) + "\n")
-    line = f"{'ok' if code == 0 else 'FAILED':<7} {name:<28} {spoken(seconds):>12}  {closing(lines)}"
+        record = {"name": name, "code": code, "seconds": seconds, "cpu_seconds": cpu, "counts": counts}
+        file.write(json.dumps(record) + "\n")
+    times = f"{spoken(seconds):>12}  cpu {spoken(cpu):>12}"
+    line = f"{'ok' if code == 0 else 'FAILED':<7} {name:<28} {times}  {closing(lines)}"
     print(line.rstrip(), flush=True)
     if code:
         explain(command, code, log, lines)
@@ -59,6 +69,22 @@ def ended(command: list[str], log: IO[bytes]) -> int:
         log.write(f"error: {error}\n".encode())
         return 127
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def cpu_of_children() -> float:
+    """Processor seconds of the command and of each process below it that was waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cpu_of_machine() -> float | None:
+    """Processor seconds of everything since the machine started; None where the system does not say."""
+    if not PROCESSORS.is_file():
+        return None
+    user, nice, system, _idle, _waiting, *interrupts = map(
+        int, PROCESSORS.read_text().split("\n")[0].split()[1:8]
+    )
+    return sum((user, nice, system, *interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def explain(command: list[str], code: int, log: Path, lines: list[str]) -> None:
@@ -96,7 +122,7 @@ def summary(title: str, ended: int) -> int:
     total = sum((Counter(stage["counts"]) for stage in stages), Counter[str]())
     failed = [stage["name"] for stage in stages if stage["code"]]
     tests = ", ".join(f"{total[word]} {word}" for word in ("passed", "failed", "skipped"))
-    took = spoken(time.time() - began["began"])
+    took = spoken(time.time() - began["began"]) + worked(began["cpu_seconds"])
     if failed:
         how = f"FAILED: {', '.join(failed)}"
     else:
@@ -105,10 +131,17 @@ def summary(title: str, ended: int) -> int:
     return how != "ok"
 
 
+def worked(before: float | None) -> str:
+    """How long the machine's processors worked since then, in parentheses; "" where it is not known."""
+    now = cpu_of_machine()
+    return "" if now is None or before is None else f" (the machine's processors: {spoken(now - before)})"
+
+
 def start() -> int:
     """Forget earlier stages."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps({"began": time.time()}) + "\n", encoding="utf-8")
+    began = {"began": time.time(), "cpu_seconds": cpu_of_machine()}
+    RECORD.write_text(json.dumps(began) + "\n", encoding="utf-8")
     return 0
 
 

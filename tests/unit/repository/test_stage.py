@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,20 @@ def test_a_stage_that_passes_is_one_line_with_pytests_closing_line(program: Path
     assert line.startswith("ok      unit tests ")
     assert line.endswith("5 passed, 2 skipped in 1.25s")
     assert "noise" in (program.parents[1] / "build" / "logs" / "unit-tests.log").read_text()
+
+
+def test_a_stage_says_how_long_its_processes_computed_and_the_summary_how_long_all_did(program: Path) -> None:
+    compute = "import time\nwhile time.process_time() < 1.5: pass"
+    done = call(program, "computes", "sh", "-c", f"{sys.executable} -c '{compute}'; echo ended")
+    assert re.fullmatch(r"ok +computes +\d+ s  cpu +[2-5] s  ended\n", done.stdout), done.stdout
+    waits = call(program, "waits", "sleep", "2")
+    assert re.fullmatch(r"ok +waits +[2-9] s  cpu +0 s\n", waits.stdout), waits.stdout
+    summary = call(program, "--summary", "make test", "0").stdout
+    machine = re.search(
+        r"2 stages in .* \(the machine's processors: (?:(\d+) min )?(\d+) s\); tests", summary
+    )
+    assert machine, summary
+    assert 60 * int(machine[1] or 0) + int(machine[2]) >= 2, summary
 
 
 def test_a_stage_that_fails_names_what_failed_the_command_that_repeats_it_and_the_log(program: Path) -> None:
