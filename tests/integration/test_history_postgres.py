@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from kept_runs import GEMM, PASSED, body, failed
+from stackcheck.history import tables
 from stackcheck.history.history import History
 from stackcheck.history.index import Index
 from stackcheck.history.runs import HistoryError, Query
@@ -87,6 +88,12 @@ def test_two_writers_at_once_lose_nothing(history: History, postgres: str, tmp_p
     assert len(history.points(Query())) == 120
     # A run that both wrote has two records, which differ in where it came from, and is one run.
     assert 60 <= len(list(history.records)) <= 80
+
+
+def test_the_server_compiles_no_question(postgres: str) -> None:
+    with tables.engine(postgres).connect() as connection:
+        connection.rollback()
+        assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"
 
 
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:

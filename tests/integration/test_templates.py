@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,30 +22,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 
 def with_triton_backend() -> Stack:
-    """One stack for three tests: what the first built, the others find in the builder's cache.
-
-    torch's wheel for processors pins no library; of what it needs, the stack's owner refuses this release of
-    sympy.
-    """
+    """One stack for two tests: what the first built, the second finds in the builder's cache."""
     flash = FlashAttention(version="2.8.3", form="source", backend="triton", sha256=None)
-    replaced = Replacement(name="sympy", version="1.13.1", instead_of="1.14.0")
     env = {**CPU.env, "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
-    return with_extension(id="proof-flash-attn-triton", flash_attn=flash, env=env, replacements=(replaced,))
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of that stack."""
-    return prepare(with_triton_backend(), tmp_path_factory.mktemp("prepared"))
-
-
-@pytest.fixture
-def context(prepared: Path, tmp_path: Path) -> Path:
-    """That folder, to which a test may add."""
-    base = "rootfs.tar"
-    copied = shutil.copytree(prepared, tmp_path / prepared.name, ignore=shutil.ignore_patterns(base))
-    os.link(prepared / base, copied / base)
-    return copied
+    return with_extension(id="proof-flash-attn-triton", flash_attn=flash, env=env)
 
 
 # In what the final stage holds, as the user that it has. A backend asks for the GPU's architecture when it is
@@ -67,9 +46,8 @@ COPY --from=proved /tmp/proof /
 """
 
 
-def test_flash_attentions_triton_backend_is_built_without_a_compiler_and_loads(
-    context: Path, tmp_path: Path
-) -> None:
+def test_flash_attentions_triton_backend_is_built_without_a_compiler_and_loads(tmp_path: Path) -> None:
+    context = prepare(with_triton_backend(), tmp_path)
     proof = build(context, "proof", tmp_path / "proof", ATTENTION) / "proof"
     assert proof.read_text() == "2.8.3 flash_attn.flash_attn_triton_amd.interface_fa 2.13.0+cpu 3.7.1"
     first = build(context, "flash-attn", tmp_path / "first")
@@ -93,10 +71,11 @@ COPY --from=proved /tmp/proof /
 """
 
 
-def test_what_was_chosen_replaces_torchs_pin_and_is_compiled_and_listed(
-    context: Path, tmp_path: Path
-) -> None:
-    proof = build(context, "proof", tmp_path / "proof", REPLACED) / "proof"
+def test_what_was_chosen_replaces_torchs_pin_and_is_compiled_and_listed(tmp_path: Path) -> None:
+    # torch's wheel for processors pins no library; of what it needs, it refuses this release of sympy.
+    replaced = Replacement(name="sympy", version="1.13.1", instead_of="1.14.0")
+    stack = dataclasses.replace(with_triton_backend(), id="proof-chosen", replacements=(replaced,))
+    proof = build(prepare(stack, tmp_path), "proof", tmp_path / "proof", REPLACED) / "proof"
     assert proof.read_text() == "1.13.1 True True 2.13.0+cpu"
 
 
@@ -124,7 +103,8 @@ COPY --from=proved /tmp/proof /
 """
 
 
-def test_nothing_installed_later_replaces_torch_or_triton(context: Path, tmp_path: Path) -> None:
+def test_nothing_installed_later_replaces_torch_or_triton(tmp_path: Path) -> None:
+    context = prepare(with_triton_backend(), tmp_path)
     offers = tmp_path / "offers"
     offers.mkdir()
     offered = {"wants-torch": "torch==9.9", "wants-triton": "triton==9.9", "harmless": "torch"}
