@@ -50,11 +50,11 @@ def print_policy(
             show_default="any node",
         ),
     ] = None,
+    packaged_python: PackagedPython = False,
     tier: Annotated[
         TierName | None,
         typer.Option("--tier", help="Exactly this tier.", show_default="any that certifies"),
     ] = None,
-    packaged_python: PackagedPython = False,
     max_age: Annotated[
         str | None,
         typer.Option(

@@ -15,7 +15,7 @@ from pathlib import Path
 MODULES = ("sitecustomize", "usercustomize")
 # virtualenv, and uv until 0.11, write these two files into each environment that they make, and list them
 # nowhere. The .pth file imports the module, which corrects distutils inside an environment. The digests are
-# of the module in virtualenv 20.4 to 21.15 and in uv 0.2 to 0.11:
+# of the module in 15 releases of virtualenv and 9 of uv; a release between them may have one more:
 # https://github.com/pypa/virtualenv/blob/main/src/virtualenv/create/via_global_ref/_virtualenv.py,
 # https://github.com/astral-sh/uv/blob/0.9.7/crates/uv-virtualenv/src/_virtualenv.py
 HOOK, HOOK_MODULE = "_virtualenv.pth", "_virtualenv.py"
