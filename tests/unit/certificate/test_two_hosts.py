@@ -266,6 +266,22 @@ def test_a_revocation_repairs_what_a_late_write_undid_while_it_moved_the_tags(wo
         check_revoked(world, registry, f"renewal, write {at}")
 
 
+def test_a_bundle_that_a_killed_writer_left_under_its_tag_alone_is_listed_by_the_next(world: World) -> None:
+    registry = world.registry(referring=False)
+    store: Any = registry
+    digest = world.digest("current")
+    left = attachments.bundle(
+        store, store.read_manifest(digest), world.statements["renewal"][-1], PUBLIC, NOW
+    )
+    store.write_manifest(left, attachments.bundle_tag(digest, left.digest))
+    assert left.digest not in {item.digest for item in attachments.bundles_of(store, digest)}
+    world.publish(Host(registry), "current", "second renewal")
+    listed = {item.digest for item in attachments.bundles_of(store, digest)}
+    tags = [tag for tag in store.tags() if tag.startswith(attachments.bundle_tags(digest))]
+    assert left.digest in listed
+    assert {store.read_manifest(tag).digest for tag in tags} == listed
+
+
 def test_a_publisher_whose_image_is_revoked_meanwhile_is_told_so(world: World) -> None:
     registry = world.registry(referring=False)
     writes = Host(registry, calls=WRITES)
