@@ -90,7 +90,7 @@ def campaign(told: argparse.Namespace) -> list[dict[str, Any]]:
 
 def schedules_of(told: argparse.Namespace, calls: int) -> list[Schedule]:
     """Each part's schedules by their numbers; the same seed gives the same ones."""
-    chosen = range(1, calls + 1)
+    chosen: Iterable[int] = range(1, calls + 1)
     if told.boundaries is not None and told.boundaries < calls:
         chosen = sorted(random.Random(told.seed).sample(chosen, told.boundaries))
     numbers: dict[str, Iterable[int]] = {

@@ -232,6 +232,56 @@ def test_a_write_that_arrives_after_its_client_gave_up_never_makes_a_revoked_ima
             check_revoked(world, registry, told)
 
 
+@pytest.mark.slow
+def test_two_late_writes_that_undo_both_forms_never_make_a_revoked_image_valid(world: World) -> None:
+    """One undoes the form of cosign 2, the other that of cosign 3: the mark is what is left."""
+    cast = actors(world, "second renewal")
+    names = ("renewal", "second renewal")
+    count = min(cast[name](world.registry(referring=False), calls=WRITES).count for name in names)
+    for one, two in itertools.product(range(1, count + 1), repeat=2):
+        registry = world.registry(referring=False)
+        late = [
+            cast[name](registry, at=at, calls=WRITES, late=True)
+            for name, at in zip(names, (one, two), strict=True)
+        ]
+        cast["revocation"](registry)
+        for host in late:
+            host.arrive()
+        assert not accepted(registry, f"@{world.digest('current')}"), (one, two)
+
+
+def test_a_revocation_repairs_what_a_late_write_undid_while_it_moved_the_tags(world: World) -> None:
+    cast, original = actors(world, "newer"), revoke.move_back
+    count = cast["renewal"](world.registry(referring=False), calls=WRITES).count
+    for at in range(1, count + 1):
+        registry = world.registry(referring=False)
+        host = cast["renewal"](registry, at=at, calls=WRITES, late=True)
+
+        def move(*arguments: Any, host: Host = host) -> Any:
+            host.arrive()
+            return original(*arguments)
+
+        with mock.patch.object(revoke, "move_back", move):
+            cast["revocation"](registry)
+        check_revoked(world, registry, f"renewal, write {at}")
+
+
+def test_a_bundle_that_a_killed_writer_left_under_its_tag_alone_is_listed_by_the_next(world: World) -> None:
+    registry = world.registry(referring=False)
+    store: Any = registry
+    digest = world.digest("current")
+    left = attachments.bundle(
+        store, store.read_manifest(digest), world.statements["renewal"][-1], PUBLIC, NOW
+    )
+    store.write_manifest(left, attachments.bundle_tag(digest, left.digest))
+    assert left.digest not in {item.digest for item in attachments.bundles_of(store, digest)}
+    world.publish(Host(registry), "current", "second renewal")
+    listed = {item.digest for item in attachments.bundles_of(store, digest)}
+    tags = [tag for tag in store.tags() if tag.startswith(attachments.bundle_tags(digest))]
+    assert left.digest in listed
+    assert {store.read_manifest(tag).digest for tag in tags} == listed
+
+
 def test_a_publisher_whose_image_is_revoked_meanwhile_is_told_so(world: World) -> None:
     registry = world.registry(referring=False)
     writes = Host(registry, calls=WRITES)

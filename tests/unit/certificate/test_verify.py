@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime as dt
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import result_files
 from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
+from small_registry import serving
 from stackcheck.certificate import attachments, policy, publish, storage_forms, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
 from stackcheck.errors import CertificateError, PublishError
-from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json
+from stackcheck.oci.documents import OCI_MANIFEST, Manifest, MissingError, compact_json
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import write_small_blob
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from small_images import SmallImage
+    from small_registry import Answer
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -266,3 +269,30 @@ def test_a_manifest_whose_media_type_is_none_is_refused(dist: Path) -> None:
             public_key=new_key().public_key(),
             report=quiet,
         )
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", ""])
+def test_a_wrong_content_type_of_a_registry_is_named_and_not_called_another_image(
+    dist: Path, image: SmallImage, media_type: str
+) -> None:
+    layout, wrong = OciLayout(dist), ""
+
+    def answer(request: Any) -> Answer:
+        kind, _, name = request.path.removeprefix("/v2/a/b/").partition("/")
+        with contextlib.suppress(MissingError):
+            if kind == "manifests":
+                found = layout.read_manifest(name)
+                told = media_type if found.digest == wrong else found.media_type
+                return 200, {"Content-Type": told}, found.body
+            if kind == "blobs":
+                return 200, {}, b"".join(layout.read_blob(name))
+        return 404, {}, b""
+
+    with serving(answer) as (host, _seen):
+        told: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
+        assert verify.verify(f"{host}/a/b:{STACK_ID}", now=NOW, **told).digest == image.manifest_digest
+        wrong = image.manifest_digest
+        with pytest.raises(CertificateError, match="a media type that no image has") as caught:
+            verify.verify(f"{host}/a/b:{STACK_ID}", now=NOW, **told)
+    assert caught.value.got == (media_type or "none")
+    assert OCI_MANIFEST in (caught.value.expected or "")
