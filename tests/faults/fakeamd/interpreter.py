@@ -132,4 +132,10 @@ def _unpack(blob: Path, program: str, folder: Path) -> None:
         subprocess.Popen(words, stdout=subprocess.PIPE) as raw,
         tarfile.open(fileobj=raw.stdout, mode="r|") as tar,
     ):
-        tar.extractall(folder, (one for one in tar if one.name.lstrip("./").startswith(WANTED)), filter="tar")
+        tar.extractall(folder, filter(_is_wanted, tar), filter="tar")
+
+
+def _is_wanted(member: tarfile.TarInfo) -> bool:
+    """Not Debian's link into /etc either: its package is not in the root, so nobody would own it there."""
+    name = member.name.lstrip("./")
+    return name.startswith(WANTED) and not name.endswith("/sitecustomize.py")
