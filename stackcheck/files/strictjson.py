@@ -10,8 +10,9 @@ import math
 import re
 from typing import NoReturn
 
-# No other number is too large for a float: 308 digits, or an exponent of three.
-_LARGE = re.compile(rb"[0-9]{300}|[0-9][eE]\+?[0-9]{3,}\s*(?:[],}]|$)")
+# No other number is too large for a float, which holds 308 digits: those here have an exponent of three, or
+# so many digits that one of two is enough. A number begins the text, or follows one of three characters.
+_LARGE = re.compile(rb"(?:^|[:,[])\s*-?(?:[0-9]{200}|[0-9.]+[eE]\+?[0-9]{3})")
 
 
 def check(text: bytes) -> None:
