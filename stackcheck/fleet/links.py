@@ -6,17 +6,18 @@ in each of which a node is in one pair at most: https://en.wikipedia.org/wiki/Ro
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.fleet.spread import FEWEST, outliers
+from stackcheck.fleet.spread import outliers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Pair = tuple[str, str]
-# Of fewer than five pairs a spread says nothing. Pairs of like nodes differ by less than this.
-FAR = 0.5  # of the fastest pair
+# Of fewer than five pairs a spread says nothing, and one of unsteady speeds hides a broken link.
+FAR = 1 / 3  # of the median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +65,13 @@ def culprits(failed: Mapping[Pair, str], speeds: Mapping[Pair, float]) -> list[C
 
 
 def _slow(speeds: Mapping[Pair, float]) -> dict[Pair, str]:
-    """The pairs that stand out; of few pairs, those that are far from the fastest."""
+    """The pairs that stand out from the spread, and those that are far from the median."""
     spread = outliers({_name(pair): value for pair, value in speeds.items()}, direction="min")
     found = {pair: spread[_name(pair)].words() for pair in speeds if _name(pair) in spread}
-    best = max(speeds.values(), default=0.0)
+    middle = statistics.median_high(speeds.values()) if speeds else 0.0
     for pair, speed in speeds.items():
-        if len(speeds) < FEWEST and speed < FAR * best:
-            found.setdefault(pair, f"the fastest pair has {best:.3g} GB/s")
+        if speed < FAR * middle:
+            found.setdefault(pair, f"less than a third of the median, {middle:.3g} GB/s")
     return {pair: f"{speeds[pair]:.3g} GB/s, {words}" for pair, words in found.items()}
 
 

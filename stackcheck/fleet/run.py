@@ -9,9 +9,10 @@ import contextlib
 import dataclasses
 import datetime as dt
 import gc
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
@@ -254,7 +255,8 @@ def fit_nodes(done: FleetRun) -> list[str]:
 
 
 def _saved(done: FleetRun) -> FleetRun:
-    write_atomically(done.job.folder / "fleet.json", (json.dumps(done.as_json(), indent=1).encode(),))
+    # Python's own encoder takes seconds for a thousand nodes once it indents.
+    write_atomically(done.job.folder / "fleet.json", (to_json(done.as_json(), indent=1),))
     return done
 
 
@@ -275,15 +277,40 @@ def again(root: Path, job_id: str, history: History | None) -> FleetRun:
         )
     job = Job.load(root / FOLDER / job_id)
     subject = subject_of(job.name, root, job.vendor)
-    attempts = [int(path.name.partition("-")[2]) for path in job.folder.glob("attempt-*")]
-    newest = max(attempts, default=0)
+    newest = _newest_attempt(job)
     states = {rank: read_state(job.attempt(newest) / str(rank)) for rank in range(job.nodes)}
     followed = Followed(
         state=JobState(phase="ended", word="of an earlier time", attempt=newest),
         nodes={rank: state for rank, state in states.items() if state},
     )
     number = (job.folder / JOB_ID).read_text(encoding="utf-8") if (job.folder / JOB_ID).exists() else ""
-    return judged(job, number, subject, followed, history=history)
+    return _saved(_together_again(judged(job, number, subject, followed, history=history)))
+
+
+def _newest_attempt(job: Job) -> int:
+    attempts = [int(path.name.partition("-")[2]) for path in job.folder.glob("attempt-*")]
+    return max(attempts, default=0)
+
+
+def _together_again(done: FleetRun) -> FleetRun:
+    """With what the later stages of the run left: a bad link stays bad when its nodes are judged again."""
+    folder, links, found = done.job.folder, None, None
+    if (plan := folder.with_name(f"{folder.name}-links") / link_stage.PLAN).exists():
+        job = Job.load(plan.parent)
+        planned = link_stage.Plan.model_validate_json(plan.read_bytes())
+        links = link_stage.read(job.attempt(_newest_attempt(job)), planned, job.devices or 1)
+    lost: list[Lost] = []
+    tries = folder.parent.glob(f"{folder.name}-training-*/{training.PLAN}")
+    for path in sorted(tries, key=lambda path: int(path.parent.name.rpartition("-")[2])):
+        job, tried = Job.load(path.parent), training.TrainingPlan.model_validate_json(path.read_bytes())
+        reports = training.read(job.attempt(_newest_attempt(job)), tried)
+        lost += [
+            Lost(node=name, because="it left no report", at_step={})
+            for name in tried.names
+            if not reports[name]
+        ]
+        found = training.judge(tried, reports, lost)
+    return dataclasses.replace(done, links=links, training=found)
 
 
 def assembled(job: Job, job_id: str, found: Iterable[NodeOutcome]) -> FleetRun:

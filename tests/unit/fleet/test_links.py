@@ -66,3 +66,15 @@ def test_stragglers_are_found_by_the_median_and_not_hidden_by_each_other() -> No
     assert outliers(equal | {"n1": 99.0}, "min") == {}, "one per cent of an exact fleet troubles nobody"
     assert list(outliers(equal | {"n1": 97.0}, "min")) == ["n1"]
     assert outliers({"a": 1.0, "b": 2.0, "c": 100.0, "d": 1.0}, "max") == {}, "four tell nothing"
+
+
+def test_of_few_pairs_a_link_far_below_the_median_is_named_and_an_unsteady_one_is_not() -> None:
+    """Five of which one is a sixth: the spread alone would take it for noise."""
+    three = {("a", "b"): 0.3, ("a", "c"): 0.03, ("b", "c"): 0.2}
+    (found,) = culprits({}, three)
+    assert (found.kind, found.names) == ("link", ("a", "c"))
+    assert "0.03 GB/s, less than a third of the median, 0.2 GB/s" in found.because
+    unsteady = {("a", "b"): 0.25, ("a", "c"): 0.55, ("b", "c"): 0.3, ("a", "d"): 0.4, ("b", "d"): 0.05}
+    assert [found.names for found in culprits({}, unsteady)] == [("b", "d")]
+    assert culprits({}, {("a", "b"): 0.2, ("a", "c"): 0.5}) == []
+    assert culprits({}, {("a", "b"): 0.2}) == []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import small_fleet
-from stackcheck.fleet import training
+from stackcheck.fleet import link_stage, run, training
 from stackcheck.fleet.run import FleetRun
 from stackcheck.fleet.training import Lost, Record, TrainingPlan, TrainingReport
 
@@ -97,6 +97,27 @@ def test_a_lost_node_an_error_and_missing_or_damaged_reports_are_told(tmp_path: 
     read = training.read(tmp_path, plan)
     assert "damaged" in str(read["a"] and read["a"].error)
     assert (read["b"], read["c"]) == (None, None)
+
+
+def test_a_run_that_is_judged_again_keeps_its_bad_link_and_its_lost_node(tmp_path: Path) -> None:
+    job, plan = first(tmp_path)
+    training.save(job, plan)
+    job.save()
+    for name, report in reports().items():
+        path = training.report_file(job.attempt(0), name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if report and name != "c":
+            path.write_text(report.model_dump_json())
+    links, tried = link_stage.make(small_fleet.bare_job(tmp_path), NAMES, ADDRESSES)
+    links.save()
+    link_stage.save(links, tried)
+    alone = FleetRun(job=small_fleet.bare_job(tmp_path), job_id="1", nodes=(), stragglers=())
+    found = run._together_again(alone)
+    assert found.links is not None
+    assert found.training is not None
+    assert len(found.links.failed) == 3, "no node left a report of its pairs"
+    assert [lost.node for lost in found.training.lost] == ["c"]
+    assert found.status == "FAILED"
 
 
 def test_the_records_are_in_the_last_line_that_holds_them() -> None:

@@ -1,0 +1,38 @@
+"""Only strict JSON passes: finite numbers, and no key twice."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from stackcheck.files import strictjson
+
+LARGE = (
+    *("1e309", "-1e309", "1E+400", "1.5e0400", "9" * 400, f"{'9' * 199}e111", f"-{'9' * 330}.5"),
+    f"{'9' * 230}e99",
+)
+
+
+@pytest.mark.parametrize("number", LARGE)
+@pytest.mark.parametrize("around", ["{}", "[{}]", "[1,\n {}]", '{{"a" :\t{}}}', " {} "])
+def test_a_number_that_no_float_holds_is_refused_wherever_it_stands(number: str, around: str) -> None:
+    text = around.format(number)
+    if "." not in number and "e" not in number.lower():
+        strictjson.check(text.encode())  # a whole number of any length is one
+        return
+    assert math.isinf(float(number))
+    with pytest.raises(ValueError, match="is not a finite number"):
+        strictjson.check(text.encode())
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "[NaN]", "[-Infinity]", "[1", '"\xff"'])
+def test_ambiguous_or_broken_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        strictjson.check(text.encode("latin-1"))
+
+
+def test_healthy_text_passes_also_with_words_that_look_like_large_numbers() -> None:
+    words = {"got 1.798e+308, bound 1": "e123", "digest": "1e999" + "0" * 400, "n": [1.5e99, -2, 1e-400]}
+    strictjson.check(json.dumps(words).encode())
