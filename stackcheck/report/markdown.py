@@ -30,6 +30,8 @@ SIGNS: dict[standing.State, str] = {
 SIMULATED = " *(simulated)*"
 NOTHING = "-"
 FIGURES, REASONS = 8, 3
+_BYTES = re.compile(r"\bbytes=(\d+)")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 
 
@@ -75,7 +77,7 @@ def _machine(content: Content, machine: standing.Machine) -> Iterator[str]:
     found = standing.offers(content.offered.images, machine)
     valid = [offer for offer in found if offer.image.current and offer.valid(content.made)]
     if not valid:
-        yield f"- {escaped(machine.words())}: **no image**"
+        yield f"- {escaped(machine.words())}: **no image is certified**"
     for offer in valid:
         remarks = [f"waived: {escaped(name)}" for name in offer.machine.warned]
         remarks += [f"known issue: {escaped(issue['symptom'])}" for issue in offer.image.known_issues]
@@ -172,14 +174,13 @@ def _trouble(content: Content, trouble: Trouble) -> Iterator[str]:
     since = f", run {trouble.nights} in a row without a pass" if trouble.since else ", new"
     mark = SIMULATED if run.simulated else ""
     sign = SIGNS["failed" if run.status == "FAILED" else "unfit"]
-    machine = standing.machine_of(run).words()
+    machine = f"{run.device_count} x {standing.machine_of(run).words()}"
     yield f"- {sign} **{escaped(title_of(run.stack))}** on {escaped(machine)}{mark}{since}"
-    failures = detail.failures if detail else ()
-    for failure in failures[:REASONS]:
-        why = f": {escaped(failure.reason[0])}" if failure.reason else ""
-        yield f"  - {escaped(failure.check)}{why}"
-    if not failures:
-        yield from (f"  - {escaped(reason)}" for reason in run.reasons[:REASONS])
+    told = [": ".join((item.check, *item.reason[:1])) for item in detail.failures] if detail else []
+    told = told or list(run.reasons)
+    yield from (f"  - {escaped(line)}" for line in told[:REASONS])
+    if len(told) > REASONS:
+        yield f"  - and {len(told) - REASONS} more"
 
 
 def _speed(content: Content) -> Iterator[str]:
@@ -194,8 +195,8 @@ def _group(group: Group) -> Iterator[str]:
     judged = sorted(_judged(group.series), key=lambda series: series.margin or 0.0)
     mark = SIMULATED if group.runs[-1].simulated else ""
     yield f"\n<details><summary>{escaped(title_of(group.title))}{mark and ' (simulated)'}</summary>\n"
-    yield _row("Figure", "Newest", "Better than its bound by", "Of the ceiling", "Since last month")
-    yield _row("---", "---:", "---:", "---:", "---:")
+    yield _row("Figure", "Check", "Newest", "Better than its bound by", "Of the ceiling", "Since last month")
+    yield _row("---", "---", "---:", "---:", "---:", "---:")
     for series in judged[:FIGURES]:
         yield _figure(series)
     if len(judged) > FIGURES:
@@ -211,6 +212,20 @@ def _figure(series: Series) -> str:
     latest = series.latest
     ceiling = f"{latest / series.ceiling:.1%}" if latest is not None and series.ceiling else NOTHING
     change = NOTHING if series.change is None else f"{series.change:+.1%}"
+    check = series.check.partition("::")[2] or series.check  # several checks may report one name
     return _row(
-        escaped(series.name), f"{latest:.4g} {escaped(series.unit)}", f"{series.margin:+.1%}", ceiling, change
+        escaped(_BYTES.sub(_message_size, series.name)),
+        escaped(check),
+        f"{latest:.4g} {escaped(series.unit)}",
+        f"{series.margin:+.1%}",
+        ceiling,
+        change,
     )
+
+
+def _message_size(found: re.Match[str]) -> str:
+    """`256 MiB` of `bytes=268435456`, as the page writes it."""
+    size, unit = float(found[1]), 0
+    while size >= 1024 and unit + 1 < len(_UNITS):
+        size, unit = size / 1024, unit + 1
+    return f"{size:.4g} {_UNITS[unit]}"

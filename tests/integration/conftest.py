@@ -177,7 +177,9 @@ def promtool() -> Path:
             fresh.mkdir(parents=True)
             command("apt-get", "update")
             command("sh", "-c", 'cd "$0" && apt-get download prometheus', fresh)
-            take = 'cd "$0" && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool > promtool'
+            take = (
+                'cd "$0" && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool > promtool'
+            )
             command("sh", "-c", take, fresh)
             (fresh / "promtool").chmod(0o755)
             next(fresh.glob("*.deb")).unlink()

@@ -1,4 +1,4 @@
-"""The text for Prometheus, the alerts of the docs and the dashboard's queries, read by Prometheus' own tool."""
+"""The text for Prometheus, the docs' alerts and the dashboard's queries, read by Prometheus' own tool."""
 
 from __future__ import annotations
 

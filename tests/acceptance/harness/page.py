@@ -16,7 +16,7 @@ NAME = "report.html"
 BAD = {"failed": "✘ failed", "error": "✘ error", "invalid": "△ machine unfit"}
 WORDS = {"passed": "✔ passed", "skipped": "- skipped", **BAD}
 OPEN = 3  # the first failures are shown in full
-REASON_LINES = 40
+REASON_LINES = 12  # the figures below have to stay in reach
 BAR = 160
 Check = Mapping[str, Any]
 
@@ -92,12 +92,17 @@ def _facts(result: Mapping[str, Any], model: str, devices: int) -> str:
         "tier": result["tier"],
         "stack": result["stack_id"] or "none: pytest alone",
         "image": image.get("reference") or "none",
-        "started": result["started"],
-        "ended": result["finished"] or "never",
+        "started": _moment(result["started"]),
+        "ended": _moment(result["finished"]) if result["finished"] else "never",
         "kernel": host["kernel"],
         "software": ", ".join(f"{name} {version}" for name, version in result["software"].items()),
     }
     return "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
+
+
+def _moment(text: str) -> str:
+    """A time of result.json to the second; it is UTC there."""
+    return f"{text[:10]} {text[11:19]} UTC"
 
 
 def _failed(bad: Sequence[Check]) -> str:

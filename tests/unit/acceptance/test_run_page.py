@@ -45,6 +45,17 @@ def test_a_failure_is_shown_with_what_it_proves_and_why() -> None:
         assert words in text
 
 
+def test_a_long_failure_leaves_the_figures_in_reach_and_says_what_it_leaves_out() -> None:
+    reason = "\n".join(f"case {number}" for number in range(30))
+    text = shown(result_files.check("test_a.py::test_one", "failed", reason=reason))
+    assert ("case 11\n… 18 more lines in result.json" in text, "case 12" in text) == (True, False)
+
+
+def test_times_are_said_to_the_second() -> None:
+    text = shown(started="2026-11-22T05:44:46.441+00:00", finished=None)
+    assert "<dt>started</dt><dd>2026-11-22 05:44:46 UTC</dd><dt>ended</dt><dd>never</dd>" in text
+
+
 @pytest.mark.parametrize("outcome", ["failed", "error", "invalid"])
 def test_every_bad_outcome_is_shown_as_bad(outcome: str) -> None:
     text = shown(result_files.check("test_a.py::test_one", outcome))

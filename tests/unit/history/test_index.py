@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,6 +151,7 @@ def test_a_rebuild_names_damaged_records_and_keeps_the_others(history: History, 
     path.write_bytes(b"rust")
     (damaged,) = history.rebuild()
     assert bad in str(damaged)
+    assert gc.isenabled()  # which a rebuild does without
     assert [run.record for run in history.runs(Query())] == [good]
 
 

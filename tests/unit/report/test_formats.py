@@ -113,6 +113,16 @@ def test_markdown_answers_in_the_same_order() -> None:
     assert "Do not roll out driver 31.40.1" in text
     assert "*(simulated)*" in text
     assert "-10.0%" in text
+    assert "on 8 x MI300X, driver 31.40.1" in text
+
+
+def test_markdown_tells_equal_names_of_two_checks_apart_and_says_sizes_as_people_do() -> None:
+    passed = run(HOUR)
+    names = {"a.py::test_speed[bf16]": "busbw[bytes=268435456 #2]", "a.py::test_speed[fp8]": "gemm_tflops"}
+    points = [point(passed, 660, check=check, name=name) for check, name in names.items()]
+    text = markdown.render(whole([passed], points=points))
+    assert "| busbw\\[256 MiB \\#2\\] | test\\_speed\\[bf16\\] | 660" in text
+    assert "| gemm\\_tflops | test\\_speed\\[fp8\\] | 660" in text
 
 
 def test_markdown_names_the_failed_check_and_why() -> None:
@@ -121,6 +131,11 @@ def test_markdown_names_the_failed_check_and_why() -> None:
         whole([failed], details={failed.record: failed_detail("test_a.py::test_nan", "dq is nan")})
     )
     assert "test\\_a.py::test\\_nan: dq is nan" in text
+
+
+def test_markdown_says_how_many_reasons_it_leaves_out() -> None:
+    text = markdown.render(whole([run(HOUR, status="FAILED", reasons=tuple("abcde"))]))
+    assert text.count("\n  - and 2 more") == 1
 
 
 def test_markdown_says_a_missing_night_and_unknown_certificates() -> None:
