@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import planting
+from harness import processes
 from workloads import speed_outliers
 
 FOLDER = Path(__file__).resolve().parent
@@ -25,11 +26,13 @@ LEAST = {"kernel": 76, "model": 37, "collective": 43, "compiler": 26}
 
 
 @pytest.fixture(scope="module", params=sorted(RUNS))
-def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[str, dict]]:
+def found(
+    request: pytest.FixtureRequest, suite_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, dict]]:
     """The results by mutant, from one process: importing torch for each mutant would take minutes."""
     run = subprocess.run(
         (suite_python, *RUNS[request.param]),
-        env=planting_environment(),
+        env=planting_environment() | {processes.STACKS: str(tmp_path_factory.mktemp("stacks"))},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
