@@ -1,5 +1,7 @@
 """Every layout of ranks trains the same model: losses within a band of one process, and clear refusals."""
 
+import contextlib
+import importlib
 import os
 import runpy
 import signal
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Record
-from harness import forked
+from harness import forked, server_main
 
 TRAIN = Path(__file__).resolve().parents[2] / "trainers" / "train.py"
 BATCH = ("--steps", "6", "--global-batch", "8", "--seed", "3")
@@ -116,6 +118,7 @@ def test_each_family_trains(model: str, record: Record) -> None:
     ],
     ids=" ".join,
 )
+@pytest.mark.usefixtures("loaded")
 def test_what_cannot_run_is_refused_with_one_line(flags: tuple[str, ...], tmp_path: Path) -> None:
     stderr = tmp_path / "stderr.txt"
     if (pid := os.fork()) == 0:  # a new Python would load torch again to refuse six lines
@@ -124,6 +127,14 @@ def test_what_cannot_run_is_refused_with_one_line(flags: tuple[str, ...], tmp_pa
     said = stderr.read_text()
     assert "train.py" in said
     assert "Traceback" not in said
+
+
+@pytest.fixture(scope="module")
+def loaded() -> None:
+    """What train.py would load anew in every fork."""
+    for name in server_main.MODULES:
+        with contextlib.suppress(ImportError):  # an older torch has fewer
+            importlib.import_module(name)
 
 
 def _become_train(flags: tuple[str, ...], stderr: Path) -> None:
