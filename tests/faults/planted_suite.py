@@ -98,7 +98,7 @@ def run_suite(
     path = os.pathsep.join((str(folder), str(planting.STUBS)))
     target = copy / "acceptance" / ("test_planted.py" + (f"::{check}" if check else ""))
     ended = planting.PYTHON.pytest(
-        *(str(target), "--gpu-vendor", vendor, "-p", "no:cacheprovider"),
+        *(str(target), "--gpu-vendor", vendor, *planting.LEAN),
         *("--result-dir", str(folder / "out"), "--lease-dir", str(folder / "leases"), *arguments),
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
         folder=folder,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import planting
+from harness import processes
 from workloads import speed_outliers
 
 FOLDER = Path(__file__).resolve().parent
@@ -17,21 +18,21 @@ RUNS = {
     "kernel": (str(FOLDER / "kernel_mutants.py"),),
     "model": (str(FOLDER / "model_mutants.py"),),
     "compiler": (str(FOLDER / "compiler_mutants.py"),),
-    "collective": (
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        str(FOLDER / "collective_mutants.py"),
-    ),
+    # As the suites' own ranks: forks of one process that has loaded torch.
+    "collective": ("-m", "harness.forked_ranks", "2", str(FOLDER / "collective_mutants.py")),
 }
 # A smaller count means that a mutant was lost.
 LEAST = {"kernel": 76, "model": 37, "collective": 43, "compiler": 26}
 
 
 @pytest.fixture(scope="module", params=sorted(RUNS))
-def found(request: pytest.FixtureRequest, suite_python: str) -> tuple[str, dict[str, dict]]:
+def found(
+    request: pytest.FixtureRequest, suite_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, dict]]:
     """The results by mutant, from one process: importing torch for each mutant would take minutes."""
     run = subprocess.run(
         (suite_python, *RUNS[request.param]),
-        env=planting_environment(),
+        env=planting_environment() | {processes.STACKS: str(tmp_path_factory.mktemp("stacks"))},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -133,10 +133,10 @@ def inputs() -> dict[str, str | None]:
     """Digests of suites, trainers and thresholds, computed as stackcheck/inputs.py does for its frozen
     copy.
     """
-    suites = [TESTS / "conftest.py", TESTS / "pytest.ini", *_files(TESTS / "acceptance")]
     bounds = TESTS / "acceptance" / "thresholds"
+    suites = [TESTS / "conftest.py", TESTS / "pytest.ini", *_files(TESTS / "acceptance", without=bounds)]
     return {
-        "suites": _digest(path for path in suites if not path.is_relative_to(bounds)),
+        "suites": _digest(suites),
         "trainers": _digest(_files(TESTS.parent / "trainers")),
         "thresholds": _digest(_files(bounds)),
         "matrix": None,
@@ -188,19 +188,25 @@ def _device(vendor: VendorName, device: Device) -> dict[str, Any]:
     }
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and _counts(path.relative_to(folder))]
+def _files(folder: Path, without: Path | None = None) -> list[Path]:
+    """The files below a folder that count, but for those of the folder `without`."""
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        folders[:] = [name for name in folders if _counts(name) and here / name != without]
+        paths = (here / name for name in names if _counts(name) and not name.endswith(".pyc"))
+        found += [path for path in paths if path.is_file()]
+    return found
 
 
-def _counts(path: Path) -> bool:
-    hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
-    return not hidden and path.suffix != ".pyc"
+def _counts(name: str) -> bool:
+    return not name.startswith(".") and name != "__pycache__"
 
 
 def _digest(files: Iterable[Path]) -> str:
-    root = TESTS.parent
+    start = len(f"{TESTS.parent}{os.sep}")
     lines = sorted(
-        f"{path.relative_to(root).as_posix()} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        f"{str(path)[start:].replace(os.sep, '/')} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
         for path in files
     )
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
