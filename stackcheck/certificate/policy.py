@@ -27,12 +27,15 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import CertificateError, PublishError
+from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Manifest
+from stackcheck.suite.last_run import CANNOT_CERTIFY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stackcheck.certificate.signers import Signer
+    from stackcheck.matrix.policy import Policy
 
 MAX_AGE = dt.timedelta(days=30)
 CLOCK_SKEW = dt.timedelta(minutes=10)
@@ -92,6 +95,26 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime
     _check_complete(manifest, latest, envelopes)
     _check_subject(manifest, latest)
     return latest
+
+
+def require_tier(envelopes: Iterable[Envelope], name: str, required: Policy) -> None:
+    """Refuse a certificate of a lower tier than the policy requires now; it may have been enough when signed.
+
+    Raises:
+        PublishError: It is of a lower tier.
+    """
+    certified = newest(envelope.statement for envelope in envelopes)
+    if certified is None or "run" not in facts(certified):
+        return  # `admit` refuses it with a better reason
+    tier, vendor = facts(certified)["run"]["tier"], facts(certified)["host"]["vendor"]
+    if not is_enough(tier, required.certifies[vendor]):
+        raise PublishError(
+            f"the signed run is of a lower tier: {CANNOT_CERTIFY}",
+            where=name,
+            got=tier,
+            expected=f"{required.certifies[vendor]}, which certifies {vendor} (policy in matrix.yaml)",
+            next_step=f"stackcheck certify {name} --force",
+        )
 
 
 def supersede_revocation(

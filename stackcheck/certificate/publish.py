@@ -88,6 +88,20 @@ def publish(
     )
 
 
+def with_next_step(error: RegistryError, target: str) -> PublishError:
+    """The same error with a next step. Only a user may move a damaged layout: it may hold a revocation."""
+    folder = target.removeprefix("oci:")
+    if error.next_step or folder == target:
+        return error
+    return PublishError(
+        error.what,
+        where=error.where,
+        got=error.got,
+        expected=error.expected,
+        next_step=f"move {folder} away, then run the same command again: it publishes to a new folder",
+    )
+
+
 def copy_and_tag(
     source: Store,
     manifest: Manifest,

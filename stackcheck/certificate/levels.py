@@ -1,0 +1,34 @@
+"""The SLSA levels of a certificate. In: the facts of a PASSED summary, or a name. Out: level names. Pure.
+
+Policy engines that read only the standard fields of a summary can ask for them: STACKCHECK_H200_X8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from stackcheck.certificate.summary import CERTIFIED_LEVEL
+from stackcheck.suite.bounds import CLASSES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def of(certificate: Mapping[str, Any]) -> list[str]:
+    """The levels of a PASSED summary: tier, weakest class of bounds, and each architecture and device model,
+    also with how many were tested together (STACKCHECK_H200 and STACKCHECK_H200_X8).
+    """
+    devices = certificate["host"]["devices"]
+    names = {name for device in devices for name in (device["arch"], device["model"]) if name}
+    counts = Counter(device["model"] for device in devices)
+    names |= {f"{model}_X{count}" for model, count in counts.items()}
+    weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
+    names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
+    return [CERTIFIED_LEVEL, *sorted(map(level_name, names))]
+
+
+def level_name(name: str) -> str:
+    """How a level spells a model, an architecture, a tier or a class of bounds."""
+    return "STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_")
