@@ -134,7 +134,7 @@ def supersede_revocation(
         certified: The certificate among them.
         known: What the target holds about this image, signed with the same key.
         where: The target, for messages.
-        key: The signing key; None where only the public key is at hand, as in `promote`.
+        key: The signing key; None where only the public key is known, as in `promote`.
 
     Raises:
         PublishError: The run began before the revocation, or the certificate has to be signed and cannot be.

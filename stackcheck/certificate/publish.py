@@ -217,7 +217,7 @@ def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope],
             "the image was revoked while it was being published",
             where=f"{store.target}@{manifest.digest}",
             got=f"{error.got}; tags: {', '.join((*places, *moves.removed, *moves.left)) or 'none named it'}",
-            expected="nobody revokes it meanwhile: let one host at a time write to a repository",
+            expected="no revocation during the publication: let one host at a time write to a repository",
             next_step=error.next_step,
         ) from error
 
