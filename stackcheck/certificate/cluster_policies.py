@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import yaml
 
 from stackcheck.certificate import keyring, keys
-from stackcheck.certificate.levels import level_name
-from stackcheck.certificate.predicates import policy_text
+from stackcheck.certificate.predicates import level_name, policy_text
 from stackcheck.certificate.statement import VERIFIER_ID, VSA
 from stackcheck.certificate.summary import CERTIFIED_LEVEL
 from stackcheck.errors import ConfigurationError

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import re
+from collections import Counter
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stackcheck import __version__
 from stackcheck.build.provenance import SITE_SOURCES
-from stackcheck.certificate import levels
 from stackcheck.certificate.statement import (
     PAYLOAD_TYPE,
     PROVENANCE,
@@ -33,9 +34,10 @@ from stackcheck.certificate.statement import (
     sign,
     time_verified,
 )
-from stackcheck.certificate.summary import CERTIFICATE_FIELD
+from stackcheck.certificate.summary import CERTIFICATE_FIELD, CERTIFIED_LEVEL
 from stackcheck.errors import MachineUnfitError
 from stackcheck.oci.documents import compact_json, sha256
+from stackcheck.suite.bounds import CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -329,7 +331,7 @@ def _summary(
         "policy": {"uri": "urn:stackcheck:policy:v1", "digest": {"sha256": _hex(sha256(policy))}},
         "inputAttestations": [_reference(statement) for statement in evidence],
         "verificationResult": status,
-        "verifiedLevels": levels.of(certificate) if status == "PASSED" else ["FAILED"],
+        "verifiedLevels": _levels(certificate) if status == "PASSED" else ["FAILED"],
         CERTIFICATE_FIELD: certificate,
     }
 
@@ -351,6 +353,24 @@ def _certificate_field(result: RunResult, verdict: Verdict, archs: Sequence[str]
         "reasons": list(verdict.reasons),
         "metrics": _metrics(result),
     }
+
+
+def _levels(certificate: Mapping[str, Any]) -> list[str]:
+    """The SLSA levels of a PASSED summary: tier, weakest class of bounds, and each architecture and device
+    model, also with how many were tested together (STACKCHECK_H200 and STACKCHECK_H200_X8).
+    """
+    devices = certificate["host"]["devices"]
+    names = {name for device in devices for name in (device["arch"], device["model"]) if name}
+    counts = Counter(device["model"] for device in devices)
+    names |= {f"{model}_X{count}" for model, count in counts.items()}
+    weakest = next((name for name in reversed(CLASSES) if name in certificate["bounds"]), "none")
+    names |= {f"TIER_{certificate['run']['tier']}", f"BOUNDS_{weakest}"}
+    return [CERTIFIED_LEVEL, *sorted(map(level_name, names))]
+
+
+def level_name(name: str) -> str:
+    """How a level spells a model, an architecture, a tier or a class of bounds."""
+    return "STACKCHECK_" + re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_")
 
 
 def _archs(result: RunResult, declared: Sequence[str]) -> dict[str, list[str]]:
