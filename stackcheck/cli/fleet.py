@@ -192,7 +192,7 @@ def _carried_out(
     job: Job, subject: Subject, engine: FleetEngine, patience: Patience, *, links: bool, drain: bool
 ) -> FleetRun:
     report = Progress()
-    done = _run_job(job, subject, engine, patience, report)
+    done = _played(job, subject, engine, patience, report)
     if links:
         done = _with_links(done, engine, patience, report)
     if drain:
@@ -277,7 +277,7 @@ def subject_root(subject: Subject) -> Path:
     return subject.image.layout.parents[2]
 
 
-def _run_job(
+def _played(
     job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
 ) -> FleetRun:
     from stackcheck.fleet import run
