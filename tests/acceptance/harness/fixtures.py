@@ -248,7 +248,7 @@ def launch(acceptance: AcceptanceSession, lease: leases.Lease) -> Launch:
                 nproc=nproc,
                 environment={
                     **acceptance.child_environment(lease.devices),
-                    processes.TIME_LIMIT_FACTOR: f"{acceptance.limit_s(1, nproc):g}",
+                    processes.PATIENCE: f"{acceptance.limit_s(1, nproc):g}",
                     **(env or {}),
                 },
                 timeout_s=acceptance.limit_s(timeout_s, nproc),

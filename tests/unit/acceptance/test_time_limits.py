@@ -36,13 +36,13 @@ def test_no_vendor_shortens_a_limit() -> None:
 
 def test_the_limits_inside_a_workload_grow_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that gives up earlier than its launch would end a healthy run all the same."""
-    monkeypatch.delenv(processes.TIME_LIMIT_FACTOR, raising=False)
+    monkeypatch.delenv(processes.PATIENCE, raising=False)
     assert time_limits.scaled(60) == 60
     session = cast("Any", SimpleNamespace(vendor="amd"))
-    monkeypatch.setenv(processes.TIME_LIMIT_FACTOR, f"{AcceptanceSession.limit_s(session, 1, 8):g}")
+    monkeypatch.setenv(processes.PATIENCE, f"{AcceptanceSession.limit_s(session, 1, 8):g}")
     assert time_limits.scaled(60) == 360
-    assert time_limits.VARIABLE == processes.TIME_LIMIT_FACTOR
-    assert processes.TIME_LIMIT_FACTOR in server.READ_WHEN_USED  # or each launch would load torch anew
+    assert time_limits.VARIABLE == processes.PATIENCE
+    assert processes.PATIENCE in server.READ_WHEN_USED  # or each launch would load torch anew
 
 
 def test_no_workload_has_a_limit_that_does_not_grow() -> None:
