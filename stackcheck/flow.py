@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
 from stackcheck.build import build
-from stackcheck.certificate import publish, signers, signing, verify
-from stackcheck.certificate.statement import facts, newest
+from stackcheck.certificate import policy, publish, signers, signing, verify
 from stackcheck.errors import (
     CertificateError,
-    ChecksFailedError,
     ConfigurationError,
     MachineUnfitError,
     PublishError,
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 
 StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
 ROW_S, ROW_START_S = 60.0, 240.0  # a row of --rows is timed so long, and starts within so long
-SHOWN_REASONS = 8  # of a verdict, in an error message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +114,7 @@ class JudgedRun:
             ChecksFailedError: The verdict is FAILED.
         """
         if self.verdict.status not in accepted:
-            raise _refusal(self.verdict, self.folder)
+            raise verdict.refusal(self.verdict, self.folder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -318,15 +315,7 @@ def hold_to_rows(
     limit_s = len(chosen) * (ROW_S + ROW_START_S)
     run.run_program(plan, engine, out=judged.folder, command=command, timeout_s=limit_s, report=report)
     found = rows.judge(document, chosen, rows.read(written))
-    before = judged.verdict
-    after = dataclasses.replace(
-        before,
-        status="FAILED" if found.failed else before.status,
-        reasons=(*before.reasons, *found.reasons),
-        passed=(*before.passed, *found.passed),
-        failed=(*before.failed, *found.failed),
-        required=(*before.required, *found.passed, *found.failed),
-    )
+    after = rows.added_to(judged.verdict, found)
     write_atomically(judged.folder / "verdict.json", (json.dumps(after.as_json(), indent=2).encode(),))
     report(f"{subject.name}: {len(found.passed)} of {len(chosen)} rows of {document} reached")
     return dataclasses.replace(judged, verdict=after)
@@ -370,7 +359,7 @@ def publish_signed(
     Raises:
         PublishError: The certificate is not valid for the image, or the target refused or is damaged.
     """
-    _require_tier(envelopes, _policy(settings), tag)
+    policy.require_tier(envelopes, tag, _policy(settings))
     key = settings.signer()  # it signed the envelopes
     try:
         return publish.publish(
@@ -384,41 +373,7 @@ def publish_signed(
             plain_http=settings.plain_http,
         )
     except RegistryError as error:
-        raise _with_next_step(error, settings.target) from error
-
-
-def _require_tier(envelopes: Iterable[Envelope], policy: Policy, name: str) -> None:
-    """The certificate is of the tier that the policy asks for now; it may have been lower when it was signed.
-
-    Raises:
-        PublishError: It is of a lower tier.
-    """
-    certified = newest(envelope.statement for envelope in envelopes)
-    if certified is None or "run" not in facts(certified):
-        return  # `publish` refuses it with a better reason
-    tier, vendor = facts(certified)["run"]["tier"], facts(certified)["host"]["vendor"]
-    if not is_enough(tier, policy.certifies[vendor]):
-        raise PublishError(
-            f"the signed run is of a lower tier: {CANNOT_CERTIFY}",
-            where=name,
-            got=tier,
-            expected=f"{policy.certifies[vendor]}, which certifies {vendor} (policy in matrix.yaml)",
-            next_step=f"stackcheck certify {name} --force",
-        )
-
-
-def _with_next_step(error: RegistryError, target: str) -> PublishError:
-    """The same error with a next step. Only a user may move a damaged layout: it may hold a revocation."""
-    folder = target.removeprefix("oci:")
-    if error.next_step or folder == target:
-        return error
-    return PublishError(
-        error.what,
-        where=error.where,
-        got=error.got,
-        expected=error.expected,
-        next_step=f"move {folder} away, then run the same command again: it publishes to a new folder",
-    )
+        raise publish.with_next_step(error, settings.target) from error
 
 
 def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: FlowSettings) -> bool:
@@ -443,24 +398,4 @@ def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: 
         judged.result.run_id,
         waivers,
         list(subject.known_issues),
-    )
-
-
-def _refusal(judged: Verdict, folder: Path) -> StackcheckError:
-    """The error of a verdict that is not PASSED: the first reasons, and where to find all of them."""
-    hidden = len(judged.reasons) - SHOWN_REASONS
-    shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
-    expected, next_step = "every required check passed", f"read {folder / 'container.log'}"
-    if judged.lacks_only_bounds:  # nothing is known to be slow
-        expected = "a bound for every gated figure on this device model"
-        next_step = f"stackcheck baseline {folder / 'run' / 'result.json'} and the results of two more runs"
-    if judged.status == "UNFIT" and not judged.invalid:  # the stack does not name this machine
-        expected += ", on a machine that the stack names"
-        next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
-    kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError
-    return kind(
-        f"the verdict is {judged.status}; nothing is published",
-        got="\n    ".join(shown),
-        expected=expected,
-        next_step=next_step,
     )

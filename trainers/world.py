@@ -51,9 +51,9 @@ class Stop:
 
     def __init__(self) -> None:
         self.heard = False
-        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _hear(self, _signal: int, _frame: object) -> None:
+    def _on_sigterm(self, _signal: int, _frame: object) -> None:
         self.heard = True
 
     def agreed(self, elapsed_s: float = 0.0) -> tuple[bool, float]:

@@ -157,7 +157,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _read_files(source: Path) -> Mapping[str, bytes]:
-    """Name -> bytes of the files that the builder sees; a base that somebody made by hand is not one."""
+    """Name -> bytes of the files that the builder sees; without a base that was made by hand."""
     if not source.is_dir():
         return {}
     paths = (path for path in sorted(source.iterdir()) if path.is_file() and path.name != "rootfs.tar")

@@ -1,7 +1,7 @@
 """The public key that a user names: a file, or an address with the key's fingerprint.
 
 In: a path, `https://…#sha256=FINGERPRINT`, or None for the user's own key. Out: the keys to trust. What an
-address gives is believed only because of the fingerprint, which the user has from somewhere else.
+address gives is trusted only if it has the fingerprint, which the user got in another way.
 """
 
 from __future__ import annotations

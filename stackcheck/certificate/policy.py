@@ -27,12 +27,15 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import CertificateError, PublishError
+from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Manifest
+from stackcheck.suite.last_run import CANNOT_CERTIFY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stackcheck.certificate.signers import Signer
+    from stackcheck.matrix.policy import Policy
 
 MAX_AGE = dt.timedelta(days=30)
 CLOCK_SKEW = dt.timedelta(minutes=10)
@@ -94,6 +97,26 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime
     return latest
 
 
+def require_tier(envelopes: Iterable[Envelope], name: str, required: Policy) -> None:
+    """Refuse a certificate of a lower tier than the policy requires now; it may have been enough when signed.
+
+    Raises:
+        PublishError: It is of a lower tier.
+    """
+    certified = newest(envelope.statement for envelope in envelopes)
+    if certified is None or "run" not in facts(certified):
+        return  # `admit` refuses it with a better reason
+    tier, vendor = facts(certified)["run"]["tier"], facts(certified)["host"]["vendor"]
+    if not is_enough(tier, required.certifies[vendor]):
+        raise PublishError(
+            f"the signed run is of a lower tier: {CANNOT_CERTIFY}",
+            where=name,
+            got=tier,
+            expected=f"{required.certifies[vendor]}, which certifies {vendor} (policy in matrix.yaml)",
+            next_step=f"stackcheck certify {name} --force",
+        )
+
+
 def supersede_revocation(
     envelopes: Sequence[Envelope],
     certified: Statement,
@@ -111,7 +134,7 @@ def supersede_revocation(
         certified: The certificate among them.
         known: What the target holds about this image, signed with the same key.
         where: The target, for messages.
-        key: The signing key; None where only the public key is at hand, as in `promote`.
+        key: The signing key; None where only the public key is known, as in `promote`.
 
     Raises:
         PublishError: The run began before the revocation, or the certificate has to be signed and cannot be.

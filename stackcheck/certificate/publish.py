@@ -88,6 +88,20 @@ def publish(
     )
 
 
+def with_next_step(error: RegistryError, target: str) -> PublishError:
+    """The same error with a next step. Only a user may move a damaged layout: it may hold a revocation."""
+    folder = target.removeprefix("oci:")
+    if error.next_step or folder == target:
+        return error
+    return PublishError(
+        error.what,
+        where=error.where,
+        got=error.got,
+        expected=error.expected,
+        next_step=f"move {folder} away, then run the same command again: it publishes to a new folder",
+    )
+
+
 def copy_and_tag(
     source: Store,
     manifest: Manifest,
@@ -203,7 +217,7 @@ def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope],
             "the image was revoked while it was being published",
             where=f"{store.target}@{manifest.digest}",
             got=f"{error.got}; tags: {', '.join((*places, *moves.removed, *moves.left)) or 'none named it'}",
-            expected="nobody revokes it meanwhile: let one host at a time write to a repository",
+            expected="no revocation during the publication: let one host at a time write to a repository",
             next_step=error.next_step,
         ) from error
 

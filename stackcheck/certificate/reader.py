@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.oci.store import Store
 
-# A renewal adds three statements: this is years of several hosts. More would stall whoever verifies.
+# A renewal adds three statements: this is years of several hosts. More would make `verify` slow.
 MOST_LAYERS = 4096
 MOST_BYTES = 2**29
 

@@ -64,7 +64,7 @@ def renew(
         verdict: The verdict on it.
         key: The key that signed the certificate.
         verified: The time of the verdict.
-        now: The time at which the certificate at hand is judged; None: this host's clock.
+        now: The time at which the existing certificate is judged; None: this host's clock.
         report: Called with each line of progress.
         plain_http: Use http for a registry that is not on a loopback address.
 
@@ -78,7 +78,7 @@ def renew(
             where=reference,
             got=verdict.status,
             expected="PASSED",
-            next_step=f"stackcheck revoke {reference} --reason TEXT, if the image is to blame",
+            next_step=f"stackcheck revoke {reference} --reason TEXT, if the image is the cause",
         )
     parsed = parse_reference(reference)
     store = open_store(parsed.target, plain_http=plain_http)
@@ -138,7 +138,7 @@ def _is_vsa(envelope: Envelope) -> bool:
 
 
 def _kept(before: Statement, known: Sequence[Envelope], where: str) -> tuple[Statement, ...]:
-    """The provenance and the SBOM that the certificate at hand names."""
+    """The provenance and the SBOM that the existing certificate names."""
     named = evidence(before)
     kept = {
         item.statement.predicate_type: item.statement

@@ -1,7 +1,7 @@
 """Who signs: the key in a file, or a program that has the key (a hardware token, a key service).
 
 In: a path, or a command. Out: a `Signer`. The program gets the bytes to sign on its standard input, and
-prints the ECDSA signature of their SHA-256, as DER or as 64 bytes. It is believed only if a trusted public
+prints the ECDSA signature of their SHA-256, as DER or as 64 bytes. It is accepted only if a trusted public
 key confirms it.
 """
 

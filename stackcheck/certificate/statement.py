@@ -55,7 +55,7 @@ class Statement:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The statement as JSON; whoever changes it changes a copy."""
+        """The statement as JSON; a change of it does not change the signed bytes."""
         return dict(json.loads(self.payload))
 
     @property

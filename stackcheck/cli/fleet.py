@@ -212,7 +212,7 @@ def _carried_out(
 
     report = Progress()
     together = _linked(engine, "--links" if links else "--training") if links or training else None
-    done = _run_job(job, subject, engine, patience, report)
+    done = _played(job, subject, engine, patience, report)
     if together and links:
         done = run.with_links(done, together, patience, report)
     if together and training:
@@ -296,7 +296,7 @@ def subject_root(subject: Subject) -> Path:
     return subject.image.layout.parents[2]
 
 
-def _run_job(
+def _played(
     job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
 ) -> FleetRun:
     from stackcheck.fleet import run

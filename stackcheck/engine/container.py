@@ -138,8 +138,8 @@ def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
     finally:
         import docker
 
-        # By name, as an interrupted `create` may have made it all the same. A daemon that died took it along;
-        # the error above reports that.
+        # By name, because an interrupted `create` may have made it. If the daemon died, the container is gone
+        # too, and the error above reports that.
         with contextlib.suppress(docker.errors.DockerException, OSError):
             client.api.remove_container(arguments["name"], force=True)
         for volume in volumes:

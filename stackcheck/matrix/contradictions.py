@@ -24,14 +24,14 @@ _Fitting = Callable[[str, tuple[str, ...]], frozenset[str]]
 
 
 def contradictions(rules: Rules) -> tuple[tuple[Rule, Rule, str], ...]:
-    """Pairs that can both speak of one combination and ask for values of an axis that exclude each other."""
+    """Pairs that can both apply to one combination and require values of an axis that exclude each other."""
     fitting = _fitting(rules)
     return tuple(
         (first, second, axis)
         for axis, asking in _by_required_axis(rules).items()
         for first, second in itertools.combinations(asking, 2)
         if _nested(first, second)
-        if _both_speak(first, second, fitting) and not _agree(first, second, axis, fitting)
+        if _both_apply(first, second, fitting) and not _agree(first, second, axis, fitting)
     )
 
 
@@ -79,7 +79,7 @@ def _nested(first: Rule, second: Rule) -> bool:
     return first.when.keys() <= second.when.keys() or second.when.keys() <= first.when.keys()
 
 
-def _both_speak(first: Rule, second: Rule, fitting: _Fitting) -> bool:
+def _both_apply(first: Rule, second: Rule, fitting: _Fitting) -> bool:
     """Whether one combination can fit both conditions."""
     return not any(
         fitting(axis, first.when[axis]).isdisjoint(fitting(axis, second.when[axis]))

@@ -52,7 +52,7 @@ class Pins(_Lenient):
         bases: Image name and tag -> digest; None where the registry was out of reach.
         sources: Package name -> its source archive.
         wheels_from: Where its wheels come from, if that is no index: one sentence for people.
-        rootfs: What stands in for the base of the matrix, if a site has cut one from a host.
+        rootfs: What replaces the base of the matrix, if a site has cut one from a host.
     """
 
     schema_: Literal[1] = Field(alias="schema")

@@ -1,7 +1,7 @@
 """Rules, and the judgement of a combination by them.
 
 In: rules (compat.py reads them); a combination, axis -> value. Out: a `Judgement` with every rule that
-speaks about the combination and whether it holds; the value that the rules ask for on an open axis. A rule
+applies to the combination and whether it holds; the value that the rules ask for on an open axis. A rule
 reads: when these values, require those, because, source. What no source states is *unknown*: a third
 answer, which is not a yes. Pure.
 """
@@ -64,7 +64,7 @@ class Rule:
     """One compatibility fact.
 
     Attributes:
-        when: Axis -> patterns, any of which must match, on every axis, for the rule to speak.
+        when: Axis -> patterns, any of which must match, on every axis, for the rule to apply.
         require: Axis -> patterns, any of which must match, on every axis that the combination names.
         unknown: What breaks the rule is not known to fail, but no source states that it works.
         closing: It only states that what is not listed is unknown.
@@ -85,11 +85,11 @@ class Rule:
         """Every axis that the rule looks at."""
         return frozenset((*self.when, *self.require))
 
-    def can_speak(self, named: frozenset[str]) -> bool:
+    def can_apply(self, named: frozenset[str]) -> bool:
         """Whether it could say something of a combination that names these axes."""
         return self.when.keys() <= named and (self.forbids or not named.isdisjoint(self.require))
 
-    def speaks(self, combination: Mapping[str, str]) -> bool:
+    def applies(self, combination: Mapping[str, str]) -> bool:
         """Whether the combination, which names every axis of `when`, fits there."""
         return all(fits(combination[axis]) for axis, fits in self._when)
 
@@ -123,7 +123,7 @@ def one_of(axis: str, patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuleFinding:
-    """A rule that speaks about a combination, and whether it holds."""
+    """A rule that applies to a combination, and whether it holds."""
 
     rule: Rule
     holds: bool
@@ -206,10 +206,10 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
         return self._judges[shape]
 
     def _index(self, named: frozenset[str], about: str | None) -> Iterator[_Cached[_Answers]]:
-        """The rules that can speak about a combination of these axes, by the axes that they look at."""
+        """The rules that can apply to a combination of these axes, by the axes that they look at."""
         by_axes: dict[frozenset[str], list[Rule]] = {}
         for rule in self:
-            if rule.can_speak(named) and (about is None or about in rule.axes):
+            if rule.can_apply(named) and (about is None or about in rule.axes):
                 by_axes.setdefault(named & rule.axes, []).append(rule)
         # Rules that look at a part of the axes of others join them: fewer look-ups for every combination.
         groups: dict[frozenset[str], list[Rule]] = {}
@@ -242,11 +242,11 @@ def _cached(axes: Sequence[str], answer: Callable[[Mapping[str, str]], _T]) -> _
 
 
 def _first_value(rules: Sequence[Rule], axis: str, combination: Mapping[str, str]) -> str | None:
-    return next((rule.require[axis][0] for rule in rules if rule.speaks(combination)), None)
+    return next((rule.require[axis][0] for rule in rules if rule.applies(combination)), None)
 
 
 def _answers(rules: Sequence[Rule], combination: Mapping[str, str]) -> _Answers:
     findings = tuple(
-        RuleFinding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.speaks(combination)
+        RuleFinding(rule=rule, holds=rule.holds(combination)) for rule in rules if rule.applies(combination)
     )
     return _Answers(findings, tuple(finding.rule for finding in findings if not finding.holds))

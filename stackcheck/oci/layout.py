@@ -171,7 +171,7 @@ class OciLayout:
 
         Raises:
             MissingError: There is no layout, or index.json names a manifest that is not there.
-            RegistryError: A manifest is damaged, so that nobody knows what it references.
+            RegistryError: A manifest is damaged, so that its references are not known.
         """
         self.check_version()
         kept = self._reachable()

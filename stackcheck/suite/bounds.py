@@ -1,6 +1,6 @@
 """Bounds, looked up again in this host's checkout. In: a result. Out: the bound of each gated metric.
 
-The image under test wrote the result, so the bounds in it are compared with these and never believed. Which
+The image under test wrote the result, so the bounds in it are compared with these and never trusted. Which
 bound applies to which metric is known to tests/acceptance/harness alone; stackcheck never imports the suites,
 so it runs that module as a program (`python -m harness.bounds`).
 """

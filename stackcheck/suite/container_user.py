@@ -1,4 +1,4 @@
-"""The user that suites run as. In: this host's accounts. Out: a number that belongs to nobody.
+"""The user that suites run as. In: this host's accounts. Out: a user id without an account.
 
 Uid 1000, which images use, is a person's account on many hosts: with it that person could write the result
 and end the container. So root's runs take the first number that no account, group or range of subordinate ids
@@ -37,7 +37,7 @@ def uid() -> int:
         "no user id is free for the container",
         where="the password database, the group database, /etc/subuid and /etc/subgid",
         got=f"every id from {UNUSED.start} to {UNUSED.stop - 1} is taken",
-        expected="one id that belongs to nobody",
+        expected="one id without an account",
         next_step=f"free one of them: getent passwd {UNUSED.start}; grep . /etc/subuid /etc/subgid",
     )
 

@@ -8,7 +8,7 @@ and writes a file, which is foreign input: a row that is missing, of another siz
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter, ValidationError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck import vendors
+    from stackcheck.suite.verdict import Verdict
 
 SHARE = 0.9  # of a published figure: another trainer, another power cap, another day (docs/thresholds.md)
 GATED = ("tflops_noncausal", "images_per_s")
@@ -146,6 +147,18 @@ def judge(document: str, chosen: Sequence[Row], measured: Sequence[Measured]) ->
         passed=tuple(name + row.id for row in chosen if row.id not in reasons),
         failed=tuple(name + row for row in reasons),
         reasons=tuple(f"{name}{row}: {reason}" for row, reason in reasons.items()),
+    )
+
+
+def added_to(verdict: Verdict, found: Judged) -> Verdict:
+    """The verdict of a run whose rows were measured too: a missed row makes it FAILED."""
+    return replace(
+        verdict,
+        status="FAILED" if found.failed else verdict.status,
+        reasons=(*verdict.reasons, *found.reasons),
+        passed=(*verdict.passed, *found.passed),
+        failed=(*verdict.failed, *found.failed),
+        required=(*verdict.required, *found.passed, *found.failed),
     )
 
 

@@ -16,12 +16,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
 from stackcheck.matrix.policy import Tier, is_advisory, is_enough
 from stackcheck.suite import expected, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.policy import Waiver
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed
 UNBOUNDED = "no bound:"  # begins the reason of a check whose figures have no bound
+SHOWN_REASONS = 8  # of a verdict, in an error message
 NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
@@ -117,6 +120,26 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         driver=bounds.driver.model_dump() if bounds.driver else {},
         checks_digest=expected.digest(tuple(sorted(required.checks))),
         lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),
+    )
+
+
+def refusal(judged: Verdict, folder: Path) -> StackcheckError:
+    """The error of a verdict that is not PASSED: the first reasons, and where to find all of them."""
+    hidden = len(judged.reasons) - SHOWN_REASONS
+    shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
+    wanted, next_step = "every required check passed", f"read {folder / 'container.log'}"
+    if judged.lacks_only_bounds:  # nothing is known to be slow
+        wanted = "a bound for every gated figure on this device model"
+        next_step = f"stackcheck baseline {folder / 'run' / 'result.json'} and the results of two more runs"
+    if judged.status == "UNFIT" and not judged.invalid:  # the stack does not name this machine
+        wanted += ", on a machine that the stack names"
+        next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
+    kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError
+    return kind(
+        f"the verdict is {judged.status}; nothing is published",
+        got="\n    ".join(shown),
+        expected=wanted,
+        next_step=next_step,
     )
 
 

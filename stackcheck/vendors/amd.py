@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SYS = Path("/sys")
 DEV = Path("/dev")
-AMD_PCI_VENDOR = "0x1002"
 ROCBLAS = "/usr/lib/*/rocblas/*/library/*{arch}*"
 
 

@@ -51,10 +51,12 @@ def test_no_fault_was_reported(
     """The driver reported no fault (Xid, page fault, reset, poison) while the suites ran."""
     only_with(vendor.VISIBILITY, "gpu", "a CPU reports no faults")
     assert whole_run.devices
-    heard = acceptance.listener.heard()
-    if heard.absence is not None:
-        skips.unreadable("fault reports", f"fault reports: {heard.absence}")
+    reports = acceptance.listener.reports()
+    if reports.absence is not None:
+        skips.unreadable("fault reports", f"fault reports: {reports.absence}")
     ours = {-1, *(device.index for device in devices)}
-    faults = [fault for fault in heard.faults if fault["index"] in ours]
+    faults = [fault for fault in reports.faults if fault["index"] in ours]
     assert not faults, "\n".join(f"device {f['index']} at {f['time']}: {f['what']}" for f in faults)
-    assert heard.listening, f"fault reports were not read to the end: {heard.error or 'the listener ended'}"
+    assert reports.listening, (
+        f"fault reports were not read to the end: {reports.error or 'the listener ended'}"
+    )

@@ -205,7 +205,7 @@ def test_compiled_block(dtype: str, on_device: OnDevice, record_metric: RecordMe
 def test_determinism(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Operations that PyTorch documents as deterministic give the same bits every time, if that is asked for.
 
-    How often the default differs is recorded and judged by nobody: no document promises its bits.
+    How often the default differs is recorded and not judged: no document promises its bits.
     """
     report = on_device(repeatability.deterministic, dtype=dtype, repeats=50)
     record_metric("default_repeats_with_other_bits", report["default"], unit="of 50")

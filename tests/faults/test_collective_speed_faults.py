@@ -215,7 +215,7 @@ def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
     mine()
     thread.join(10)
     assert not thread.is_alive()
-    monkeypatch.setattr(timing, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(timing, "LIMIT_S", 0.05)
     with pytest.raises(TimeoutError, match=r"ranks \[1\] did not reach the barrier"):
         mine()
 

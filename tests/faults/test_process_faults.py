@@ -54,7 +54,7 @@ def test_words_of_a_dead_rank_are_not_lost_behind_what_torchrun_says(tmp_path) -
     own = "E1121 12:06:08.562000 11831 torch/distributed/elastic/multiprocessing/api.py:1002] failed"
     stderr = tmp_path / "stderr.txt"
     stderr.write_text("\n".join(["rank 1 gives up", own, *["a line of torchrun's"] * 60, "rank : 1"]))
-    said = launch.last_words(stderr)
+    said = launch.last_output(stderr)
     assert said.startswith("rank 1 gives up\n")
     assert said.endswith("rank : 1")
 

@@ -65,19 +65,19 @@ def test_check_that_hangs_beyond_what_it_said_is_not_waited_for(tmp_path) -> Non
 def test_listener_that_cannot_start_is_known_as_gone(tmp_path) -> None:
     listener = Listener(tmp_path / "faults.jsonl")
     listener.start("no-such-vendor")
-    heard = listener.heard()
+    reports = listener.reports()
     listener.stop()
-    assert not heard.listening
-    assert "unknown vendor" in heard.error
+    assert not reports.listening
+    assert "unknown vendor" in reports.error
 
 
 def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(planting.STUBS))
     listener = Listener(tmp_path / "faults.jsonl")
     listener.start("nvidia")
-    assert listener.heard().listening
+    assert listener.reports().listening
     listener.stop()
-    assert not listener.heard().listening
+    assert not listener.reports().listening
 
 
 def item(

@@ -64,7 +64,7 @@ def launch(
     finally:
         processes.kill(token, process)
     if code:
-        last = last_words(home / "stderr.txt")
+        last = last_output(home / "stderr.txt")
         raise WorkloadError(f"{program} {processes.end_of(code)}; output in {home}\n{last}")
     return last_record(home / "stdout.txt", program)
 
@@ -88,7 +88,7 @@ def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
     )
 
 
-def last_words(stderr: Path, lines: int = 25) -> str:
+def last_output(stderr: Path, lines: int = 25) -> str:
     """The last output of the ranks. If no line has a rank's prefix, also the end of torchrun's own output."""
     output = stderr.read_text(errors="replace").splitlines()
     if prefixed := [line for line in output if line.startswith("[rank")]:

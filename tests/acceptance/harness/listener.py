@@ -23,7 +23,7 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class FaultReports:
     """The reports so far. `listening` is false if the child has ended, or never began to listen."""
 
     listening: bool
@@ -57,11 +57,11 @@ class Listener:
         while not self._lines() and self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def heard(self) -> Heard:
+    def reports(self) -> FaultReports:
         """What was reported since the start. Any process of the run may call it."""
         lines = self._lines()
         facts = {key: value for line in lines for key, value in line.items()}
-        return Heard(
+        return FaultReports(
             listening="listening" in facts and _lives(int(facts["listening"])),
             absence=facts.get("absence"),
             error=facts.get("error"),

@@ -20,8 +20,8 @@ from harness import bytecode
 ACCEPTANCE = Path(__file__).resolve().parent.parent
 TOKEN = "STACKCHECK_CHILD"
 DEVICE_MODEL = "STACKCHECK_DEVICE_MODEL"  # what trainers/peaks.py asks for; a name of devices.json
-# How many times longer than on up to four H200s a child may take; workloads.patience reads it.
-PATIENCE = "STACKCHECK_PATIENCE"
+# The factor on a child's time limits, which were set on up to four H200s; workloads.time_limits reads it.
+PATIENCE = "STACKCHECK_TIME_LIMIT_FACTOR"
 STACKS = "STACKCHECK_STACKS"
 STACK_SIGNAL = signal.SIGUSR1
 STACK_LINES = 25  # of each process, in a message

@@ -124,7 +124,7 @@ class AcceptanceSession:
 
         The limits in the checks were set on up to four H200s, and each further rank imports and compiles too.
         """
-        return timeout_s * vendors.module(self.vendor).PATIENCE * max(1.0, ranks / MEASURED_RANKS)
+        return timeout_s * vendors.module(self.vendor).TIME_LIMIT_FACTOR * max(1.0, ranks / MEASURED_RANKS)
 
     def child_environment(self, devices: Sequence[Device]) -> dict[str, str]:
         """Variables that show a child these devices, and tell a job their model: it never asks their name."""

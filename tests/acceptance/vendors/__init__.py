@@ -228,8 +228,8 @@ class Vendor(Protocol):
     )
     # libraries of other vendors: a file that links one of them is not meant for this vendor
     FOREIGN_RUNTIMES: tuple[str, ...]
-    # How many times the limits of time apply that were set on H200. A limit only tells a hang from slow work.
-    PATIENCE: float
+    # The factor on time limits, which were set on H200. A limit only has to tell a hang from slow work.
+    TIME_LIMIT_FACTOR: float
     # the partitioning that the thresholds assume: {"compute": "SPX", "memory": "NPS1"}
     REFERENCE_PARTITION: Mapping[str, str]
 

@@ -39,7 +39,7 @@ PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")
 REFERENCE_PARTITION: Mapping[str, str] = {"compute": "SPX", "memory": "NPS1"}
 # MIOpen searches for kernels in the first call of each shape, and keeps them for no later container.
-PATIENCE = 3.0
+TIME_LIMIT_FACTOR = 3.0
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/cvs)
 WHOLE = ("SPX", Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED, None)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms

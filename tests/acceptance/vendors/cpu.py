@@ -26,7 +26,7 @@ FOREIGN_RUNTIMES = (
     "libhsa-runtime64",
 )
 REFERENCE_PARTITION: Mapping[str, str] = {}
-PATIENCE = 1.0
+TIME_LIMIT_FACTOR = 1.0
 SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little
 
 

@@ -34,7 +34,7 @@ PEER_LINK = "nvlink"
 FOREIGN_RUNTIMES = ("libamdhip64", "librccl", "libhsa-runtime64")
 REFERENCE_PARTITION: Mapping[str, str] = {"mig": "disabled"}
 
-PATIENCE = 1.0
+TIME_LIMIT_FACTOR = 1.0
 SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults, used for both vendors
 
 

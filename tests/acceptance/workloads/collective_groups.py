@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from workloads import backend
-from workloads.patience import patient
 from workloads.ranks import Ranks
+from workloads.time_limits import scaled
 
 CYCLES, WARM, LEAST = 200, 4, 8
 BUDGET_S = {"standard": 4.0, "soak": 600.0}  # for each way; a cycle on GPUs takes tenths of a second
@@ -38,7 +38,7 @@ def run(ranks: Ranks, tier: str, report: Mapping[str, Any]) -> list[dict[str, An
     ways = ("without a device id", *(("with a device id",) if ranks.device.type == "cuda" else ()))
     found: list[dict[str, Any]] = []
     for way in ways:
-        watch = Watch(time.monotonic() + patient(LIMIT_S), {"way": way, "stuck": True, "error": None})
+        watch = Watch(time.monotonic() + scaled(LIMIT_S), {"way": way, "stuck": True, "error": None})
         with _watched(ranks, watch, {**report, "groups": [*found, watch.entry]}):
             entry = _cycles(ranks, watch, BUDGET_S[tier])
         everyone = ranks.collect(entry, about=f"groups {way}")
@@ -76,7 +76,7 @@ def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
     way, begun, seconds, wrong = watch.entry["way"], time.monotonic(), list[float](), list[int]()
     before: dict[str, float] = {}
     for number in itertools.count():
-        watch.end = time.monotonic() + patient(LIMIT_S)
+        watch.end = time.monotonic() + scaled(LIMIT_S)
         if number == WARM:
             before = holdings(ranks)
         late = number >= LEAST + WARM and time.monotonic() - begun > budget_s
@@ -87,7 +87,7 @@ def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
             right = cycle(ranks, f"{way}/{number}", bound="with a" in way)
         except RuntimeError as error:  # the other ranks may wait in vain: all end by their watch
             watch.entry["error"] = f"world {number}: {str(error)[:300]}"
-            time.sleep(10 * patient(LIMIT_S))
+            time.sleep(10 * scaled(LIMIT_S))
             raise
         seconds.append(time.monotonic() - start)
         wrong += [] if right else [number]
@@ -118,7 +118,7 @@ def cycle(ranks: Ranks, key: str, *, bound: bool) -> bool:
         store=dist.PrefixStore(f"world/{key}", ranks.store),
         rank=ranks.rank,
         world_size=ranks.size,
-        timeout=dt.timedelta(seconds=4 * patient(LIMIT_S)),  # the watch comes first
+        timeout=dt.timedelta(seconds=4 * scaled(LIMIT_S)),  # the watch comes first
         **({"device_id": ranks.device} if bound else {}),
     )
     mine = torch.full((1024,), float(ranks.rank + 1), device=ranks.device)

@@ -25,14 +25,14 @@ POLL_S = 0.1
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("timeout_s", type=float)
-    parser.add_argument("patience_s", type=float)
+    parser.add_argument("beyond_s", type=float)
     options = parser.parse_args()
     with joined() as ranks:
         # A separate group: on a busy host the world itself may need longer than this timeout to form.
         group = dist.new_group(timeout=dt.timedelta(seconds=options.timeout_s))
         dist.all_reduce(torch.ones(8, device=ranks.device), group=group)
         if ranks.rank < ranks.size - 1:
-            limit_s = options.timeout_s + options.patience_s
+            limit_s = options.timeout_s + options.beyond_s
             # If the call never returns, this thread ends the rank and reports no error.
             threading.Thread(target=_end_after, args=(ranks, limit_s), daemon=True).start()
             ranks.store.set(f"came/{ranks.rank}", "1")

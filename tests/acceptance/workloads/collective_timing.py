@@ -16,14 +16,14 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from workloads.patience import patient
 from workloads.ranks import Ranks
+from workloads.time_limits import scaled
 
 REPEATS = 5  # nccl-tests -N 5
 ITERATIONS = 20
 WARM_UP = 5
 SPIN_S = 0.01
-PATIENCE_S = 60.0
+LIMIT_S = 60.0  # for all ranks to meet at the barrier
 
 Call = Callable[[int], object]
 
@@ -52,7 +52,7 @@ class HostBarrier:
         """Return when every rank has called. Raises `TimeoutError` with the ranks that did not."""
         self._round += 1
         self._marks[self._rank] = self._round
-        limit_s = patient(PATIENCE_S)
+        limit_s = scaled(LIMIT_S)
         deadline = time.monotonic() + limit_s
         while min(self._marks) < self._round:
             if time.monotonic() > deadline:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from workloads import backend, margins
 from workloads.gates import Reading
-from workloads.patience import patient
+from workloads.time_limits import scaled
 
 SETTLE_S = 3.0
 MOST_REFUSALS = 40
@@ -50,7 +50,7 @@ class Ranks:
 @contextlib.contextmanager
 def joined(timeout_s: float = 60.0) -> Iterator[Ranks]:
     """The world of torchrun, on this rank's own device."""
-    timeout = dt.timedelta(seconds=patient(timeout_s))
+    timeout = dt.timedelta(seconds=scaled(timeout_s))
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         device = torch.device("cuda", torch.cuda.current_device())

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from workloads.patience import patient
+from workloads.time_limits import scaled
 
 TRAINERS = Path(__file__).resolve().parents[3] / "trainers"
 sys.path.insert(0, str(TRAINERS))
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     """Run the jobs in their order."""
     jobs = {name: cli.parse(flags) for name, flags in json.loads(arguments[0]).items()}
     first = next(iter(jobs.values()))
-    phases = Phases(patient(first.phase_limit_s))
+    phases = Phases(scaled(first.phase_limit_s))
     phases.enter("connect")
     with joined_ranks(first) as world:
         fitness = None

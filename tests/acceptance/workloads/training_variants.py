@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from workloads import trainers
-from workloads.patience import patient
+from workloads.time_limits import scaled
 
 sys.path.insert(0, str(trainers.FOLDER))
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     if not torch.cuda.is_available():
         # Inductor needs a C++ compiler on a CPU, which an image need not have. The tracing is the same.
         torch.compile = functools.partial(torch.compile, backend="aot_eager")
-    phases = Phases(patient(first.phase_limit_s))
+    phases = Phases(scaled(first.phase_limit_s))
     phases.enter("connect")
     with joined_ranks(first) as world:
         records = {name: record_of(options, world, phases) for name, options in jobs.items()}

@@ -664,6 +664,7 @@ PLACEHOLDERS = (
     (re.compile(r"(?m)(?<= )[0-9a-f]{8}(?= |$)"), "<run-id>"),
     (re.compile(r"^\[ *\d+\.\d s\]", re.MULTILINE), "[<seconds> s]"),
     (re.compile(r"\b\d+\.\d s$", re.MULTILINE), "<seconds> s"),
+    (re.compile(r"(?<= GB  )\d+\.\d$", re.MULTILINE), "<seconds>"),  # of a build, on a busy machine
     (re.compile(r"\b\d+:\d\d:\d\d old\b"), "<age> old"),
     (re.compile(r"(-----BEGIN PUBLIC KEY-----\n)[^-]+(-----END)"), r"\1<key>\n\2"),
     (re.compile(r"(?m)^(sha256 +)[A-Za-z0-9+/]{43}=$"), r"\1<hint>"),

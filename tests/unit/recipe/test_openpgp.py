@@ -53,7 +53,9 @@ def test_another_key_than_amds_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(rocm, "KEY", key)
     for content, got in ((BINARY, FINGERPRINT), (b"<html>", "it is no OpenPGP keyring"), (b"", "no key")):
         key.write_bytes(content)
-        with pytest.raises(ConfigurationError, match="must hold the key of AMD's package archive and no other") as no:
+        with pytest.raises(
+            ConfigurationError, match="must hold the key of AMD's package archive and no other"
+        ) as no:
             rocm.source(stack, rocm.ARCHIVE, key)
         assert no.value.got == got
         assert no.value.expected == rocm.FINGERPRINT
