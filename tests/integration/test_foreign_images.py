@@ -114,6 +114,7 @@ PASSED = {START: ("passed", None), REQUIREMENTS: ("passed", None)}
         ("rocm", "/opt/conda/envs/py_3.11/bin/python3", "conda:python 3.11.2"),
         ("ngc", "/usr/bin/python3", "deb:python3.11-minimal 3.11.2"),
     ],
+    ids=("rocm", "ngc"),
 )
 def test_an_image_whose_python_is_of_a_package_runs_as_it_is(
     engine: Engine, layouts: Callable[[str], str], tmp_path: Path, layout: tuple[str, str, str]
@@ -148,6 +149,9 @@ def test_an_image_whose_python_is_of_no_package_runs_once_its_digest_is_accepted
     assert result.interpreter
     assert (result.interpreter.file, result.interpreter.package) == (file, None)
     assert result.interpreter.sha256 == digest
+    (start,) = (check for check in result.checks if check.id == START)
+    files = str(start.metrics[0].conditions["files"])
+    assert ("/opt/uvenv/lib/python3.11/site-packages/_virtualenv.pth" in files) == (name == "uv")
 
 
 def test_an_image_that_cannot_be_had_is_one_sentence(engine: Engine) -> None:
