@@ -55,3 +55,10 @@ def test_a_module_is_rewritten_once_and_again_when_its_text_changes(monkeypatch,
 
 def test_the_modules_of_the_suites_server_are_found_in_its_text() -> None:
     assert "torch.distributed.fsdp" in set(warm_python._of_the_suites_server())
+
+
+def test_a_patch_that_would_reach_nothing_is_refused(tmp_path: Path) -> None:
+    fault = planting.Fault("x", "test_training.py::test_loss_falls", patches={"test_training:STEPS": "26"})
+    with pytest.raises(AssertionError, match="test_training:STEPS"):
+        planting.run(fault, tmp_path)
+    assert not list(tmp_path.iterdir())
