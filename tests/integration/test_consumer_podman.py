@@ -13,6 +13,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,12 +103,15 @@ def home_of(user: str, registry: str) -> Iterator[Path]:
     settings = home / ".config" / "containers"
     settings.mkdir(parents=True)
     (home / "work").mkdir()
+    (home / "runtime").mkdir(mode=0o700)
     for name, text in SETTINGS.items():
         (settings / name).write_text(text.format(home=home, registry=registry))
     subprocess.run(["chown", "--recursive", user, home], check=True)
     try:
         yield home
     finally:
+        for paused in home.rglob("pause.pid"):  # a user's podman leaves a process that holds its namespace
+            os.kill(int(paused.read_text()), signal.SIGKILL)
         shutil.rmtree(home)
 
 
@@ -115,6 +119,7 @@ def as_user(user: str, home: Path) -> list[str]:
     settings = home / ".config" / "containers"
     env = {
         "HOME": home,
+        "XDG_RUNTIME_DIR": home / "runtime",
         "PATH": os.environ["PATH"],
         "CONTAINERS_STORAGE_CONF": settings / "storage.conf",
         "CONTAINERS_CONF": settings / "containers.conf",

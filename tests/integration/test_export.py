@@ -1,7 +1,7 @@
 """The exported tar is taken by others' tools, and what they get is the image that was tested.
 
 skopeo reads it in both formats with the library that podman load, Apptainer and CRI-O use. podman itself runs
-where it is installed: installing it takes half a minute, and it would show nothing more of the tar.
+in the slow half, because its package may have to be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shell_image
 from stackcheck.oci import archive, export
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from stackcheck.build.build import Image
@@ -75,8 +75,9 @@ def test_an_archive_cut_short_is_refused(skopeo: Path, exported: tuple[Path, Pat
 
 
 @pytest.fixture
-def podman() -> Iterator[list[str]]:
+def podman(program_of: Callable[[str, str], Path]) -> Iterator[list[str]]:
     """podman with a store of its own; its paths have to be short."""
+    program_of("podman", "podman")
     folder = tempfile.mkdtemp(prefix="podman-")
     command = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
     command += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
@@ -85,10 +86,7 @@ def podman() -> Iterator[list[str]]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.skipif(
-    shutil.which("podman") is None,
-    reason="podman is not installed (30 s); skopeo reads the tar with the library that podman uses",
-)
+@pytest.mark.slow
 def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]) -> None:
     layout, tar = exported
     # podman asks for more open files than a container that runs this may give.
