@@ -246,7 +246,8 @@ def _why_lost(followed: Followed, rank: int | None) -> str:
     if rank is None:
         return "it never started"
     told = followed.nodes.get(rank)
-    return (told.error if told and told.error else "") or followed.missing(rank) or "it left no report"
+    error = (told.error or "").partition("\n")[0] if told else ""
+    return error or followed.missing(rank) or "it left no report"
 
 
 def fit_nodes(done: FleetRun) -> list[str]:

@@ -29,7 +29,7 @@ PLAN = "training.json"
 PORT = 29400
 LIMIT_S = 900  # for the containers of one try
 STEP_LIMIT_S = 120  # a step of the tiny job takes milliseconds; one that waits for a lost node never ends
-STEPS, EVERY = 60, 5
+STEPS, EVERY = 30, 5
 RANKS_OF_A_CPU_NODE = 2  # so that HSDP has something to share inside a node
 REPORT_LIMIT_BYTES = 4 << 20
 

@@ -67,7 +67,7 @@ def test_the_newest_complete_checkpoint_of_each_layout_is_what_the_rest_goes_on_
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"losses": [1.0] * 7}, "hsdp: ended after step 7 of 60"),
+        ({"losses": [1.0] * 7}, "hsdp: ended after step 7 of 30"),
         ({"ranks_agree": False}, "hsdp: the ranks do not hold the same weights"),
         ({"problems": ["the loss rose"]}, "hsdp: the loss rose"),
     ],
