@@ -80,6 +80,7 @@ def test_the_summary_names_tier_model_count_architectures_and_class_of_bounds(
         "STACKCHECK_BOUNDS_PUBLISHED",
         "STACKCHECK_H200",
         "STACKCHECK_H200_X2",
+        "STACKCHECK_PYTHON_PACKAGED",
         "STACKCHECK_SM_90",
         "STACKCHECK_TIER_STANDARD",
     ]

@@ -28,7 +28,7 @@ def test_a_stack_that_is_not_there_is_exit_3_and_leads_to_the_list(
     for options in ([], *dry):
         done = call(capsys, verb, "nope", *options)
         assert (done.code, done.out) == (3, "")
-        assert done.err.endswith("next: stackcheck list\n")
+        assert "\n  next: stackcheck list" in done.err
     assert fake_engine.builds == []
 
 
