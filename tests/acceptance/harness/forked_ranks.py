@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import time
-import warnings
 
 from torch.distributed import TCPStore
 
@@ -22,22 +21,27 @@ from harness import forked, processes, rank
 ADDRESS = "127.0.0.1"
 PR_SET_PDEATHSIG = 1  # prctl(2)
 END_S = 5.0
+PORT_BYTES = 5
 
 
 def main(count: int, program: str, arguments: list[str]) -> int:
     """Run the ranks to their end; when one fails, end the others. Returns the exit code."""
-    # The store's thread does nothing that a rank continues; torchrun's agent forks beside it too.
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
+    # The store starts threads. A rank that was forked beside them may find one of their locks held for ever,
+    # so all ranks are forked before it, and get its port through a pipe.
+    reading, writing = os.pipe()
     ranks: dict[int, int] = {}
     for number in range(count):
         if pid := os.fork():
             ranks[pid] = number
             continue
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.environ.update(_variables(number, count, store.port))
+        os.close(writing)
+        os.environ.update(_variables(number, count, int(os.read(reading, PORT_BYTES))))
+        os.close(reading)
         sys.argv = [str(rank.__file__), program, *arguments]
         forked.run(rank.main)
+    store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
+    os.write(writing, f"{store.port:{PORT_BYTES}}".encode() * count)
     failed = _first_failure(ranks)
     if failed is None:
         return 0
