@@ -61,7 +61,7 @@ def test_a_continuation_that_does_not_fit_and_an_empty_context_are_refused() -> 
     model = presets.MODELS["llama"].Model(presets.find("llama", "tiny").config)
     scorer = scoring.Scorer(model, 8, 2, torch.device("cpu"))
     for pair in (([1], [2] * 9), ([], [1])):
-        with pytest.raises(RefusedError, match="reads 8 at once"):
+        with pytest.raises(RefusedError, match="at most 8, which the model reads at once"):
             scorer.scores([pair])
 
 
