@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 PATIENCE = Patience(poll_s=0.5, settle_s=1.0)
-HANGS_S = 300  # the limit of a group: a healthy one needs a fraction of it, also on a busy host
+HANGS_S = 180  # the limit of a group: a healthy one needs a fraction of it, also on a busy host
 BAND = 2e-4  # relative; the losses of another number of ranks, as in tests/trainers/test_layouts.py
 
 
