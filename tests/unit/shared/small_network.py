@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from small_stacks import ROOT
-from stackcheck.engine.container import LABEL
+from stackcheck.engine.leftovers import LABEL
 from stackcheck.fleet.engines import JobState, NodeFacts
 from stackcheck.fleet.job import read_state
 
