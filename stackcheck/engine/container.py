@@ -314,9 +314,10 @@ def remove_left_by(client: DockerClient, pid: int) -> int:
     else:
         return 0
     with engine_errors("removing containers of a run that was interrupted"):
-        found = client.containers.list(all=True, filters={"label": f"{LABEL}={pid}"})
-        for container in found:
-            container.remove(force=True)
+        left = {"label": f"{LABEL}={pid}"}
+        found = client.containers.list(all=True, filters=left, ignore_removed=True)
+        for container in found:  # another run may be sweeping them away
+            leftovers.remove(client.api, str(container.name))
     return len(found)
 
 

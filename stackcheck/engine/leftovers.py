@@ -24,7 +24,7 @@ LABEL = "org.stackcheck.run"  # the id of the process
 OWNER = "org.stackcheck.owner"  # the same, with what makes it unique
 REMOVAL_TIMEOUT_S = 60.0  # a daemon gives a container ten seconds to die, then it refuses to remove it
 REMOVAL_POLL_S = 0.5
-_STARTED = 19  # of the fields behind a process's name in /proc/PID/stat (proc(5), starttime)
+_STATE, _STARTED = 0, 19  # of the fields behind a process's name in /proc/PID/stat: proc(5)
 
 
 def labels() -> dict[str, str]:
@@ -121,9 +121,10 @@ def _place() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in ticks since the boot."""
+    """When a process started, in ticks since the boot; "" if it is dead, None if nothing tells."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return text.rpartition(")")[2].split()[_STARTED]
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[_STATE] in {"Z", "X"} else fields[_STARTED]  # a zombie makes and removes nothing

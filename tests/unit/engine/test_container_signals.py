@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -195,3 +196,28 @@ def test_the_next_run_removes_what_a_killed_process_left_and_nothing_else() -> N
     daemon.kept = ["device or resource busy"]
     daemon.run()
     assert daemon.names == {"own", "elsewhere", "odd", "stuck"}, "a new run is not about it"
+
+
+def test_the_time_of_a_container_begins_when_what_it_waits_for_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    class Timer:
+        def __init__(self, *_asked: object) -> None:
+            self.start = lambda: order.append("clock")
+            self.cancel = lambda: None
+
+    daemon = Daemon()
+    daemon.during = order.append
+    monkeypatch.setattr(container.threading, "Timer", Timer)
+    spec = dataclasses.replace(SPEC, on_start=lambda: order.append("waited"))
+    container.run(daemon, spec)  # type: ignore[arg-type]
+    assert order == ["create", "start", "waited", "clock", "remove"]
+
+    def never() -> None:
+        raise EndedError
+
+    with pytest.raises(EndedError):
+        container.run(daemon, dataclasses.replace(SPEC, on_start=never))  # type: ignore[arg-type]
+    assert daemon.names == set()
