@@ -138,6 +138,7 @@ def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
             path for path in (checkout / "build" / "fleet").iterdir() if not (path / "fleet.json").exists()
         )
         cluster.kill_node("node3", job)
+        small_slurm.wait(lambda: cluster.states()["node3"].startswith("down"), "node3 down", cluster)
         for name in ("node1", "node2"):
             cluster.end_time_of(name, job)
         code, _, nodes = run.result()

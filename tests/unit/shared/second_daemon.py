@@ -18,7 +18,7 @@ from stackcheck.engine import host_setup
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 300
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def _command(folder: Path) -> list[str]:
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.terminate()
     try:
-        process.wait(timeout=20)
+        process.wait(timeout=START_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
     mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]

@@ -40,7 +40,7 @@ LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
 
 
 def command(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr or done.stdout}"
     return done.stdout
 
@@ -87,7 +87,7 @@ class Network:
             server.close()
         for space in self.spaces.values():
             for end in (("docker", "rm", "--force", space), ("ip", "netns", "delete", space)):
-                subprocess.run(end, capture_output=True, check=False, timeout=120)
+                subprocess.run(end, capture_output=True, check=False, timeout=300)
 
     def ip(self, name: str, *words: str) -> str:
         return command("ip", "-netns", self.spaces[name], *words)
@@ -248,7 +248,7 @@ class NodesEngine:
         self.network.lose(name)
         program = self.programs[name]
         program.kill()
-        program.wait(60)
+        program.wait(300)
         label = f"label={LABEL}={program.pid}"
         for container in command("docker", "ps", "--quiet", "--filter", label).split():
             command("docker", "rm", "--force", container)
@@ -258,7 +258,7 @@ class NodesEngine:
             if program.poll() is None:
                 program.send_signal(signal.SIGTERM)
         for program in self.programs.values():
-            program.wait(60)
+            program.wait(300)
 
     def drain(self, node: str, reason: str) -> None:
         raise AssertionError(f"{node} is drained: {reason}")
