@@ -314,8 +314,7 @@ def remove_left_by(client: DockerClient, pid: int) -> int:
     else:
         return 0
     with engine_errors("removing containers of a run that was interrupted"):
-        left = {"label": f"{LABEL}={pid}"}
-        found = client.containers.list(all=True, filters=left, ignore_removed=True)
+        found = client.containers.list(all=True, filters={"label": f"{LABEL}={pid}"}, ignore_removed=True)
         for container in found:  # another run may be sweeping them away
             leftovers.remove(client.api, str(container.name))
     return len(found)

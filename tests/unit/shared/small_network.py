@@ -250,8 +250,9 @@ class NodesEngine:
         program.kill()
         program.wait(300)
         label = f"label={LABEL}={program.pid}"
-        for container in command("docker", "ps", "--quiet", "--filter", label).split():
-            command("docker", "rm", "--force", container)
+        while containers := command("docker", "ps", "--all", "--quiet", "--filter", label).split():
+            # A run of another test may be removing what this program left, and then the engine refuses.
+            subprocess.run(["docker", "rm", "--force", *containers], capture_output=True, check=False)
 
     def cancel(self, _job_id: str) -> None:
         for program in self.programs.values():
