@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 import uuid
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from stackcheck.build import build
@@ -152,12 +154,33 @@ def test_a_container_over_its_time_is_killed_and_removed(engine: Engine, small_i
     assert containers_of(small_image) == []
 
 
-def test_an_interrupted_run_leaves_no_container(engine: Engine, small_image: build.Image) -> None:
-    def interrupt(_line: str) -> None:
-        raise KeyboardInterrupt
+def test_a_run_that_is_interrupted_again_while_it_ends_leaves_no_container(
+    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[str] = []
+    api = engine._client.api
+    create, remove = api.create_container_from_config, api.remove_container
 
+    def interrupted(request: Callable[..., object]) -> Callable[..., object]:
+        def send(*given: object, **more: object) -> object:
+            came.append(request.__name__)
+            signal.raise_signal(signal.SIGINT)
+            return request(*given, **more)
+
+        return send
+
+    monkeypatch.setattr(api, "remove_container", interrupted(remove))
     with pytest.raises(KeyboardInterrupt):
-        run(engine, small_image, "echo hello; sleep 100", on_line=interrupt)
+        run(
+            engine,
+            small_image,
+            "echo hello; sleep 3600",
+            on_line=lambda _: signal.raise_signal(signal.SIGINT),
+        )
+    monkeypatch.setattr(api, "create_container_from_config", interrupted(create))
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, small_image, "echo hello; sleep 3600")
+    assert came == ["remove_container", "create_container_from_config", "remove_container"]
     assert containers_of(small_image) == []
 
 
