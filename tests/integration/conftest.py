@@ -438,3 +438,16 @@ def wait_for_postgres(folder: Path, running: subprocess.Popen[bytes]) -> None:
         else:
             return
     pytest.fail(f"PostgreSQL did not start:\n{(folder / 'log').read_text()}")
+
+
+@pytest.fixture(scope="module")
+def heard_signals() -> Iterator[None]:
+    """What is ignored here is ignored by every child: so it is under nohup, or behind a shell's `&`."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

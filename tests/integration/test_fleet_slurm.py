@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 REFERENCE = "stackcheck-test/suites:fleet"
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("heard_signals"),
+]
 
 
 @pytest.fixture(scope="module")
