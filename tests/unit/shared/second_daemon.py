@@ -54,7 +54,7 @@ def _command(folder: Path) -> list[str]:
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.terminate()
     try:
-        process.wait(timeout=START_TIMEOUT_S)
+        process.wait(timeout=20)
     except subprocess.TimeoutExpired:
         process.kill()
     mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
