@@ -180,11 +180,14 @@ class Cluster:
             del name
         for process in psutil.process_iter():  # steps that outlived their node
             with contextlib.suppress(psutil.Error):
-                if (
-                    process.name() == "slurmstepd"
-                    and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]
-                ):
+                if process.name() == "slurmstepd" and self._is_ours(process):
                     process.kill()
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        # slurmstepd writes its title over the first variables, so that psutil reads none.
+        with contextlib.suppress(OSError):
+            return self.env["SLURM_CONF"].encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+        return False
 
     def logs(self) -> str:
         return "\n".join(
