@@ -7,13 +7,13 @@ make the next pair of its nodes look bad.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import link_stage, torchrun
+from stackcheck.fleet import gate, link_stage, torchrun
+from stackcheck.fleet.gate import Gate, NotUpError
 from stackcheck.fleet.link_stage import Plan, Report
 from stackcheck.fleet.rendezvous import Rendezvous
 
@@ -41,31 +41,39 @@ class LinkNode:
         plan = Plan.model_validate_json((self.programs.job.folder / link_stage.PLAN).read_bytes())
         for number, groups in enumerate(plan.rounds):
             group = next((group for group in groups if self.name in group.names), None)
-            told = self._group(group, plan.limit_s) if group else Report()
+            told = self._group(plan, number, group) if group else Report()
             path = link_stage.report_file(self.attempt, number, self.name)
             write_atomically(path, (told.model_dump_json().encode(),))
             self._wait_for_all(plan, number)
 
     def _wait_for_all(self, plan: Plan, number: int) -> None:
         names = {name for groups in plan.rounds for group in groups for name in group.names}
-        end = time.monotonic() + plan.limit_s + SLACK_S
-        while time.monotonic() < end:
-            if all(link_stage.report_file(self.attempt, number, name).exists() for name in names):
-                return
-            time.sleep(0.2)
+        files = {name: link_stage.report_file(self.attempt, number, name) for name in names}
+        gate.missing(self.attempt, files, plan.start_s + plan.limit_s + SLACK_S)
 
-    def _group(self, group: Group, limit_s: int) -> Report:
+    def _group(self, plan: Plan, number: int, group: Group) -> Report:
         """Work together with the others of a group."""
-        rank = group.names.index(self.name)
+        rank, limit_s = group.names.index(self.name), plan.limit_s
         self.report(f"link: {' - '.join(group.names)}")
         lines: deque[str] = deque(maxlen=torchrun.TAIL)
         place = Rendezvous(
             nodes=len(group.names), rank=rank, address=group.address, port=group.port, source="the plan"
         )
+        begin = Gate(
+            attempt=self.attempt,
+            folder=link_stage.folder_of(self.attempt, number),
+            name=self.name,
+            names=tuple(group.names),
+            limit_s=plan.start_s,
+        )
         program = ("workloads.fleet_link", str(limit_s))
         spec = self.programs.container(place, self.programs.job.devices or 1, program, limit_s=limit_s)
         try:
-            code = self.programs.engine.run(dataclasses.replace(spec, on_line=lines.append))
+            code = self.programs.engine.run(
+                dataclasses.replace(spec, on_start=begin.passed, on_line=lines.append)
+            )
+        except NotUpError as error:
+            return Report(error=error.what)
         except ChecksFailedError:
             return Report(error=f"did not end within {limit_s} s")
         if code:

@@ -13,6 +13,7 @@ from stackcheck.engine.client import Mount
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet import torchrun, training
+from stackcheck.fleet.gate import Gate, NotUpError
 from stackcheck.fleet.rendezvous import Rendezvous
 from stackcheck.fleet.training import TrainingPlan, TrainingReport
 from stackcheck.suite import container_user
@@ -47,9 +48,20 @@ class TrainNode:
     def _train(self, plan: TrainingPlan) -> TrainingReport:
         rank = plan.names.index(self.name)
         lines: deque[str] = deque(maxlen=torchrun.TAIL)
+        begin = Gate(
+            attempt=self.attempt,
+            folder=training.folder_of(self.attempt),
+            name=self.name,
+            names=tuple(plan.names),
+            limit_s=plan.start_s,
+        )
         spec = self._container(plan, rank)
         try:
-            code = self.programs.engine.run(dataclasses.replace(spec, on_line=lines.append))
+            code = self.programs.engine.run(
+                dataclasses.replace(spec, on_start=begin.passed, on_line=lines.append)
+            )
+        except NotUpError as error:
+            return TrainingReport(error=error.what)
         except ChecksFailedError:
             return TrainingReport(error=f"did not end within {plan.limit_s} s")
         if code:

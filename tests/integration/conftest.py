@@ -52,7 +52,7 @@ INSTALL, QUIET = (
     {"DEBIAN_FRONTEND": "noninteractive"},
 )
 APT_TIMEOUT_S = 600
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 
 # The files that take longest, by the processor time that they need. Where several files run side by side they
 # begin first: the last one to begin should be short.
@@ -296,7 +296,7 @@ def registry(registry_program: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=START_TIMEOUT_S)
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -423,7 +423,7 @@ def postgres() -> Iterator[str]:
         yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
     finally:
         running.send_signal(signal.SIGINT)  # ends connections and stops
-        running.wait(60)
+        running.wait(START_TIMEOUT_S)
         log.close()
         shutil.rmtree(folder)
 
@@ -438,3 +438,16 @@ def wait_for_postgres(folder: Path, running: subprocess.Popen[bytes]) -> None:
         else:
             return
     pytest.fail(f"PostgreSQL did not start:\n{(folder / 'log').read_text()}")
+
+
+@pytest.fixture(scope="module")
+def heard_signals() -> Iterator[None]:
+    """What is ignored here is ignored by every child: so it is under nohup, or behind a shell's `&`."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
