@@ -1,6 +1,5 @@
 """NVIDIA devices through nvidia-ml-py. In: NVML, in a child process. Out: `Host`, `Sample`s, `Event`s."""
 
-import importlib.metadata
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,6 +121,8 @@ def _cuda_of_driver(nvml: object) -> Reading:
 
 
 def _library_version() -> str:
+    import importlib.metadata  # 40 ms of a processor, which the child that listens for faults need not spend
+
     try:
         return importlib.metadata.version("nvidia-ml-py")
     except importlib.metadata.PackageNotFoundError:
