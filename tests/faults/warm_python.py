@@ -253,7 +253,8 @@ def _become(request: Mapping[str, Any], loaded: frozenset[str]) -> None:
     places = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
     if _changes_what_is_loaded(env, places, loaded):
         os.execve(sys.executable, [sys.executable, "-m", "pytest", *request["arguments"]], env)
-    for finalizer in list(weakref.finalize._registry):  # as harness/forked.py does, which must not be loaded here
+    # As harness/forked.py does, of which nothing may be loaded here.
+    for finalizer in list(weakref.finalize._registry):
         finalizer.atexit = False
     os.environ.clear()
     os.environ.update(env)
