@@ -14,10 +14,7 @@ FAULTS = (
     Fault(
         "compiled code that is two per cent off",
         SUITE + "test_compiled_job_follows_the_reference",
-        patches={
-            "torch:compile": "lambda *a, **k: "
-            "(lambda f: lambda *x, **y: f(*x, **y) * 1.02)(original(*a, **k))"
-        },
+        patches={"torch:compile": "lambda f, **k: lambda *x, **y: f(*x, **y) * 1.02"},
         says="outside the band",
     ),
     Fault(

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,9 @@ def _become(request: Mapping[str, Any], loaded: frozenset[str]) -> None:
     places = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
     if _changes_what_is_loaded(env, places, loaded):
         os.execve(sys.executable, [sys.executable, "-m", "pytest", *request["arguments"]], env)
+    # As harness/forked.py does, of which nothing may be loaded here.
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False
     os.environ.clear()
     os.environ.update(env)
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))

@@ -7,6 +7,7 @@ import atexit
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ def run(function: Callable[[], object]) -> NoReturn:
     """Run a function, then end this process as an interpreter ends: exit code, traceback, exit functions."""
     code = 1
     try:
+        leave_finalizers()
         code = _exit_code(function)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; there is no public way
         atexit._run_exitfuncs()
@@ -28,6 +30,16 @@ def run(function: Callable[[], object]) -> NoReturn:
             sys.stderr.flush()
         finally:
             os._exit(code)
+
+
+def leave_finalizers() -> None:
+    """Leave what was to be finalized at the exit of the forking process to that process.
+
+    torch takes back its Python operators there, one by one, in 30 ms of a processor; a fork that ends by
+    `os._exit` has no use for that. What the fork makes itself is finalized as usual.
+    """
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no public way
+        finalizer.atexit = False
 
 
 def _exit_code(function: Callable[[], object]) -> int:

@@ -1,6 +1,5 @@
 """NVIDIA devices through nvidia-ml-py. In: NVML, in a child process. Out: `Host`, `Sample`s, `Event`s."""
 
-import importlib.metadata
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from vendors import (
 )
 from vendors.container import device_node, locked_memory, shared_memory, without_driver
 from vendors.drivers import Support
-from vendors.nvidia_library import ask, open_library, text
+from vendors.nvidia_library import ask, open_library, text, version
 
 NAME: VendorName = "nvidia"
 VISIBILITY = "CUDA_VISIBLE_DEVICES"
@@ -56,7 +55,7 @@ def read_devices() -> Host:
     shown = _visible(every)
     return Host(
         vendor=NAME,
-        library=f"nvidia-ml-py {_library_version()}",
+        library=f"nvidia-ml-py {version(nvml)}",
         driver=text(nvml, nvml.nvmlSystemGetDriverVersion),
         driver_runtime=_cuda_of_driver(nvml),
         devices=tuple(shown),
@@ -119,13 +118,6 @@ def driver_support(host: Host, runtime_version: str) -> Support:
 def _cuda_of_driver(nvml: object) -> Reading:
     version = ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     return version if isinstance(version, Absence) else f"{version // 1000}.{version % 1000 // 10}"
-
-
-def _library_version() -> str:
-    try:
-        return importlib.metadata.version("nvidia-ml-py")
-    except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
