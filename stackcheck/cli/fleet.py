@@ -277,6 +277,7 @@ def _kubernetes(  # noqa: PLR0917  # what the user chose
 ) -> FleetEngine:
     """Kubernetes' side. The image's Python is identified by the engine of this host: no pod can do it."""
     from stackcheck.fleet.kubernetes import Kubernetes, require_registry
+    from stackcheck.fleet.manifests import Manifests
     from stackcheck.fleet.node import load_image
     from stackcheck.matrix import matrix
     from stackcheck.suite import interpreter
@@ -285,16 +286,15 @@ def _kubernetes(  # noqa: PLR0917  # what the user chose
     require_registry(target)
     engine = building.connected(Progress(), builds=False)
     load_image(subject.image, engine, Progress())
-    return Kubernetes(
+    manifests = Manifests(
         repository=target,
         python=interpreter.find(subject.image.reference, engine, subject.accepted_python),
         declared=tuple(engine.inspect(subject.image.reference).env),
         claim=claim,
-        namespace=namespace,
-        nodes_named=tuple(named or ()),
-        rack=rack_label,
         jobset=jobset,
+        nodes_named=tuple(named or ()),
     )
+    return Kubernetes(manifests=manifests, namespace=namespace, rack=rack_label)
 
 
 def subject_root(subject: Subject) -> Path:

@@ -7,13 +7,15 @@ a fleet has them. Which interface the libraries use is the site's word: its vari
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
+from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import container_user, inputs, interpreter, run, steering
 
 if TYPE_CHECKING:
@@ -26,6 +28,14 @@ TAIL = 20  # lines of a program that are kept
 TESTS = "/stackcheck/tests"
 INFINIBAND = Path("/dev/infiniband")
 SITE = ("GLOO_", "TP_")  # which interface gloo uses; vendors.site_environment has NCCL's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a program ended on this node: its last lines, and the error; None if the exit code is 0."""
+
+    lines: list[str]
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +54,7 @@ class Torchrun:
     engine: Engine
     suite: Path
 
-    def container(
+    def run(
         self,
         place: Rendezvous,
         ranks: int,
@@ -52,8 +62,28 @@ class Torchrun:
         *,
         limit_s: int,
         mounts: tuple[Mount, ...] = (),
+    ) -> Ended:
+        """Run a module of the suites to its end, under torchrun's agent, with so many ranks here.
+
+        Raises:
+            EngineError: The container could not be started.
+        """
+        lines: deque[str] = deque(maxlen=TAIL)
+        spec = self._container(place, ranks, program, limit_s, mounts)
+        try:
+            code = self.engine.run(replace(spec, on_line=lines.append))
+        except ChecksFailedError:
+            return Ended(lines=[*lines], error=f"did not end within {limit_s} s")
+        return Ended(lines=[*lines], error=_words(code, [*lines]) if code else None)
+
+    def _container(
+        self,
+        place: Rendezvous,
+        ranks: int,
+        program: tuple[str, ...],
+        limit_s: int,
+        mounts: tuple[Mount, ...],
     ) -> RunSpec:
-        """The container that runs a module of the suites under torchrun's agent, with so many ranks here."""
         user = container_user.uid()
         image, vendor = self.subject.image.reference, self.job.vendor
         needs = vendors.module(vendor).container_needs()
@@ -93,6 +123,6 @@ class Torchrun:
         return env | {"PYTHONPATH": f"{TESTS}/acceptance"}
 
 
-def words(code: int, lines: list[str]) -> str:
+def _words(code: int, lines: list[str]) -> str:
     """Why a program failed: its exit code, and its last lines."""
     return f"exit code {code}: " + " | ".join(lines[-3:])[-400:]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.engine.client import Mount
-from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import torchrun, training
+from stackcheck.fleet import training
 from stackcheck.fleet.rendezvous import Rendezvous
 from stackcheck.fleet.training import TrainingPlan, TrainingReport
 from stackcheck.suite import container_user
@@ -20,14 +18,13 @@ from stackcheck.suite import container_user
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stackcheck.engine.client import RunSpec
     from stackcheck.fleet.torchrun import Torchrun
 
 CHECKPOINTS = "/stackcheck/checkpoints"
 TRAINERS = "/stackcheck/trainers"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainNode:
     """One node of a training job."""
 
@@ -46,17 +43,6 @@ class TrainNode:
 
     def _train(self, plan: TrainingPlan) -> TrainingReport:
         rank = plan.names.index(self.name)
-        lines: deque[str] = deque(maxlen=torchrun.TAIL)
-        spec = self._container(plan, rank)
-        try:
-            code = self.programs.engine.run(dataclasses.replace(spec, on_line=lines.append))
-        except ChecksFailedError:
-            return TrainingReport(error=f"did not end within {plan.limit_s} s")
-        if code:
-            return TrainingReport(error=torchrun.words(code, list(lines)))
-        return training.parse_lines(list(lines)) if rank == 0 else TrainingReport()
-
-    def _container(self, plan: TrainingPlan, rank: int) -> RunSpec:
         place = Rendezvous(
             nodes=len(plan.names), rank=rank, address=plan.address, port=plan.port, source="the plan"
         )
@@ -65,7 +51,10 @@ class TrainNode:
             Mount(source=self.programs.suite / "trainers", target=TRAINERS),
             Mount(source=_writable(Path(plan.checkpoints)), target=CHECKPOINTS, read_only=False),
         )
-        return self.programs.container(place, plan.ranks, program, limit_s=plan.limit_s, mounts=mounts)
+        ended = self.programs.run(place, plan.ranks, program, limit_s=plan.limit_s, mounts=mounts)
+        if ended.error or rank:
+            return TrainingReport(error=ended.error)
+        return training.parse_lines(ended.lines)
 
 
 def _writable(folder: Path) -> Path:
