@@ -70,13 +70,15 @@ def _show_links(done: FleetRun) -> None:
 
 
 def _show_training(done: FleetRun) -> None:
+    from stackcheck.fleet import training
+
     found = done.training
     if found is None:
         return
     print()
     for lost in found.lost:
-        steps = ", ".join(f"{layout} at step {step}" for layout, step in lost.at_step.items()) or "none"
-        print(f"training: {lost.node} was lost: {lost.because}; checkpoints: {steps}")
+        begun = training.words(lost.at_step)
+        print(f"training: {lost.node} was lost: {lost.because}; checkpoints: {begun}")
     for name, record in found.records.items():
         steps = f"steps {record.first_step} to {record.first_step + len(record.losses)}"
         loss = f", loss {record.losses[-1]:.4f}" if record.losses else ""

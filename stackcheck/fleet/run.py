@@ -210,7 +210,8 @@ def with_training(
         if not gone or not names:
             return _saved(dataclasses.replace(done, training=training.judge(plan, reports, lost)))
         job, plan = training.make(done.job, names, engine.addresses(names), number=len(lost), before=plan)
-        report(f"training: goes on with {', '.join(plan.names)} from {training.checkpointed(plan) or 0}")
+        begun = training.words(training.checkpointed(plan))
+        report(f"training: goes on with {', '.join(plan.names)}, checkpoints: {begun}")
 
 
 def lost_nodes(

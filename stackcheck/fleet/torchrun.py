@@ -1,7 +1,7 @@
 """One node's share of a program on several nodes. In: a job, this node's place, a program. Out: a `RunSpec`.
 
 The container has the host's network, and with GPUs the InfiniBand devices and pinned memory; nothing else of
-a fleet has them. Which interface the libraries use is the site's word: its variables pass through.
+a fleet has them. The site chooses the network interface: its variables are passed on.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ class TrainNode:
     def play(self) -> None:
         """Train with the others to the end, or to the error that ends it."""
         plan = TrainingPlan.model_validate_json((self.programs.job.folder / training.PLAN).read_bytes())
-        self.report(f"training: {' + '.join(plan.names)}, checkpoints at {training.checkpointed(plan) or 0}")
+        begun = training.words(training.checkpointed(plan))
+        self.report(f"training: {' + '.join(plan.names)}, checkpoints: {begun}")
         told = self._train(plan)
         path = training.report_file(self.attempt, self.name)
         write_atomically(path, (told.model_dump_json().encode(),))

@@ -12,21 +12,22 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.regular import read_regular
+from stackcheck.fleet.job import START_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from stackcheck.fleet.job import Job
 
 PLAN = "training.json"
-PORT = 29400
+PORT, PORTS = 29400, 100  # used in turn, because a port is free again only after a while
 LIMIT_S = 900  # for the containers of one try
 STEP_LIMIT_S = 120  # a step of the tiny job takes milliseconds; one that waits for a lost node never ends
 STEPS, EVERY = 30, 5
@@ -65,7 +66,7 @@ class TrainingPlan(BaseModel):
 
 
 class Record(BaseModel):
-    """What counts of the record that trainers/train.py prints."""
+    """The fields of the record of trainers/train.py that are judged."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     first_step: int
@@ -148,13 +149,13 @@ def make(
         | {
             "names": chosen,
             "address": addresses[chosen[0]],
-            "port": PORT + number % 100,  # a port is free again only after a while
+            "port": PORT + number % PORTS,
             "batch": batch,
             "checkpoints": str(job.folder / "checkpoints"),
         }
     )
     changes = {"id": f"{job.id}-training-{number}", "nodes": len(chosen), "stage": "training"}
-    return job.model_copy(update=changes | {"limit_s": plan.limit_s + 300}), plan
+    return job.model_copy(update=changes | {"limit_s": plan.limit_s + START_S}), plan
 
 
 def save(job: Job, plan: TrainingPlan) -> None:
@@ -183,8 +184,6 @@ def _report(path: Path) -> TrainingReport | None:
 
 def checkpointed(plan: TrainingPlan) -> dict[str, int]:
     """Layout -> the step of its newest complete checkpoint, of those that have one."""
-    from pathlib import Path
-
     found = {}
     for layout in plan.flags(""):
         marked = Path(plan.checkpoints, layout).glob("step_????????/COMPLETE")
@@ -192,6 +191,11 @@ def checkpointed(plan: TrainingPlan) -> dict[str, int]:
         if steps:
             found[layout] = max(steps)
     return found
+
+
+def words(at_step: Mapping[str, int]) -> str:
+    """How far the checkpoints are: `fsdp at step 5, hsdp at step 10`."""
+    return ", ".join(f"{layout} at step {step}" for layout, step in at_step.items()) or "none"
 
 
 def judge(plan: TrainingPlan, reports: Mapping[str, TrainingReport | None], lost: Sequence[Lost]) -> Training:
