@@ -102,10 +102,11 @@ def scale(
 def _draw(
     file: Path, chosen: JobFile, cluster: scaling.Cluster, found: list[scaling.Prediction], *, weak: bool
 ) -> None:
-    """Every point is against the first count of the prediction, whose time was measured."""
+    """Write the picture. Every point is relative to the first count of the prediction."""
     dots = [*_dots(chosen, cluster, found, weak=weak)]
-    title = f"{chosen.about}: {'weak' if weak else 'strong'} scaling against {found[0].gpus} GPU"
-    write_atomically(file, (scaling_plot.plot(title + "s" * (found[0].gpus > 1), dots).encode(),))
+    base = f"{found[0].gpus} {'GPU' if found[0].gpus == 1 else 'GPUs'}"
+    title = f"{chosen.about}: {'weak' if weak else 'strong'} scaling against {base}"
+    write_atomically(file, (scaling_plot.plot(title, dots).encode(),))
     print_note(f"drawn: {file}")
 
 

@@ -36,7 +36,7 @@ PID_FILE = Path("/run/stackcheck-dockerd.pid")
 LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
 INIT_FOLDER = Path("/run/systemd/system")
 START_TIMEOUT_S = 60.0
-# What is left of the build cache at the first try; most builds of one matrix entry find their stages in it.
+# What stays of the build cache at the first try: enough for the stages of most builds of one matrix entry.
 CACHE_KEPT_BYTES = 10 * 10**9
 PRUNE_TIMEOUT_S = 600.0
 
@@ -266,7 +266,12 @@ def free_build_cache(enough: Callable[[], bool], report: Callable[[str], None]) 
         command = ["docker", "builder", "prune", "--all", "--force", f"--keep-storage={kept}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PRUNE_TIMEOUT_S)
         if done.returncode:
-            raise EngineError("build cache was not removed", where=" ".join(command), got=done.stderr.strip())
+            raise EngineError(
+                "the build cache was not removed",
+                where=" ".join(command),
+                got=done.stderr.strip(),
+                next_step="free disk space by hand, then run: stackcheck doctor --fix",
+            )
 
 
 def stop_daemon(timeout_s: float = 30.0) -> bool:
