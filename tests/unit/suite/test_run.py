@@ -20,14 +20,11 @@ import pytest
 
 import result_files
 from fake_files import HasFiles
-from stackcheck.build.image import Image
-from stackcheck.build.provenance import Provenance
+from small_subjects import subject_of
 from stackcheck.errors import ChecksFailedError, ConfigurationError
-from stackcheck.matrix.policy import Policy
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import device_leases, steering
 from stackcheck.suite import run as suite
-from stackcheck.suite.subject import Subject
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -75,26 +72,7 @@ def of_run(told: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def make_plan(out: Path, **changes: Any) -> suite.RunPlan:
-    image = Image(
-        stack_id=None,
-        reference="some:tag",
-        config_digest=CONFIG,
-        manifest_digest=result_files.DIGEST,
-        layout=out / "oci",
-        size_bytes=0,
-        layers=(),
-        reused=False,
-        seconds=0.0,
-    )
-    subject = Subject(
-        name="some",
-        image=image,
-        vendor=changes.pop("vendor", "cpu"),
-        policy=Policy(certifies={"cpu": "smoke"}),
-        stack=None,
-        machines=None,
-        provenance=Provenance(),
-    )
+    subject = subject_of("some:tag", out, vendor=changes.pop("vendor", "cpu"))
     return suite.plan(subject, **({"tier": "smoke", "root": ROOT, "out": out} | changes))
 
 
