@@ -1,7 +1,7 @@
 """The links of a fleet, on this host: which groups work together, what they show. In: a run. Out: `Links`.
 
 The nodes that passed alone work in pairs, in the rounds of a tournament, then all together. Their steps are
-those of `link_node`; what they wrote is read here, and names the link or the node that spoils it.
+those of `link_node`; what they wrote is read here, and shows which link or node is bad.
 """
 
 from __future__ import annotations
