@@ -194,7 +194,7 @@ def run_fleet(
         print(chosen.render(job), end="")
         return
     patience = _patience(nodes, start_limit, queue_limit)
-    done = _carried_out(job, subject, chosen, patience, links=links, training=training, drain=drain)
+    done = _run_stages(job, subject, chosen, patience, links=links, training=training, drain=drain)
     _end(done, as_json=as_json)
 
 
@@ -204,7 +204,7 @@ def _patience(nodes: int, start_s: int, queue_s: int | None) -> Patience:
     return Patience(poll_s=max(LEAST_POLL_S, nodes * POLL_S_OF_A_NODE), start_s=start_s, queue_s=queue_s)
 
 
-def _carried_out(
+def _run_stages(
     job: Job,
     subject: Subject,
     engine: FleetEngine,
@@ -214,11 +214,12 @@ def _carried_out(
     training: bool,
     drain: bool,
 ) -> FleetRun:
+    """The suites alone on each node; then what was asked for of links, training and draining."""
     from stackcheck.fleet import run
 
     report = Progress()
     together = _linked(engine, "--links" if links else "--training") if links or training else None
-    done = _played(job, subject, engine, patience, report)
+    done = _run_alone(job, subject, engine, patience, report)
     if together and links:
         done = run.with_links(done, together, patience, report)
     if together and training:
@@ -302,7 +303,7 @@ def subject_root(subject: Subject) -> Path:
     return subject.image.layout.parents[2]
 
 
-def _played(
+def _run_alone(
     job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
 ) -> FleetRun:
     from stackcheck.fleet import run
