@@ -174,8 +174,7 @@ def run_fleet(
     from stackcheck.fleet.job import new_job
 
     job, subject = new_job(
-        name,
-        root.resolve(),
+        *(name, root.resolve()),
         job_id=secrets.token_hex(4),
         nodes=nodes,
         limit_s=limit,
@@ -194,8 +193,7 @@ def run_fleet(
         print(chosen.render(job), end="")
         return
     patience = _patience(nodes, start_limit, queue_limit)
-    done = _run_stages(job, subject, chosen, patience, links=links, training=training, drain=drain)
-    _end(done, as_json=as_json)
+    _run_stages(job, subject, chosen, patience, links=links, training=training, drain=drain, as_json=as_json)
 
 
 def _patience(nodes: int, start_s: int, queue_s: int | None) -> Patience:
@@ -213,8 +211,9 @@ def _run_stages(
     links: bool,
     training: bool,
     drain: bool,
-) -> FleetRun:
-    """The suites alone on each node; then what was asked for of links, training and draining."""
+    as_json: bool,
+) -> NoReturn:
+    """The suites alone on each node, then what was asked for of links, training and draining; exit."""
     from stackcheck.fleet import run
 
     report = Progress()
@@ -226,7 +225,7 @@ def _run_stages(
         done = run.with_training(done, together, patience, report)
     if drain:
         _drain(done, engine, report)
-    return done
+    _end(done, as_json=as_json)
 
 
 def _end(done: FleetRun, *, as_json: bool) -> NoReturn:

@@ -175,8 +175,6 @@ def accepted_python(given: list[str] | None, name: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: One is not a digest, or `name` is a stack: a package owns the Python of those.
     """
-    from stackcheck.suite import subject  # not above: `stackcheck list` needs no suites
-
     found = tuple(f"sha256:{text.removeprefix('sha256:').lower()}" for text in given or ())
     for text, digest in zip(given or (), found, strict=True):
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
@@ -185,7 +183,7 @@ def accepted_python(given: list[str] | None, name: str) -> tuple[str, ...]:
                 got=text,
                 expected="64 hexadecimal digits, as sha256sum prints them",
             )
-    if found and not subject.is_reference(name):
+    if found and not re.search("[/:@]", name):
         raise ConfigurationError(
             "--accept-python is for images that were not built here",
             got=f"the stack {name}",

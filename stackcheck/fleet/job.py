@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 FOLDER = Path("build") / "fleet"
-START_S = 300  # for a node to load the image, beside the time limit of what it runs
 EngineName = Literal["slurm", "kubernetes"]
 Container = Literal["docker", "podman"]
 

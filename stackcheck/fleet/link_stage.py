@@ -1,7 +1,7 @@
 """The links of a fleet, on this host: which groups work together, what they show. In: a run. Out: `Links`.
 
 The nodes that passed alone work in pairs, in the rounds of a tournament, then all together. Their steps are
-those of `link_node`; what they wrote is read here, and shows which link or node is bad.
+those of `link_node`; what they wrote is read here, and names the link or the node that spoils it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.regular import read_regular
-from stackcheck.fleet.job import START_S
 from stackcheck.fleet.links import Culprit, Pair, culprits, rounds
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from stackcheck.fleet.job import Job
 
 LIMIT_S = 300  # for a group, from the start of its containers to their end
-BETWEEN_S = 30  # from the end of a round to the start of the next
-FIRST_PORT, PORTS = 29500, 1000  # used in turn, because a port is free again only after a while
+FIRST_PORT = 29500
 REPORT_LIMIT_BYTES = 1 << 20
 PLAN = "links.json"
 
@@ -106,8 +104,8 @@ def make(
             for number, group in enumerate(each)
         ]
         planned.append(made)
-        port = FIRST_PORT + (port + len(each) - FIRST_PORT) % PORTS
-    limit = (limit_s + BETWEEN_S) * len(planned) + START_S
+        port = FIRST_PORT + (port + len(each) - FIRST_PORT) % 1000  # a port is free again only after a while
+    limit = (limit_s + 30) * len(planned) + 300
     changes = {"id": f"{job.id}-links", "nodes": len(names), "stage": "links", "limit_s": limit}
     return job.model_copy(update=changes), Plan(rounds=planned, limit_s=limit_s)
 

@@ -12,22 +12,21 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.regular import read_regular
-from stackcheck.fleet.job import START_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from stackcheck.fleet.job import Job
 
 PLAN = "training.json"
-PORT, PORTS = 29400, 100  # used in turn, because a port is free again only after a while
+PORT = 29400
 LIMIT_S = 900  # for the containers of one try
 STEP_LIMIT_S = 120  # a step of the tiny job takes milliseconds; one that waits for a lost node never ends
 STEPS, EVERY = 30, 5
@@ -149,13 +148,13 @@ def make(
         | {
             "names": chosen,
             "address": addresses[chosen[0]],
-            "port": PORT + number % PORTS,
+            "port": PORT + number % 100,  # a port is free again only after a while
             "batch": batch,
             "checkpoints": str(job.folder / "checkpoints"),
         }
     )
     changes = {"id": f"{job.id}-training-{number}", "nodes": len(chosen), "stage": "training"}
-    return job.model_copy(update=changes | {"limit_s": plan.limit_s + START_S}), plan
+    return job.model_copy(update=changes | {"limit_s": plan.limit_s + 300}), plan
 
 
 def save(job: Job, plan: TrainingPlan) -> None:
@@ -184,6 +183,8 @@ def _report(path: Path) -> TrainingReport | None:
 
 def checkpointed(plan: TrainingPlan) -> dict[str, int]:
     """Layout -> the step of its newest complete checkpoint, of those that have one."""
+    from pathlib import Path
+
     found = {}
     for layout in plan.flags(""):
         marked = Path(plan.checkpoints, layout).glob("step_????????/COMPLETE")

@@ -185,7 +185,7 @@ def _require_accepted(found: Interpreter, body: bytes, accepted: Collection[str]
     is_program = body.startswith(libpython.ELF)
     if is_program and set(of_file.values()) <= set(accepted):
         return
-    or_else = "or one that you accept by its digest" if is_program else "a script cannot be accepted"
+    or_else = "or one that you accept by its digest" if is_program else "which this script cannot be"
     raise ChecksFailedError(
         f"the image's {NAME} belongs to no package",
         where=f"{reference}: {', '.join(of_file)}",

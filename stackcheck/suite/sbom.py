@@ -102,7 +102,7 @@ def require_torch(document: dict[str, Any], reference: str) -> None:
     """Refuse an image without torch: nearly every check would fail, each with a reason of its own.
 
     Raises:
-        ChecksFailedError: No torch is installed anywhere in the image.
+        ChecksFailedError: No torch is installed in the image, in whatever place.
     """
     names = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
     if "torch" not in names:

@@ -59,7 +59,7 @@ def started(
     reference = f"stackcheck-test/faked:{uuid.uuid4().hex[:12]}"
     shell_image.make_layout(folder / "oci", programs=("bash", "sleep"), files=dict(files), settings=settings)
     engine.load(folder / "oci", reference)
-    subject = small_subjects.subject_of(reference, folder, accepted_python=accepted)
+    subject = small_subjects.subject_of(reference, folder, *accepted)
     plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder / "out")
     try:
         yield suite.run(plan, engine, out=folder / "out", report=small_stacks.silent)
@@ -157,7 +157,7 @@ def digest(body: bytes) -> str:
 def test_a_wrapper_is_refused_though_its_digest_was_accepted(engine: Engine, tmp_path: Path) -> None:
     settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
     text = refusal(engine, tmp_path, {"/usr/local/bin/python3": LIAR}, settings, (digest(LIAR),))
-    assert "a script cannot be accepted" in text
+    assert "which this script cannot be" in text
     assert not (tmp_path / "out" / "container.log").exists()
 
 

@@ -72,7 +72,7 @@ def fetch_uv(folder: Path) -> None:
 
 def run(engine: Engine, reference: str, folder: Path, *accepted: str) -> RunResult:
     """The quick checks of the suites in an image; the log is in `folder`."""
-    subject = small_subjects.subject_of(reference, folder, accepted_python=accepted)
+    subject = small_subjects.subject_of(reference, folder, *accepted)
     plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder)
     return suite.run(dataclasses.replace(plan, only=ONLY), engine, out=folder, report=small_stacks.silent)
 

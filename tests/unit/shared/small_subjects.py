@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from stackcheck.vendors import Vendor
 
 
-def subject_of(
-    reference: str, folder: Path, *, vendor: Vendor = "cpu", accepted_python: tuple[str, ...] = ()
-) -> Subject:
-    """The image of this reference; its layout would be in `folder`."""
+def subject_of(reference: str, folder: Path, *accepted: str, vendor: Vendor = "cpu") -> Subject:
+    """The image of this reference, whose layout would be in `folder`; digests that may be its Python."""
     image = Image(
         stack_id=None,
         reference=reference,
@@ -39,5 +37,5 @@ def subject_of(
         stack=None,
         machines=None,
         provenance=Provenance(),
-        accepted_python=accepted_python,
+        accepted_python=accepted,
     )
