@@ -20,6 +20,8 @@ from stackcheck.suite import device_leases, steering
 from stackcheck.suite import run as suite
 from stackcheck.vendors import amd, nvidia
 
+pytestmark = pytest.mark.usefixtures("frozen_once")
+
 
 def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
     (spec,) = run(make_plan(tmp_path), tmp_path).specs

@@ -17,6 +17,8 @@ from stackcheck.errors import ChecksFailedError
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import run as suite
 
+pytestmark = pytest.mark.usefixtures("frozen_once")
+
 HOUR, NONE = dt.timedelta(hours=1), dt.timedelta()
 
 
