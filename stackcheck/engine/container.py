@@ -13,16 +13,17 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
+from stackcheck.engine import interrupts, leftovers
+from stackcheck.engine.leftovers import LABEL
 from stackcheck.errors import ChecksFailedError, EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from docker import DockerClient
     from docker.models.containers import Container
 
-LABEL = "org.stackcheck.run"
 API_TIMEOUT_S = 120
 MEMORY_SHARE = 0.95  # of the host's memory
 TMPFS_SHARE = 0.5  # for each tmpfs; what is in it counts as the container's memory too
@@ -63,6 +64,7 @@ class RunSpec:
         quota_bytes: The container is killed when its writable mounts together hold more; None: no limit.
         ulimits: Name -> soft and hard limit; -1 is unlimited.
         timeout_s: The container is killed after this many seconds.
+        on_start: Called when it runs, before the time that `timeout_s` limits begins; what it raises ends it.
         on_line: Gets each line of output as it appears.
     """
 
@@ -87,6 +89,7 @@ class RunSpec:
     ulimits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     workdir: str | None = None
     timeout_s: float = 3600.0
+    on_start: Callable[[], None] | None = None
     on_line: Callable[[str], None] | None = None
 
 
@@ -100,51 +103,54 @@ def run(client: DockerClient, spec: RunSpec) -> int:
         EngineError: It could not be started, or the daemon stopped answering.
         ChecksFailedError: It did not end in time.
     """
-    with _made(client, spec) as container:
-        with engine_errors("starting a container"):
-            _start(container, spec)
-        timer = threading.Timer(spec.timeout_s, _kill, [container])
-        timer.start()
-        quota = _Quota(container, spec)
-        quota.start()
-        start = time.monotonic()
-        try:
-            with engine_errors("reading a container's output"):
-                _stream(container, spec.on_line)
-                code = int(container.wait(timeout=API_TIMEOUT_S)["StatusCode"])
-        finally:
-            timer.cancel()
-            quota.stop()
-        quota.check()
-        if code and time.monotonic() - start >= spec.timeout_s:
-            raise ChecksFailedError(
-                "the container did not end in time and was killed",
-                where=" ".join((*(spec.entrypoint or ()), *spec.command)[:4]),
-                expected=f"an end within {spec.timeout_s:.0f} s",
-            )
-        return code
-
-
-@contextlib.contextmanager
-def _made(client: DockerClient, spec: RunSpec) -> Iterator[Container]:
     with engine_errors("making a container"):
+        leftovers.sweep(client)
         arguments = _create_arguments(spec) | _limits(client.info(), spec)
         volumes = _volumes(client.images.get(spec.image).attrs, spec, arguments["name"])
         arguments["mounts"] += volumes
-    try:
+    names = [volume["Source"] for volume in volumes]
+    with interrupts.held() as signals, removed_at_the_end(client, arguments["name"], names):
         with engine_errors("making a container"):
             container = client.containers.create(spec.image, list(spec.command), **arguments)
-        yield container
-    finally:
-        import docker
+        with signals.let_in():
+            return _run(container, spec)
 
-        # By name, because an interrupted `create` may have made it. If the daemon died, the container is gone
-        # too, and the error above reports that.
-        with contextlib.suppress(docker.errors.DockerException, OSError):
-            client.api.remove_container(arguments["name"], force=True)
-        for volume in volumes:
-            with contextlib.suppress(docker.errors.DockerException, OSError):
-                client.api.remove_volume(volume["Source"], force=True)
+
+def _run(container: Container, spec: RunSpec) -> int:
+    """Start a container, and wait for its end."""
+    with engine_errors("starting a container"):
+        _start(container, spec)
+    if spec.on_start:
+        spec.on_start()
+    timer = threading.Timer(spec.timeout_s, _kill, [container])
+    timer.start()
+    quota = _Quota(container, spec)
+    quota.start()
+    start = time.monotonic()
+    try:
+        with engine_errors("reading a container's output"):
+            _stream(container, spec.on_line)
+            code = int(container.wait(timeout=API_TIMEOUT_S)["StatusCode"])
+    finally:
+        timer.cancel()
+        quota.stop()
+    quota.check()
+    if code and time.monotonic() - start >= spec.timeout_s:
+        raise ChecksFailedError(
+            "the container did not end in time and was killed",
+            where=" ".join((*(spec.entrypoint or ()), *spec.command)[:4]),
+            expected=f"an end within {spec.timeout_s:.0f} s",
+        )
+    return code
+
+
+@contextlib.contextmanager
+def removed_at_the_end(client: DockerClient, name: str, volumes: Iterable[str] = ()) -> Iterator[None]:
+    """Whatever the body, which makes a container of this name, comes to."""
+    try:
+        yield
+    finally:
+        leftovers.remove(client.api, name, volumes)
 
 
 def _create_arguments(spec: RunSpec) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def _create_arguments(spec: RunSpec) -> dict[str, Any]:
 
     return {
         "name": f"stackcheck-{uuid.uuid4().hex[:12]}",
-        "labels": {LABEL: str(os.getpid())},
+        "labels": leftovers.labels(),
         "entrypoint": None if spec.entrypoint is None else list(spec.entrypoint),
         # An image's health check is one more program of the image that would run beside ours.
         "healthcheck": None if spec.entrypoint is None else {"test": ["NONE"]},
@@ -308,9 +314,9 @@ def remove_left_by(client: DockerClient, pid: int) -> int:
     else:
         return 0
     with engine_errors("removing containers of a run that was interrupted"):
-        found = client.containers.list(all=True, filters={"label": f"{LABEL}={pid}"})
-        for container in found:
-            container.remove(force=True)
+        found = client.containers.list(all=True, filters={"label": f"{LABEL}={pid}"}, ignore_removed=True)
+        for container in found:  # another run may be sweeping them away
+            leftovers.remove(client.api, str(container.name))
     return len(found)
 
 

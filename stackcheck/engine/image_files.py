@@ -15,7 +15,8 @@ import tempfile
 import uuid
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
-from stackcheck.engine.container import engine_errors
+from stackcheck.engine import interrupts, leftovers
+from stackcheck.engine.container import engine_errors, removed_at_the_end
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
@@ -140,14 +141,12 @@ def of_image(client: DockerClient, reference: str) -> Iterator[ImageFiles]:
     Raises:
         EngineError: The engine has no such image, or stopped answering.
     """
-    import docker
-
     name = f"stackcheck-{uuid.uuid4().hex[:12]}"
-    try:
+    with interrupts.held() as signals, removed_at_the_end(client, name):
         with engine_errors(f"opening {reference}"):
             # Never started; an image without a command needs one to be made into a container.
-            client.containers.create(reference, ["/nonexistent"], name=name, network_mode="none")
-        yield _Made(client.api, name)
-    finally:
-        with contextlib.suppress(docker.errors.DockerException, OSError):
-            client.api.remove_container(name, v=True, force=True)
+            client.containers.create(
+                reference, ["/nonexistent"], name=name, network_mode="none", labels=leftovers.labels()
+            )
+        with signals.let_in():
+            yield _Made(client.api, name)

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stackcheck.engine import interrupts
 from stackcheck.fleet.engines import JobState, NodeFacts
 
 if TYPE_CHECKING:
@@ -90,9 +91,10 @@ def follow(
     try:
         while not watch.look():
             time.sleep(patience.poll_s)
-    except BaseException:  # also Ctrl-C: no job of ours goes on without us
-        report(f"cancelling job {job_id}")
-        engine.cancel(job_id)
+    except BaseException:  # also Ctrl-C: no job of ours goes on without us, and a second one waits for that
+        with interrupts.held():
+            report(f"cancelling job {job_id}")
+            engine.cancel(job_id)
         raise
     if not watch.found.state.is_over and len(watch.found.ended()) < job.nodes:
         engine.cancel(job_id)  # some nodes never end; where all have, the job ends by itself

@@ -6,12 +6,12 @@ make the next pair of its nodes look bad.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import link_stage
+from stackcheck.fleet import gate, link_stage
+from stackcheck.fleet.gate import Gate
 from stackcheck.fleet.link_stage import Plan, Report
 from stackcheck.fleet.rendezvous import Rendezvous
 
@@ -34,33 +34,38 @@ class LinkNode:
     attempt: Path
     report: Callable[[str], None]
 
-    def run(self) -> None:
+    def play(self) -> None:
         """Every round in order."""
         plan = Plan.model_validate_json((self.programs.job.folder / link_stage.PLAN).read_bytes())
         for number, groups in enumerate(plan.rounds):
             group = next((group for group in groups if self.name in group.names), None)
-            told = self._group(group, plan.limit_s) if group else Report()
+            told = self._group(plan, number, group) if group else Report()
             path = link_stage.report_file(self.attempt, number, self.name)
             write_atomically(path, (told.model_dump_json().encode(),))
             self._wait_for_all(plan, number)
 
     def _wait_for_all(self, plan: Plan, number: int) -> None:
         names = {name for groups in plan.rounds for group in groups for name in group.names}
-        end = time.monotonic() + plan.limit_s + SLACK_S
-        while time.monotonic() < end:
-            if all(link_stage.report_file(self.attempt, number, name).exists() for name in names):
-                return
-            time.sleep(0.2)
+        files = {name: link_stage.report_file(self.attempt, number, name) for name in names}
+        gate.missing(self.attempt, files, plan.start_s + plan.limit_s + SLACK_S)
 
-    def _group(self, group: Group, limit_s: int) -> Report:
+    def _group(self, plan: Plan, number: int, group: Group) -> Report:
         """Work together with the others of a group."""
-        rank = group.names.index(self.name)
+        rank, limit_s = group.names.index(self.name), plan.limit_s
         self.report(f"link: {' - '.join(group.names)}")
         place = Rendezvous(
             nodes=len(group.names), rank=rank, address=group.address, port=group.port, source="the plan"
         )
+        begin = Gate(
+            attempt=self.attempt,
+            folder=link_stage.folder_of(self.attempt, number),
+            name=self.name,
+            names=tuple(group.names),
+            limit_s=plan.start_s,
+        )
         program = ("workloads.fleet_link", str(limit_s))
-        ended = self.programs.run(place, self.programs.job.devices or 1, program, limit_s=limit_s)
+        ranks = self.programs.job.devices or 1
+        ended = self.programs.run(place, ranks, program, limit_s=limit_s, on_start=begin.passed)
         if ended.error or rank:
             return Report(error=ended.error)
         return link_stage.parse_line(ended.lines)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.regular import read_regular
+from stackcheck.fleet import gate
 from stackcheck.fleet.links import Culprit, Pair, culprits, rounds
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from stackcheck.fleet.job import Job
 
-LIMIT_S = 300  # for a group, from the start of its containers to their end
+LIMIT_S = 300  # for a group, from the time when all its containers are up to their end
 FIRST_PORT = 29500
 REPORT_LIMIT_BYTES = 1 << 20
 PLAN = "links.json"
@@ -44,6 +45,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     rounds: list[list[Group]]
     limit_s: int
+    start_s: int = gate.START_LIMIT_S
 
 
 class Report(BaseModel):
@@ -105,7 +107,7 @@ def make(
         ]
         planned.append(made)
         port = FIRST_PORT + (port + len(each) - FIRST_PORT) % 1000  # a port is free again only after a while
-    limit = (limit_s + 30) * len(planned) + 300
+    limit = (gate.START_LIMIT_S + limit_s + 30) * len(planned) + 300
     changes = {"id": f"{job.id}-links", "nodes": len(names), "stage": "links", "limit_s": limit}
     return job.model_copy(update=changes), Plan(rounds=planned, limit_s=limit_s)
 
@@ -115,9 +117,14 @@ def save(job: Job, plan: Plan) -> None:
     write_atomically(job.folder / PLAN, (plan.model_dump_json(indent=1).encode(),))
 
 
+def folder_of(attempt: Path, number: int) -> Path:
+    """Where the nodes write in a round."""
+    return attempt / "links" / str(number)
+
+
 def report_file(attempt: Path, number: int, name: str) -> Path:
     """Where a node writes its report of a round."""
-    return attempt / "links" / str(number) / f"{name}.json"
+    return folder_of(attempt, number) / f"{name}.json"
 
 
 def read(attempt: Path, plan: Plan, devices: int) -> Links:
@@ -131,9 +138,10 @@ def read(attempt: Path, plan: Plan, devices: int) -> Links:
     speeds: dict[Pair, float] = {}
     failed: dict[Pair, str] = {}
     whole_speed, whole_error = None, None
+    ended = gate.why_ended(attempt)
     for number, groups in enumerate(plan.rounds):
         for group in groups:
-            speed, error = _group(attempt, number, group, devices)
+            speed, error = _group(attempt, number, group, devices, ended)
             if len(group.names) == 2:
                 pair = (group.names[0], group.names[1])
                 if error:
@@ -151,12 +159,15 @@ def read(attempt: Path, plan: Plan, devices: int) -> Links:
     )
 
 
-def _group(attempt: Path, number: int, group: Group, devices: int) -> tuple[float, str | None]:
-    """The busbw of the largest message, or why there is none."""
-    reports = {name: _report(report_file(attempt, number, name)) for name in group.names}
-    for name, report in reports.items():
-        if report.error:
-            return 0.0, f"{name}: {report.error}"
+def _group(
+    attempt: Path, number: int, group: Group, devices: int, ended: Mapping[str, str]
+) -> tuple[float, str | None]:
+    """The busbw of the largest message, or why there is none: first of all what ended a node."""
+    files = {name: report_file(attempt, number, name) for name in group.names}
+    reports = {name: _report(path, ended.get(name)) for name, path in files.items()}
+    for name in sorted(reports, key=lambda name: files[name].exists()):
+        if error := reports[name].error:
+            return 0.0, f"{name}: {error}"
     first = reports[group.names[0]]
     if first.ranks != len(group.names) * devices:
         return 0.0, f"{first.ranks} ranks worked together, expected {len(group.names) * devices}"
@@ -168,11 +179,11 @@ def _group(attempt: Path, number: int, group: Group, devices: int) -> tuple[floa
     return first.busbw_gb_per_s[largest], None
 
 
-def _report(path: Path) -> Report:
+def _report(path: Path, ended: str | None) -> Report:
     try:
         return Report.model_validate_json(read_regular(path, REPORT_LIMIT_BYTES, follow=False))
     except OSError:
-        return Report(error="left no report")
+        return Report(error=ended or "left no report")
     except (ValidationError, ValueError) as error:
         return Report(error=f"left a damaged report: {str(error).splitlines()[0]}")
 

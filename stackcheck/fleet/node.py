@@ -50,19 +50,20 @@ def main(arguments: list[str]) -> int:
     folder = job.attempt(int(os.environ.get("SLURM_RESTART_COUNT", "0"))) / str(place.rank)
     begun = NodeState(rank=place.rank, node=name_of_node(os.environ), state="running")
     begun.write(folder)
-    signal.signal(signal.SIGTERM, _stop)
     try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop)
         with _in_time(job.limit_s):
             _run(job, folder)
     except StackcheckError as error:
         ended = dataclasses.replace(begun, state="failed", code=error.exit_code, error=str(error))
-    except (_StoppedError, KeyboardInterrupt):
+    except _StoppedError:
         ended = dataclasses.replace(
             begun, state="stopped", code=STOPPED, error="the engine stopped this node"
         )
     else:
         ended = dataclasses.replace(begun, state="ended")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the last file is on its way
+    _ignore_signals()  # the last file is on its way
     ended.write(folder)
     if ended.error:
         sys.stderr.write(f"error: {ended.error}\n")
@@ -107,7 +108,7 @@ def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -
     from stackcheck.fleet.train_node import TrainNode
 
     kind = LinkNode if programs.job.stage == "links" else TrainNode
-    kind(programs=programs, name=name_of_node(os.environ), attempt=folder.parent, report=report).run()
+    kind(programs=programs, name=name_of_node(os.environ), attempt=folder.parent, report=report).play()
 
 
 def connect(job: Job) -> Engine:
@@ -198,6 +199,7 @@ def _in_time(limit_s: int) -> Iterator[None]:
     """Raise in the body when its time is over; a container that hangs is removed on the way out."""
 
     def over(_signal: int, _frame: FrameType | None) -> NoReturn:
+        _ignore_signals()
         raise ChecksFailedError(
             "the run on this node did not end in time",
             where=platform.node(),
@@ -214,7 +216,15 @@ def _in_time(limit_s: int) -> Iterator[None]:
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
+    _ignore_signals()
     raise _StoppedError
+
+
+def _ignore_signals() -> None:
+    """One is enough: a second one would cut the way out. Slurm sends two when the time of a job is over."""
+    signal.alarm(0)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def with_training(
 def lost_nodes(
     plan: TrainingPlan, followed: Followed, reports: Mapping[str, TrainingReport | None]
 ) -> list[Lost]:
-    """The nodes that left no report: they are gone, and with them the steps after the checkpoint."""
+    """The nodes that took part and left no report: with them the steps after the checkpoint are gone."""
     ranks = {followed.name_of(rank): rank for rank in range(len(plan.names))}
     at_step = training.checkpointed(plan)
     return [

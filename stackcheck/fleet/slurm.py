@@ -234,7 +234,15 @@ def _slurm(*command: str) -> str:
             next_step="call this on a login node of the cluster, or install slurm-client",
         )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        # In a session of its own: a second Ctrl-C of a terminal must not end scancel.
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+            start_new_session=True,
+        )
     except subprocess.TimeoutExpired as error:
         raise EngineError(
             "Slurm does not answer",

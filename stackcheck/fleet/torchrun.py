@@ -16,9 +16,12 @@ from stackcheck import vendors
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ChecksFailedError
+from stackcheck.fleet.gate import NotUpError
 from stackcheck.suite import container_user, inputs, interpreter, run, steering
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stackcheck.engine.client import Engine
     from stackcheck.fleet.job import Job
     from stackcheck.fleet.rendezvous import Rendezvous
@@ -62,6 +65,7 @@ class Torchrun:
         *,
         limit_s: int,
         mounts: tuple[Mount, ...] = (),
+        on_start: Callable[[], None] | None = None,
     ) -> Ended:
         """Run a module of the suites to its end, under torchrun's agent, with so many ranks here.
 
@@ -71,7 +75,9 @@ class Torchrun:
         lines: deque[str] = deque(maxlen=TAIL)
         spec = self._container(place, ranks, program, limit_s, mounts)
         try:
-            code = self.engine.run(replace(spec, on_line=lines.append))
+            code = self.engine.run(replace(spec, on_start=on_start, on_line=lines.append))
+        except NotUpError as error:
+            return Ended(lines=[*lines], error=error.what)
         except ChecksFailedError:
             return Ended(lines=[*lines], error=f"did not end within {limit_s} s")
         return Ended(lines=[*lines], error=_words(code, [*lines]) if code else None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stackcheck.engine.client import Mount
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet import training
+from stackcheck.fleet.gate import Gate
 from stackcheck.fleet.rendezvous import Rendezvous
 from stackcheck.fleet.training import TrainingPlan, TrainingReport
 from stackcheck.suite import container_user
@@ -33,7 +34,7 @@ class TrainNode:
     attempt: Path
     report: Callable[[str], None]
 
-    def run(self) -> None:
+    def play(self) -> None:
         """Train with the others to the end, or to the error that ends it."""
         plan = TrainingPlan.model_validate_json((self.programs.job.folder / training.PLAN).read_bytes())
         begun = training.words(training.checkpointed(plan))
@@ -44,6 +45,13 @@ class TrainNode:
 
     def _train(self, plan: TrainingPlan) -> TrainingReport:
         rank = plan.names.index(self.name)
+        begin = Gate(
+            attempt=self.attempt,
+            folder=training.folder_of(self.attempt),
+            name=self.name,
+            names=tuple(plan.names),
+            limit_s=plan.start_s,
+        )
         place = Rendezvous(
             nodes=len(plan.names), rank=rank, address=plan.address, port=plan.port, source="the plan"
         )
@@ -52,7 +60,9 @@ class TrainNode:
             Mount(source=self.programs.suite / "trainers", target=TRAINERS),
             Mount(source=_writable(Path(plan.checkpoints)), target=CHECKPOINTS, read_only=False),
         )
-        ended = self.programs.run(place, plan.ranks, program, limit_s=plan.limit_s, mounts=mounts)
+        ended = self.programs.run(
+            place, plan.ranks, program, limit_s=plan.limit_s, mounts=mounts, on_start=begin.passed
+        )
         if ended.error or rank:
             return TrainingReport(error=ended.error)
         return training.parse_lines(ended.lines)

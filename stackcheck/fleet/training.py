@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, Validation
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.regular import read_regular
+from stackcheck.fleet import gate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 PLAN = "training.json"
 PORT = 29400
-LIMIT_S = 900  # for the containers of one try
+LIMIT_S = 900  # for the containers of one try, from the time when all are up
 STEP_LIMIT_S = 120  # a step of the tiny job takes milliseconds; one that waits for a lost node never ends
 STEPS, EVERY = 30, 5
 RANKS_OF_A_CPU_NODE = 2  # so that HSDP has something to share inside a node
@@ -47,6 +48,7 @@ class TrainingPlan(BaseModel):
     every: PositiveInt = EVERY
     step_limit_s: PositiveInt = STEP_LIMIT_S
     limit_s: PositiveInt = LIMIT_S
+    start_s: PositiveInt = gate.START_LIMIT_S
     checkpoints: str
 
     def flags(self, folder: str) -> dict[str, list[str]]:
@@ -154,7 +156,7 @@ def make(
         }
     )
     changes = {"id": f"{job.id}-training-{number}", "nodes": len(chosen), "stage": "training"}
-    return job.model_copy(update=changes | {"limit_s": plan.limit_s + 300}), plan
+    return job.model_copy(update=changes | {"limit_s": plan.start_s + plan.limit_s + 300}), plan
 
 
 def save(job: Job, plan: TrainingPlan) -> None:
@@ -162,14 +164,21 @@ def save(job: Job, plan: TrainingPlan) -> None:
     write_atomically(job.folder / PLAN, (plan.model_dump_json(indent=1).encode(),))
 
 
+def folder_of(attempt: Path) -> Path:
+    """Where the nodes of a try write."""
+    return attempt / "training"
+
+
 def report_file(attempt: Path, name: str) -> Path:
     """Where a node writes its report."""
-    return attempt / "training" / f"{name}.json"
+    return folder_of(attempt) / f"{name}.json"
 
 
 def read(attempt: Path, plan: TrainingPlan) -> dict[str, TrainingReport | None]:
-    """Node -> its report; None if it left none."""
-    return {name: _report(report_file(attempt, name)) for name in plan.names}
+    """Node -> its report; the error with which it refused the job; None if it left neither."""
+    refused = gate.refusals(attempt, plan.names, folder_of(attempt))
+    found = {name: _report(report_file(attempt, name)) for name in plan.names}
+    return found | {name: TrainingReport(error=why) for name, why in refused.items() if not found[name]}
 
 
 def _report(path: Path) -> TrainingReport | None:

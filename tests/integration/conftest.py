@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -49,7 +50,7 @@ INSTALL, QUIET = (
     {"DEBIAN_FRONTEND": "noninteractive"},
 )
 APT_TIMEOUT_S = 600
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 
 # The files that take longest, by the processor time that they need. Where several files run side by side they
 # begin first: the last one to begin should be short.
@@ -293,7 +294,7 @@ def registry(registry_program: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=START_TIMEOUT_S)
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -394,3 +395,16 @@ def postgres() -> Iterator[str]:
     """The address of a server."""
     with small_postgres.server(postgres_programs()) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def heard_signals() -> Iterator[None]:
+    """What is ignored here is ignored by every child: so it is under nohup, or behind a shell's `&`."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -31,7 +31,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(packages: Path, release: str, plan: str) -> dict[str, Any]:
     done = subprocess.run(
         (sys.executable, str(PROGRAM), str(packages / release), plan),
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

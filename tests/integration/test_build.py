@@ -187,7 +187,7 @@ def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
     seen = threading.Event()
 
     def stop_when_sleeping() -> None:
-        assert seen.wait(60)
+        assert seen.wait(300)
         time.sleep(1)
         classic_daemon.terminate()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
-import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,12 @@ from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from stackcheck.build import build
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def run(engine: Engine, image: build.Image, script: str, **options: object) -> tuple[int, list[str]]:
@@ -101,11 +102,9 @@ def test_what_a_container_writes_into_its_output_folder_has_a_quota(
     (tmp_path / "out").mkdir(mode=0o777)
     (tmp_path / "out").chmod(0o777)
     mounts = (Mount(source=tmp_path / "out", target="/out", read_only=False),)
-    filling = "printf '%3000000s' x > /out/a; sleep 600"
-    start = time.monotonic()
+    filling = "printf '%3000000s' x > /out/a; sleep 3600"
     with pytest.raises(ChecksFailedError, match="wrote too much") as caught:
         run(engine, small_image, filling, mounts=mounts, quota_bytes=1_000_000)
-    assert time.monotonic() - start < 120
     assert str(tmp_path / "out") in str(caught.value)
     assert containers_of(small_image) == []
 
@@ -144,25 +143,44 @@ def test_output_streams_while_the_container_runs(
         "echo early; until [ -e /out/read ]; do sleep 0.1; done; exit 7",
         mounts=(Mount(source=tmp_path / "out", target="/out"),),
         on_line=lambda _line: (tmp_path / "out" / "read").touch(),
-        timeout_s=120,
+        timeout_s=500,
     )
     assert code == 7
 
 
 def test_a_container_over_its_time_is_killed_and_removed(engine: Engine, small_image: build.Image) -> None:
-    start = time.monotonic()
     with pytest.raises(ChecksFailedError, match="did not end in time"):
-        run(engine, small_image, "trap '' TERM; sleep 600 & wait", timeout_s=2)
-    assert time.monotonic() - start < 120
+        run(engine, small_image, "trap '' TERM; sleep 3600 & wait", timeout_s=2)
     assert containers_of(small_image) == []
 
 
-def test_an_interrupted_run_leaves_no_container(engine: Engine, small_image: build.Image) -> None:
-    def interrupt(_line: str) -> None:
-        raise KeyboardInterrupt
+def test_a_run_that_is_interrupted_again_while_it_ends_leaves_no_container(
+    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[str] = []
+    api = engine._client.api
+    create, remove = api.create_container_from_config, api.remove_container
 
+    def interrupted(request: Callable[..., object]) -> Callable[..., object]:
+        def send(*given: object, **more: object) -> object:
+            came.append(request.__name__)
+            signal.raise_signal(signal.SIGINT)
+            return request(*given, **more)
+
+        return send
+
+    monkeypatch.setattr(api, "remove_container", interrupted(remove))
     with pytest.raises(KeyboardInterrupt):
-        run(engine, small_image, "echo hello; sleep 100", on_line=interrupt)
+        run(
+            engine,
+            small_image,
+            "echo hello; sleep 3600",
+            on_line=lambda _: signal.raise_signal(signal.SIGINT),
+        )
+    monkeypatch.setattr(api, "create_container_from_config", interrupted(create))
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, small_image, "echo hello; sleep 3600")
+    assert came == ["remove_container", "create_container_from_config", "remove_container"]
     assert containers_of(small_image) == []
 
 

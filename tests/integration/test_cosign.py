@@ -94,7 +94,7 @@ class World:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stackcheck.build.build import Image
     from stackcheck.engine.client import Engine
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 REFERENCE = "stackcheck/small:1"
 
@@ -40,7 +40,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def run(*arguments: str | Path) -> str:
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

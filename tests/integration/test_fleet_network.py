@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 PATIENCE = Patience(poll_s=0.5, settle_s=1.0)
-HANGS_S = 180  # the limit of a group: a healthy one needs a fraction of it, also on a busy host
+HANGS_S = 180  # the limit of a group where one hangs: a healthy one needs a fraction of it
+GUARD_S = 900  # the same where none hangs
 BAND = 2e-4  # relative; the losses of another number of ranks, as in tests/trainers/test_layouts.py
 
 
@@ -115,11 +116,11 @@ def test_a_lossy_link_is_named_of_three_nodes_and_healthy_links_pass(
 ) -> None:
     with small_network.mesh(image_of(stack), "node1", "node2", "node3") as network:
         network.lossy("node1", "node3")
-        done = run.with_links(passed(network), NodesEngine(network), PATIENCE, print, limit_s=HANGS_S)
+        done = run.with_links(passed(network), NodesEngine(network), PATIENCE, print, limit_s=GUARD_S)
     show(done)
     assert culprits(done) == [("link", ("node1", "node3"))], done.links
     with small_network.mesh(image_of(stack), "node1", "node2") as network:
-        done = run.with_links(passed(network), NodesEngine(network), PATIENCE, print, limit_s=HANGS_S)
+        done = run.with_links(passed(network), NodesEngine(network), PATIENCE, print, limit_s=GUARD_S)
     assert done.links is not None
     assert (done.links.is_good, list(done.links.speeds)) == (True, [("node1", "node2")]), done.links
 
@@ -163,7 +164,7 @@ def test_two_nodes_train_one_job_and_the_rest_resumes_it_when_one_is_lost(
 def lose_in_the_middle(done: FleetRun, engine: NodesEngine, name: str) -> None:
     """As soon as there is a checkpoint to go on from."""
     checkpoints = done.job.folder / "checkpoints" / "fsdp"
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while not any(checkpoints.glob("step_*/COMPLETE")):
         assert time.monotonic() < deadline, f"no checkpoint in {checkpoints}"
         time.sleep(0.01)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 def command(*arguments: str | Path) -> str:
     """Run a program that has to succeed; its output is in the failure."""
-    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -86,7 +86,7 @@ def test_the_timer_fires_every_night(tmp_path: Path, systemd_analyze: Path) -> N
 
 def analysed(program: Path, paths: list[Path]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program, "verify", "--man=no", *paths], capture_output=True, text=True, timeout=120, check=False
+        [program, "verify", "--man=no", *paths], capture_output=True, text=True, timeout=300, check=False
     )
 
 

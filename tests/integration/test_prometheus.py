@@ -25,7 +25,7 @@ ALERTS = re.compile(r"Useful alerts:(.*?)\.\s+If", re.DOTALL)
 
 def says(promtool: Path, *arguments: str | Path, text: str = "") -> tuple[int, str]:
     done = subprocess.run(
-        [promtool, *arguments], input=text, capture_output=True, text=True, timeout=120, check=False
+        [promtool, *arguments], input=text, capture_output=True, text=True, timeout=300, check=False
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -276,7 +276,7 @@ def test_skopeo_opens_the_layout_and_the_registry(
         ("--tls-verify=false", f"docker://{target}:{STACK_ID}"),
     ):
         done = subprocess.run(
-            [skopeo, "inspect", *arguments], capture_output=True, text=True, check=False, timeout=60
+            [skopeo, "inspect", *arguments], capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["Digest"] == image.manifest_digest

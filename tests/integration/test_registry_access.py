@@ -42,7 +42,7 @@ KEY = new_key()
 NOW = dt.datetime.now(dt.UTC)
 USER, PASSWORD = "alice", "wonderland"
 HTPASSWD = "alice:$2b$04$AQzr3jdolEJW4dlP3/LBs.U4riFrS5Xb2aItq91qI/LD8sjGGGVtW\n"  # of these two
-TOKEN_S = 60
+TOKEN_S = 300
 
 
 def b64(data: bytes) -> str:
@@ -109,16 +109,16 @@ def registry_with(
             ["docker-registry", "serve", folder / "config.yml"], stdout=log, stderr=log
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=10):
+            with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=60):
                 break
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.05)
         yield f"{name}:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
 
 
 pytestmark = pytest.mark.usefixtures("registry_program")
@@ -305,7 +305,7 @@ class Cutting(BaseHTTPRequestHandler):
         headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
         url = f"http://{self.upstream}{self.path}"
         found = requests.request(
-            self.command, url, data=body or None, headers=headers, allow_redirects=False, timeout=60
+            self.command, url, data=body or None, headers=headers, allow_redirects=False, timeout=300
         )
         self.send_response(found.status_code)
         for name, value in found.headers.items():
@@ -331,7 +331,7 @@ def test_parts_go_to_relative_addresses_and_a_part_that_breaks_off_is_sent_again
     monkeypatch.setattr(upload, "PART_BYTES", 1 << 17)
     image = make_image(tmp_path / "oci", os.urandom(1 << 19))
     with registry_with(tmp_path / "r", http={"relativeurls": True}) as host:
-        answer = requests.post(f"http://{host}/v2/x/blobs/uploads/", timeout=60)
+        answer = requests.post(f"http://{host}/v2/x/blobs/uploads/", timeout=300)
         assert answer.headers["Location"].startswith("/v2/")
         release(image, f"{host}/whole/parts")
         assert verified(f"{host}/whole/parts") == image.manifest_digest

@@ -57,7 +57,7 @@ def _newest(folder: Path) -> int:
 
 
 def _until(folder: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while _newest(folder) + 7 <= step:
         assert time.monotonic() < deadline, f"no checkpoint of step {step} in time"
         time.sleep(0.005)

@@ -175,14 +175,13 @@ def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(
     flags = ("--steps", "400", "--parallel", "zero1", "--lr-warmup", "50", "--checkpoint-every", "20")
     whole = record(2, *flags)
     process = start(2, *flags, "--checkpoint", str(tmp_path), "--asynchronous")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list(tmp_path.glob("step_*/COMPLETE")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    begin = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert time.monotonic() - begin < 30
+    assert "forcefully exiting" not in said, "torchrun kills what has not ended 30 s after SIGTERM"
     assert list(tmp_path.glob("step_*/COMPLETE"))
     assert not list(tmp_path.glob("*.partial"))
     resumed = record(2, *flags, "--checkpoint", str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,26 @@ def test_a_job_without_nodes_and_a_node_without_a_word_have_their_time(built: Pa
     with pytest.raises(KeyboardInterrupt):
         follow(job, "9", engine, patience=HURRY, report=silent)
     assert engine.told[-1] == "cancel 9"
+
+
+def test_ctrl_c_pressed_twice_still_cancels_the_job(built: Path) -> None:
+    class Impatient(small_fleet.SteadyEngine):
+        def nodes(self, _names: object) -> Any:
+            signal.raise_signal(signal.SIGINT)
+
+        def cancel(self, job_id: str) -> None:
+            signal.raise_signal(signal.SIGINT)
+            super().cancel(job_id)
+
+    job, _ = small_fleet.make_job(built, 1)
+    engine = Impatient(JobState(phase="running", word="RUNNING", nodes=small_fleet.names(1)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            follow(job, "9", engine, patience=HURRY, report=silent)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert engine.told == ["cancel 9"]
 
 
 def test_a_thousand_nodes_are_judged_in_seconds_with_their_racks_and_stragglers(

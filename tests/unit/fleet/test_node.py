@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes", "same_signal
 @pytest.fixture
 def same_signals() -> Iterator[None]:
     """A node handles signals its own way, for the rest of its life."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -119,3 +119,21 @@ def test_whatever_happens_a_node_says_its_last_word(
     found = state_of(job)
     assert (found.state, found.code) == ("stopped" if code == node.STOPPED else "failed", code)
     assert words in str(found.error)
+
+
+def test_a_second_signal_does_not_cut_the_way_out(
+    planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends SIGTERM twice when the time of a job is over."""
+    job, _ = planned
+    told: list[Path] = []
+
+    def handed_over(_out: Path, folder: Path) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        told.append(folder)
+
+    monkeypatch.setattr(node, "_hand_over", handed_over)
+    monkeypatch.setattr(fake_engine, "run", lambda _spec: os.kill(os.getpid(), signal.SIGTERM))
+    assert node.main([str(job.folder)]) == node.STOPPED
+    assert told == [job.attempt(0) / "0"]
+    assert state_of(job).state == "stopped"

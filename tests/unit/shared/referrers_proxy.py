@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
             data=body or None,
             headers={**headers, "Host": self.headers["Host"], "Accept-Encoding": "identity"},
             allow_redirects=False,
-            timeout=30,
+            timeout=300,
         )
         extra = self.remember(body) if answer.ok else {}
         length = answer.headers.get("Content-Length", "0") if self.command == "HEAD" else len(answer.content)

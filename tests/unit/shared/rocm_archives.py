@@ -140,7 +140,7 @@ def make_key(mirror: Mirror) -> None:
 
 def _gpg(home: Path, *arguments: str) -> None:
     command = ["gpg", "--homedir", str(home), "--batch", "--yes", "--pinentry-mode", "loopback", *arguments]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 
 def copy_python(version: str, root: Path) -> None:
@@ -176,7 +176,7 @@ def find_python(version: str) -> Path:
     if found:
         return found[-1]
     uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "python", "install", version], check=True, timeout=600)
+    subprocess.run([uv, "python", "install", version], check=True, timeout=3000)
     command = [uv, "python", "find", "--managed-python", version]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
     return Path(told.strip()).resolve()

@@ -107,7 +107,7 @@ def fill(mirror: Mirror, stacks: Sequence[Stack]) -> None:
             mirror, version, [stack for stack in stacks if stack.runtime_version == version]
         )
     # gpg started an agent for its home.
-    subprocess.run(["gpgconf", "--homedir", str(mirror.home), "--kill", "all"], check=True, timeout=60)
+    subprocess.run(["gpgconf", "--homedir", str(mirror.home), "--kill", "all"], check=True, timeout=300)
     for system in sorted({stack.os for stack in stacks}):
         rocm_archives.ubuntu_archive(mirror, system, [stack for stack in stacks if stack.os == system])
 
@@ -181,4 +181,4 @@ def served(folder: Path, host: str) -> Iterator[Mirror]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(timeout=60)
+        thread.join(timeout=300)

@@ -180,7 +180,7 @@ def library(
         str(output),
         f"{folder / stem}.c",
     ]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     for left in (f"{stem}.c", f"{stem}.bundle"):
         (folder / left).unlink(missing_ok=True)
     return output

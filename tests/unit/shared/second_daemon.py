@@ -18,7 +18,7 @@ from stackcheck.engine import host_setup
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 300
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from small_stacks import ROOT
-from stackcheck.engine.container import LABEL
+from stackcheck.engine.leftovers import LABEL
 from stackcheck.fleet.engines import JobState, NodeFacts
 from stackcheck.fleet.job import read_state
 
@@ -40,7 +40,7 @@ LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
 
 
 def command(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr or done.stdout}"
     return done.stdout
 
@@ -87,7 +87,7 @@ class Network:
             server.close()
         for space in self.spaces.values():
             for end in (("docker", "rm", "--force", space), ("ip", "netns", "delete", space)):
-                subprocess.run(end, capture_output=True, check=False, timeout=120)
+                subprocess.run(end, capture_output=True, check=False, timeout=300)
 
     def ip(self, name: str, *words: str) -> str:
         return command("ip", "-netns", self.spaces[name], *words)
@@ -248,17 +248,18 @@ class NodesEngine:
         self.network.lose(name)
         program = self.programs[name]
         program.kill()
-        program.wait(60)
+        program.wait(300)
         label = f"label={LABEL}={program.pid}"
-        for container in command("docker", "ps", "--quiet", "--filter", label).split():
-            command("docker", "rm", "--force", container)
+        while containers := command("docker", "ps", "--all", "--quiet", "--filter", label).split():
+            # A run of another test may be removing what this program left, and then the engine refuses.
+            subprocess.run(["docker", "rm", "--force", *containers], capture_output=True, check=False)
 
     def cancel(self, _job_id: str) -> None:
         for program in self.programs.values():
             if program.poll() is None:
                 program.send_signal(signal.SIGTERM)
         for program in self.programs.values():
-            program.wait(60)
+            program.wait(300)
 
     def drain(self, node: str, reason: str) -> None:
         raise AssertionError(f"{node} is drained: {reason}")

@@ -76,7 +76,7 @@ def index_of(*wheels: Path) -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 def only_index(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
