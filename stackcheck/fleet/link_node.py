@@ -34,7 +34,7 @@ class LinkNode:
     attempt: Path
     report: Callable[[str], None]
 
-    def run(self) -> None:
+    def play(self) -> None:
         """Every round in order."""
         plan = Plan.model_validate_json((self.programs.job.folder / link_stage.PLAN).read_bytes())
         for number, groups in enumerate(plan.rounds):

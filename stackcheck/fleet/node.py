@@ -107,7 +107,7 @@ def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -
     from stackcheck.fleet.train_node import TrainNode
 
     kind = LinkNode if programs.job.stage == "links" else TrainNode
-    kind(programs=programs, name=name_of_node(os.environ), attempt=folder.parent, report=report).run()
+    kind(programs=programs, name=name_of_node(os.environ), attempt=folder.parent, report=report).play()
 
 
 def connect(job: Job) -> Engine:

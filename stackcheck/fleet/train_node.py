@@ -33,7 +33,7 @@ class TrainNode:
     attempt: Path
     report: Callable[[str], None]
 
-    def run(self) -> None:
+    def play(self) -> None:
         """Train with the others to the end, or to the error that ends it."""
         plan = TrainingPlan.model_validate_json((self.programs.job.folder / training.PLAN).read_bytes())
         begun = training.words(training.checkpointed(plan))
