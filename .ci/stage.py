@@ -1,7 +1,8 @@
-"""Run one stage of the tests and say in one line how it ended. In: `NAME COMMAND…`, `--start`, or
-`--summary TITLE CODE`.
+"""Run one stage of the tests and say in one line how it ended. In: `[--closing PATTERN] NAME COMMAND…`,
+`--start`, or `--summary TITLE CODE`.
 
 A stage's output goes to build/logs/; a failure shows its last lines, the command that repeats it and the log.
+The one line ends with the last line of pytest, else with what the pattern matches, else with the last line.
 Out: the exit code of the command. `--summary` prints in one line what all stages since `--start` ran, and
 exits with 1 where one of them failed or did not run.
 
@@ -34,7 +35,7 @@ BAD = re.compile(r"^(FAILED|ERROR|error:|missed:|false alarm:|failed:) ?")
 SHOWN_LINES = 20
 
 
-def run(name: str, command: list[str]) -> int:
+def run(name: str, command: list[str], pattern: str | None = None) -> int:
     """Run a stage to its end and record it."""
     log = LOGS / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.log"
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ def run(name: str, command: list[str]) -> int:
         record = {"name": name, "code": code, "seconds": seconds, "cpu_seconds": cpu, "counts": counts}
         file.write(json.dumps(record) + "\n")
     times = f"{spoken(seconds):>12}  cpu {spoken(cpu):>12}"
-    line = f"{'ok' if code == 0 else 'FAILED':<7} {name:<28} {times}  {closing(lines)}"
+    line = f"{'ok' if code == 0 else 'FAILED':<7} {name:<28} {times}  {closing(lines, pattern)}"
     print(line.rstrip(), flush=True)
     if code:
         explain(command, code, log, lines)
@@ -98,9 +99,12 @@ def explain(command: list[str], code: int, log: Path, lines: list[str]) -> None:
     )
 
 
-def closing(lines: list[str]) -> str:
-    """The closing line of pytest, or the last line there is."""
+def closing(lines: list[str], pattern: str | None) -> str:
+    """The closing line of pytest, or what the pattern matches, or the last line there is."""
     ends = [line.strip("= ") for line in lines if CLOSING.search(line)]
+    if pattern and not ends:
+        matches = [match[0] for line in lines if (match := re.search(pattern, line))]
+        ends = [" ".join(match.split()) for match in matches]
     spoken_last = [line.strip() for line in lines if line.strip()]
     return " + ".join(ends) or (spoken_last[-1] if spoken_last else "")
 
@@ -157,6 +161,8 @@ if __name__ == "__main__":
             sys.exit(start())
         case ["--summary", title, ended]:
             sys.exit(summary(title, int(ended)))
+        case ["--closing", pattern, stage, *words] if words:
+            sys.exit(run(stage, words, pattern))
         case [stage, *words] if words:
             sys.exit(run(stage, words))
         case _:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "unit" / "shared"))
 
 
 def main() -> None:
+    import demo_dist
     import demo_history
     from small_images import new_key
 
@@ -33,7 +34,7 @@ def main() -> None:
     demo_history.fill(history, now, map(Path, sys.argv[2:]))
     key = new_key()
     (folder / "demo.pub").write_bytes(keys.public_pem(key.public_key()))
-    demo_history.publish_all(folder, key, now)
+    demo_dist.publish_all(folder, key, now)
     print(f"made the history in {time.monotonic() - start:.1f} s")
     start = time.monotonic()
     command = [str(ROOT / ".venv" / "bin" / "stackcheck"), "report", "--out", str(folder / "report.html")]

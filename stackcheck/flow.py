@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from stackcheck.vendors import Vendor
 
 StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
-ROW_S, ROW_START_S = 60.0, 240.0  # a row of --rows is timed so long, and starts within so long
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -311,8 +310,7 @@ def hold_to_rows(
     chosen = rows.gates(settings.root, document, plan.host)
     written = judged.folder / "run" / "rows.jsonl"
     written.unlink(missing_ok=True)
-    command = rows.command(document, chosen, ROW_S)
-    limit_s = len(chosen) * (ROW_S + ROW_START_S)
+    command, limit_s = rows.command(document, chosen), rows.limit_s(chosen)
     run.run_program(plan, engine, out=judged.folder, command=command, timeout_s=limit_s, report=report)
     found = rows.judge(document, chosen, rows.read(written))
     after = rows.added_to(judged.verdict, found)

@@ -127,9 +127,9 @@ def _target(
     contexts |= site.images(plan, supply.mirrors)
     pip_conf = ""
     if stage.takes_wheels:
-        house = plan.folder / "wheelhouse" / stage.name
-        contexts[GIVEN] = str(house)
-        pip_conf = supply.lay_out(plan, stage, house)
+        wheels = plan.folder / "wheelhouse" / stage.name
+        contexts[GIVEN] = str(wheels)
+        pip_conf = supply.lay_out(plan, stage, wheels)
     elif _asks(stage, "pip_conf"):
         pip_conf = supply.pip_conf()
     texts = {

@@ -130,7 +130,7 @@ def bring(reference: str, engine: Engine, report: Callable[[str], None]) -> None
             where=reference,
             got=of_image or "an image that does not say for which",
             expected=of_host,
-            next_step=f"docker pull --platform linux/{of_host} {reference}, or use a host of that kind",
+            next_step=f"docker pull --platform linux/{of_host} {reference}, or use a host with its processor",
         )
 
 

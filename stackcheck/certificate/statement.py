@@ -200,8 +200,10 @@ def accepted_python(certificate: Mapping[str, Any]) -> tuple[str, ...]:
     """The digests of the files that whoever certified accepted as the image's Python; none if a package
     owns it, as in each certificate that does not say.
     """
-    python = certificate.get("python") or {"package": ""}
-    return () if python["package"] is not None else (python["sha256"], *python.get("libraries", {}).values())
+    python = certificate.get("python")
+    if not python or python["package"]:
+        return ()
+    return (python["sha256"], *python.get("libraries", {}).values())
 
 
 def name_of(statement: Statement) -> str | None:

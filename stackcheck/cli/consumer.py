@@ -350,8 +350,8 @@ def _notes(verified: Verified) -> list[str]:
         for each in verified.facts.get("against", {}).get("metrics", ())
         if each["verdict"] == "noisy"
     ]
-    python = verified.facts.get("python") or {"package": "of an older certificate"}
-    accepted = [] if python["package"] else [_accepted(python)]
+    python = verified.facts.get("python")  # older certificates have none
+    accepted = [_accepted(python)] if python and not python["package"] else []
     return [*experimental, *accepted, *made, *noisy, *unlisted, *never_ran, *waivers, *issues]
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from stackcheck.cli import build as building
+from stackcheck.cli import fleet_outcome
 from stackcheck.cli.options import HERE, AsJson, DryRun, Name, Root, Tier, Vendor, new_app
-from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ app = new_app()
 fleet = new_app()
 app.add_typer(fleet, name="fleet")
 
-SHOWN_STRAGGLERS = 20
+# How often the engine is asked: a thousand nodes every ten seconds, as each answer takes it longer.
+LEAST_POLL_S, POLL_S_OF_A_NODE = 2.0, 0.01
 EXIT_CODES = {"FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
 
 Nodes = Annotated[int, typer.Option("--nodes", min=1, metavar="N", help="How many nodes.")]
@@ -169,12 +171,10 @@ def run_fleet(
     The image is the one that `build` or `test` left in this checkout, which every node has to see under the
     same path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
     """
-    from stackcheck.fleet.follow import Patience
     from stackcheck.fleet.job import new_job
 
     job, subject = new_job(
-        name,
-        root.resolve(),
+        *(name, root.resolve()),
         job_id=secrets.token_hex(4),
         nodes=nodes,
         limit_s=limit,
@@ -185,7 +185,6 @@ def run_fleet(
         container=container,
         engine=engine,
     )
-    chosen: FleetEngine
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)
     else:
@@ -193,12 +192,17 @@ def run_fleet(
     if dry_run:
         print(chosen.render(job), end="")
         return
-    patience = Patience(poll_s=max(2.0, nodes / 100), start_s=start_limit, queue_s=queue_limit)
-    done = _carried_out(job, subject, chosen, patience, links=links, training=training, drain=drain)
-    _end(done, as_json=as_json)
+    patience = _patience(nodes, start_limit, queue_limit)
+    _run_stages(job, subject, chosen, patience, links=links, training=training, drain=drain, as_json=as_json)
 
 
-def _carried_out(
+def _patience(nodes: int, start_s: int, queue_s: int | None) -> Patience:
+    from stackcheck.fleet.follow import Patience
+
+    return Patience(poll_s=max(LEAST_POLL_S, nodes * POLL_S_OF_A_NODE), start_s=start_s, queue_s=queue_s)
+
+
+def _run_stages(
     job: Job,
     subject: Subject,
     engine: FleetEngine,
@@ -207,23 +211,25 @@ def _carried_out(
     links: bool,
     training: bool,
     drain: bool,
-) -> FleetRun:
+    as_json: bool,
+) -> NoReturn:
+    """The suites alone on each node, then what was asked for of links, training and draining; exit."""
     from stackcheck.fleet import run
 
     report = Progress()
     together = _linked(engine, "--links" if links else "--training") if links or training else None
-    done = _played(job, subject, engine, patience, report)
+    done = _run_alone(job, subject, engine, patience, report)
     if together and links:
         done = run.with_links(done, together, patience, report)
     if together and training:
         done = run.with_training(done, together, patience, report)
     if drain:
         _drain(done, engine, report)
-    return done
+    _end(done, as_json=as_json)
 
 
 def _end(done: FleetRun, *, as_json: bool) -> NoReturn:
-    print_json(done.as_json()) if as_json else show(done)
+    print_json(done.as_json()) if as_json else fleet_outcome.show(done)
     raise typer.Exit(EXIT_CODES.get(done.status, 0))
 
 
@@ -271,6 +277,7 @@ def _kubernetes(  # noqa: PLR0917  # what the user chose
 ) -> FleetEngine:
     """Kubernetes' side. The image's Python is identified by the engine of this host: no pod can do it."""
     from stackcheck.fleet.kubernetes import Kubernetes, require_registry
+    from stackcheck.fleet.manifests import Manifests
     from stackcheck.fleet.node import load_image
     from stackcheck.matrix import matrix
     from stackcheck.suite import interpreter
@@ -279,16 +286,15 @@ def _kubernetes(  # noqa: PLR0917  # what the user chose
     require_registry(target)
     engine = building.connected(Progress(), builds=False)
     load_image(subject.image, engine, Progress())
-    return Kubernetes(
+    manifests = Manifests(
         repository=target,
         python=interpreter.find(subject.image.reference, engine, subject.accepted_python),
         declared=tuple(engine.inspect(subject.image.reference).env),
         claim=claim,
-        namespace=namespace,
-        nodes_named=tuple(named or ()),
-        rack=rack_label,
         jobset=jobset,
+        nodes_named=tuple(named or ()),
     )
+    return Kubernetes(manifests=manifests, namespace=namespace, rack=rack_label)
 
 
 def subject_root(subject: Subject) -> Path:
@@ -296,7 +302,7 @@ def subject_root(subject: Subject) -> Path:
     return subject.image.layout.parents[2]
 
 
-def _played(
+def _run_alone(
     job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
 ) -> FleetRun:
     from stackcheck.fleet import run
@@ -324,79 +330,6 @@ def collect_again(
     base = root.resolve()
     done = run.again(base, job_id, open_history(base))
     _end(done, as_json=as_json)
-
-
-def show(done: FleetRun) -> None:
-    """Print nodes x checks, then racks, stragglers and the sum."""
-    from stackcheck.fleet.grid import LEGEND, grid, groups
-
-    found = grid(done)
-    print_table(found.columns, found.rows)
-    for number, name in enumerate(found.checks, start=1):
-        print(f"  {number}: {name}")
-    if found.checks:
-        print(f"  {LEGEND}")
-    for count, what in ((found.hidden_checks, "checks"), (found.hidden_nodes, "nodes that passed")):
-        if count:
-            print(f"  … and {count} more {what}: --json has all")
-    racks = groups(done)
-    if len(racks) > 1:
-        print()
-        print_table(("rack", "partition", "nodes", "failed", "unfit"), racks)
-    _show_stragglers(done)
-    _show_links(done)
-    _show_training(done)
-    counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
-    words = ", ".join(f"{count} {status}" for status, count in counts.items())
-    print(f"\n{done.job.name} on {len(done.nodes)} nodes: {words}")
-    print(f"  every file: {done.job.folder}; the page of all nodes: stackcheck report")
-
-
-def _statuses(done: FleetRun) -> list[str]:
-    return list(dict.fromkeys(node.status for node in done.nodes))
-
-
-def _show_stragglers(done: FleetRun) -> None:
-    if not done.stragglers:
-        return
-    print()
-    rows = [
-        (item.node, item.check, f"{item.metric} {item.outlier.value:.4g} {item.unit}", item.outlier.words())
-        for item in done.stragglers[:SHOWN_STRAGGLERS]
-    ]
-    print_table(("slow node", "check", "figure", "against its fleet"), rows)
-
-
-def _show_links(done: FleetRun) -> None:
-    links = done.links
-    if links is None:
-        return
-    print()
-    rows = [(culprit.kind, " - ".join(culprit.names), culprit.because) for culprit in links.culprits]
-    if rows:
-        print_table(("bad", "which", "because"), rows)
-    tried = len(links.speeds) + len(links.failed)
-    speeds = sorted(links.speeds.values())
-    words = f"; slowest {speeds[0]:.3g}, fastest {speeds[-1]:.3g} GB/s" if speeds else ""
-    print(f"links: {len(links.speeds)} of {tried} pairs work{words}")
-    if links.whole_error or links.whole_gb_per_s is not None:
-        print(f"all together: {links.whole_error or f'{links.whole_gb_per_s:.3g} GB/s'}")
-
-
-def _show_training(done: FleetRun) -> None:
-    found = done.training
-    if found is None:
-        return
-    print()
-    for lost in found.lost:
-        steps = ", ".join(f"{layout} at step {step}" for layout, step in lost.at_step.items()) or "none"
-        print(f"training: {lost.node} was lost: {lost.because}; checkpoints: {steps}")
-    for name, record in found.records.items():
-        steps = f"steps {record.first_step} to {record.first_step + len(record.losses)}"
-        loss = f", loss {record.losses[-1]:.4f}" if record.losses else ""
-        print(f"training: {name} on {len(found.nodes)} nodes x {found.ranks} ranks: {steps}{loss}")
-    for error in found.errors:
-        print(f"training: {error}")
 
 
 def _drain(done: FleetRun, engine: FleetEngine, report: Callable[[str], None]) -> None:

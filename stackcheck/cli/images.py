@@ -60,6 +60,16 @@ if TYPE_CHECKING:
 
 app = new_app()
 
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="REF",
+        help="A certified image: run both in turn on this node, and refuse this one if it is slower.",
+        show_default="bounds alone decide",
+    ),
+]
+
 
 @app.command("images")
 def make_images(
@@ -142,15 +152,7 @@ def run_suites(
 def certify_image(
     name: Name,
     *,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="REF",
-            help="A certified image: run both in turn on this node, and refuse this one if it is slower.",
-            show_default="bounds alone decide",
-        ),
-    ] = None,
+    against: Against = None,
     rows: Rows = None,
     accept_python: AcceptPython = None,
     vendor: Vendor = None,
@@ -195,6 +197,13 @@ def certify_image(
         if reference:
             judged, paired = _paired(subject, judged, reference, engine, settings=settings, report=report)
         flow.sign(subject, judged, settings, paired)
+    _show_signed(name, subject, judged, paired, as_json=as_json)
+    judged.require("PASSED")
+
+
+def _show_signed(
+    name: str, subject: Subject, judged: flow.JudgedRun, paired: dict[str, Any] | None, *, as_json: bool
+) -> None:
     facts: dict[str, Any] = {
         "verdict": judged.verdict.status,
         "digest": subject.image.manifest_digest,
@@ -205,7 +214,6 @@ def certify_image(
     if judged.verdict.status == "PASSED":
         facts["next"] = f"stackcheck publish {name}"
     print_json(facts) if as_json else print_facts(facts)
-    judged.require("PASSED")
 
 
 @app.command("publish")

@@ -24,42 +24,45 @@ PARTS = ("compute", "slowest", "bubble", "optimizer", "contention", "exposed")
 BAR = 20  # characters of an ideal efficiency
 COLUMNS = ("GPUS", "TOKENS/S/GPU", "EFFICIENCY", "OF IDEAL", "WHERE A STEP GOES", "WAITS FOR")
 
+JobName = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="A job of the file.", show_default="list the jobs")
+]
+Gpus = Annotated[str, typer.Option("--gpus", metavar="N,N,…", help="Counts; the first is the base.")]
+Batch = Annotated[
+    float | None,
+    typer.Option(
+        "--batch",
+        metavar="SAMPLES",
+        min=1,
+        help="Global batch; with --weak, that of each replica.",
+        show_default="the job's own",
+    ),
+]
+Weak = Annotated[bool, typer.Option("--weak", help="The same batch for each replica, not for all together.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="Clusters and jobs (YAML).", show_default="ours"),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Also draw the efficiency against the ideal (SVG).",
+        show_default="no picture",
+    ),
+]
+
 
 @app.command("scale")
 def scale(
-    job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="A job of the file.", show_default="list the jobs")
-    ] = None,
+    job: JobName = None,
     *,
-    gpus: Annotated[
-        str, typer.Option("--gpus", metavar="N,N,…", help="Counts; the first is the base.")
-    ] = "1,2,4,8,64,1024,16384",
-    batch: Annotated[
-        float | None,
-        typer.Option(
-            "--batch",
-            metavar="SAMPLES",
-            min=1,
-            help="Global batch; with --weak, that of each replica.",
-            show_default="the job's own",
-        ),
-    ] = None,
-    weak: Annotated[
-        bool, typer.Option("--weak", help="The same batch for each replica, not for all together.")
-    ] = False,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Clusters and jobs (YAML).", show_default="ours"),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Also draw the efficiency against the ideal (SVG).",
-            show_default="no picture",
-        ),
-    ] = None,
+    gpus: Gpus = "1,2,4,8,64,1024,16384",
+    batch: Batch = None,
+    weak: Weak = False,
+    file: File = None,
+    plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the speed of a training job on many GPUs, beside what was measured and published.
@@ -99,10 +102,11 @@ def scale(
 def _draw(
     file: Path, chosen: JobFile, cluster: scaling.Cluster, found: list[scaling.Prediction], *, weak: bool
 ) -> None:
-    """Every point is against the first count of the prediction, whose time was measured."""
+    """Write the picture. Every point is relative to the first count of the prediction."""
     dots = [*_dots(chosen, cluster, found, weak=weak)]
-    title = f"{chosen.about}: {'weak' if weak else 'strong'} scaling against {found[0].gpus} GPU"
-    write_atomically(file, (scaling_plot.plot(title + "s" * (found[0].gpus > 1), dots).encode(),))
+    base = f"{found[0].gpus} {'GPU' if found[0].gpus == 1 else 'GPUs'}"
+    title = f"{chosen.about}: {'weak' if weak else 'strong'} scaling against {base}"
+    write_atomically(file, (scaling_plot.plot(title, dots).encode(),))
     print_note(f"drawn: {file}")
 
 

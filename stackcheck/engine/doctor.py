@@ -124,7 +124,7 @@ def free_room(root: Path) -> tuple[int, Path]:
 
 def _disk(root: Path, room_bytes: int) -> HostFinding:
     free, place = free_room(root)
-    # `--fix` has removed the cache of a daemon of its own before this is asked.
+    # Of a daemon that stackcheck started, `--fix` has already removed the build cache.
     fix = "docker builder prune" if host_setup.daemon_pid() is None else f"free space under {place}"
     return HostFinding(
         name="disk",

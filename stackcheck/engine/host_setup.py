@@ -36,7 +36,7 @@ PID_FILE = Path("/run/stackcheck-dockerd.pid")
 LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
 INIT_FOLDER = Path("/run/systemd/system")
 START_TIMEOUT_S = 60.0
-# What is left of the build cache at the first try; most builds of one matrix entry find their stages in it.
+# What stays of the build cache at the first try: enough for the stages of most builds of one matrix entry.
 CACHE_KEPT_BYTES = 10 * 10**9
 PRUNE_TIMEOUT_S = 600.0
 
@@ -258,15 +258,30 @@ def free_build_cache(enough: Callable[[], bool], report: Callable[[str], None]) 
     """Remove build cache, the oldest first, until there is `enough` room.
 
     Only of a daemon that this tool started: the cache of another may be hours of work, and its owner decides.
+
+    Raises:
+        EngineError: The daemon did not remove it.
     """
     for kept in (CACHE_KEPT_BYTES, 0):
         if enough() or daemon_pid() is None:
             return
         report(f"disk space is short: removing build cache until {kept / 1e9:.0f} GB of it are left")
-        command = ["docker", "builder", "prune", "--all", "--force", f"--keep-storage={kept}"]
+        _prune(["docker", "builder", "prune", "--all", "--force", f"--keep-storage={kept}"])
+
+
+def _prune(command: list[str]) -> None:
+    try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PRUNE_TIMEOUT_S)
-        if done.returncode:
-            raise EngineError("build cache was not removed", where=" ".join(command), got=done.stderr.strip())
+        problem = done.stderr.strip() if done.returncode else None
+    except subprocess.TimeoutExpired as error:
+        problem = f"no end within {error.timeout:g} s"
+    if problem is not None:
+        raise EngineError(
+            "the build cache was not removed",
+            where=" ".join(command),
+            got=problem,
+            next_step="free disk space by hand, then run: stackcheck doctor --fix",
+        )
 
 
 def stop_daemon(timeout_s: float = 30.0) -> bool:

@@ -130,9 +130,8 @@ def kubernetes_manifest(job: Job) -> str:
 
 def _remarks(job: Job, form: Form) -> str:
     lines = [f"# certified for {job.certified_for}: use such nodes"] if job.certified_for else []
-    lines += ["# --init needs the package catatonit, podman without root the package uidmap"] * (
-        form == "podman"
-    )
+    if form == "podman":
+        lines.append("# --init needs the package catatonit, podman without root the package uidmap")
     if job.nodes > 1 and form in {"docker", "podman", "apptainer"}:
         lines += [f"# on each of {job.nodes} nodes, with NODE_RANK=0 … {job.nodes - 1} and MASTER_ADDR set"]
     return "".join(f"{line}\n" for line in lines)

@@ -2,7 +2,7 @@
 
 In: a stack or image of this checkout, and what the user chose. Out: a `Job`, and `job.json` in a folder of
 its own on a file system that the nodes see under the same path. A node reads the file and writes below
-`attempt-<n>/<rank>/`; nothing that it writes there is believed before it is judged.
+`attempt-<n>/<rank>/`; nothing that it writes there is trusted before it is judged.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.engines import JobState, NodeFacts, Phase
 from stackcheck.fleet.job import NodeState
-from stackcheck.fleet.manifests import INDEX, LABEL, Manifests, name_of
+from stackcheck.fleet.manifests import INDEX, LABEL, name_of
 from stackcheck.suite import container_user, inputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stackcheck.fleet.job import Job
-    from stackcheck.suite.interpreter import Interpreter
+    from stackcheck.fleet.manifests import Manifests
 
 COMMAND_TIMEOUT_S = 60
 MANIFEST = "job.yaml"
@@ -40,36 +40,18 @@ class Kubernetes:
     """How this cluster is asked.
 
     Attributes:
-        repository: HOST/REPO that has the image; the manifest names it by its digest.
-        python: The image's Python, identified on this host.
-        declared: Names of the variables in the image's ENV.
-        claim: A PersistentVolumeClaim that holds the checkout; None: the nodes see its path themselves.
+        manifests: What it is asked for.
         namespace: Where the objects go; None: kubectl's own.
-        jobset: Whether to make a JobSet in place of a Job.
         rack: The node label that names a rack.
-        nodes_named: Only nodes of these names; empty: any.
     """
 
-    repository: str
-    python: Interpreter
-    declared: tuple[str, ...] = ()
-    claim: str | None = None
+    manifests: Manifests
     namespace: str | None = None
-    jobset: bool = False
     rack: str = ZONE
-    nodes_named: tuple[str, ...] = ()
 
     def render(self, job: Job) -> str:
         """The manifests of a job. Pure."""
-        found = Manifests(
-            repository=self.repository,
-            python=self.python,
-            declared=self.declared,
-            claim=self.claim,
-            jobset=self.jobset,
-            nodes_named=self.nodes_named,
-        )
-        return found.render(job)
+        return self.manifests.render(job)
 
     def submit(self, job: Job) -> str:
         """Write the suites, run.json for each rank and the manifests, and create the objects; the job's name.
@@ -101,7 +83,7 @@ class Kubernetes:
                 "manifest_digest": job.manifest_digest,
             },
             "inputs": job.inputs,
-            "interpreter": self.python.as_json(),
+            "interpreter": self.manifests.python.as_json(),
         }
         write_atomically(folder / "run.json", (json.dumps(facts, indent=2).encode(),))
 
@@ -111,7 +93,7 @@ class Kubernetes:
         Raises:
             EngineError: The cluster does not answer.
         """
-        kind = "jobset" if self.jobset else "job"
+        kind = "jobset" if self.manifests.jobset else "job"
         try:
             found = json.loads(self._kubectl("get", kind, job_id, "--output=json"))
         except EngineError as error:
@@ -152,7 +134,7 @@ class Kubernetes:
         Raises:
             EngineError: The cluster does not answer.
         """
-        kinds = ("jobset",) if self.jobset else ("job", "service")
+        kinds = ("jobset",) if self.manifests.jobset else ("job", "service")
         for kind in kinds:
             self._kubectl("delete", kind, job_id, "--ignore-not-found", "--wait=false")
 

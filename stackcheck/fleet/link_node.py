@@ -6,14 +6,12 @@ make the next pair of its nodes look bad.
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import gate, link_stage, torchrun
-from stackcheck.fleet.gate import Gate, NotUpError
+from stackcheck.fleet import gate, link_stage
+from stackcheck.fleet.gate import Gate
 from stackcheck.fleet.link_stage import Plan, Report
 from stackcheck.fleet.rendezvous import Rendezvous
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 SLACK_S = 15
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LinkNode:
     """One node of a links job."""
 
@@ -55,7 +53,6 @@ class LinkNode:
         """Work together with the others of a group."""
         rank, limit_s = group.names.index(self.name), plan.limit_s
         self.report(f"link: {' - '.join(group.names)}")
-        lines: deque[str] = deque(maxlen=torchrun.TAIL)
         place = Rendezvous(
             nodes=len(group.names), rank=rank, address=group.address, port=group.port, source="the plan"
         )
@@ -67,15 +64,8 @@ class LinkNode:
             limit_s=plan.start_s,
         )
         program = ("workloads.fleet_link", str(limit_s))
-        spec = self.programs.container(place, self.programs.job.devices or 1, program, limit_s=limit_s)
-        try:
-            code = self.programs.engine.run(
-                dataclasses.replace(spec, on_start=begin.passed, on_line=lines.append)
-            )
-        except NotUpError as error:
-            return Report(error=error.what)
-        except ChecksFailedError:
-            return Report(error=f"did not end within {limit_s} s")
-        if code:
-            return Report(error=torchrun.words(code, list(lines)))
-        return link_stage.parse_line(list(lines)) if rank == 0 else Report()
+        ranks = self.programs.job.devices or 1
+        ended = self.programs.run(place, ranks, program, limit_s=limit_s, on_start=begin.passed)
+        if ended.error or rank:
+            return Report(error=ended.error)
+        return link_stage.parse_line(ended.lines)

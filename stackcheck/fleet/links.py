@@ -78,7 +78,7 @@ def _slow(speeds: Mapping[Pair, float]) -> dict[Pair, str]:
 def _bad_nodes(bad: Mapping[Pair, str], tried: Sequence[Pair]) -> list[Culprit]:
     """The nodes of which more than half of the pairs are bad, the worst first.
 
-    A bad node spoils a pair of each healthy one, so the pairs of a node that is found no longer count.
+    A pair of a bad and a healthy node is bad too, so the pairs of a node that is found no longer count.
     """
     found: list[Culprit] = []
     left, pairs = dict(bad), list(tried)
@@ -86,10 +86,10 @@ def _bad_nodes(bad: Mapping[Pair, str], tried: Sequence[Pair]) -> list[Culprit]:
         names = sorted({name for pair in left for name in pair})
         shares = {name: (_count(left, name), _count(pairs, name)) for name in names}
         worst = max(names, key=lambda name: (shares[name][0] / shares[name][1], shares[name][0]))
-        spoilt, total = shares[worst]
-        if spoilt < 2 or 2 * spoilt <= total:
+        wrong, total = shares[worst]
+        if wrong < 2 or 2 * wrong <= total:
             break
-        found.append(Culprit(kind="node", names=(worst,), because=f"{spoilt} of its {total} pairs are bad"))
+        found.append(Culprit(kind="node", names=(worst,), because=f"{wrong} of its {total} pairs are bad"))
         left = {pair: why for pair, why in left.items() if worst not in pair}
         pairs = [pair for pair in pairs if worst not in pair]
     return found

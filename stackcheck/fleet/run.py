@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
-import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from pydantic_core import to_json
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.many_documents import without_collector
 from stackcheck.fleet import collect, link_stage, training
 from stackcheck.fleet.collect import Judge, NodeOutcome
 from stackcheck.fleet.engines import JobState
@@ -25,7 +24,7 @@ from stackcheck.fleet.spread import Outlier, outliers
 from stackcheck.fleet.training import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from stackcheck.fleet.engines import FleetEngine, LinkedEngine
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 FIT = ("PASSED", "MEASURED")
-FEWEST_FOR_A_LINK = 2
+FEWEST_TOGETHER = 2
 JOB_ID = "job-id"  # the file that has the engine's name for a job
 ORDER = ("FAILED", "UNFIT", "MEASURED", "PASSED")  # the outliers first
 
@@ -150,26 +149,13 @@ def judged(
     judge = Judge(job=job, subject=subject, root=job.checkout)
     facts = {rank: followed.facts_of(rank) for rank in range(job.nodes)}
     attempt = job.attempt(followed.state.attempt)
-    with _many_objects():
+    with without_collector(kept=True):
         found = collect.outcomes(judge, attempt, facts, followed.nodes, followed.missing)
         done = assembled(job, job_id, found)
     _saved(done)
     if history is not None:
         keep(done, history)
     return done
-
-
-@contextlib.contextmanager
-def _many_objects() -> Iterator[None]:
-    """Without Python's cyclic collector: it halves the time of a thousand results, which have no cycles."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.freeze()  # they live to the end of the program: no later collection looks at them
-            gc.enable()
 
 
 def with_links(
@@ -185,9 +171,8 @@ def with_links(
     Raises:
         EngineError: The engine does not answer.
     """
-    names = fit_nodes(done)
-    if len(names) < FEWEST_FOR_A_LINK:
-        report("links: not tried: fewer than two nodes passed alone")
+    names = _fit_together(done, "links", report)
+    if not names:
         return done
     job, plan = link_stage.make(done.job, names, engine.addresses(names), limit_s=limit_s)
     report(f"links: {len(names)} nodes that passed, rounds: {len(plan.rounds)}")
@@ -206,9 +191,8 @@ def with_training(
     Raises:
         EngineError: The engine does not answer.
     """
-    names = fit_nodes(done)
-    if len(names) < FEWEST_FOR_A_LINK:
-        report("training: not tried: fewer than two nodes passed alone")
+    names = _fit_together(done, "training", report)
+    if not names:
         return done
     job, plan = training.make(done.job, names, engine.addresses(names))
     lost: list[Lost] = []
@@ -226,7 +210,8 @@ def with_training(
         if not gone or not names:
             return _saved(dataclasses.replace(done, training=training.judge(plan, reports, lost)))
         job, plan = training.make(done.job, names, engine.addresses(names), number=len(lost), before=plan)
-        report(f"training: goes on with {', '.join(plan.names)} from {training.checkpointed(plan) or 0}")
+        begun = training.words(training.checkpointed(plan))
+        report(f"training: goes on with {', '.join(plan.names)}, checkpoints: {begun}")
 
 
 def lost_nodes(
@@ -248,6 +233,15 @@ def _why_lost(followed: Followed, rank: int | None) -> str:
     told = followed.nodes.get(rank)
     error = (told.error or "").partition("\n")[0] if told else ""
     return error or followed.missing(rank) or "it left no report"
+
+
+def _fit_together(done: FleetRun, stage: str, report: Callable[[str], None]) -> list[str]:
+    """The nodes that passed alone, by rank; none if there are too few to work together."""
+    names = fit_nodes(done)
+    if len(names) >= FEWEST_TOGETHER:
+        return names
+    report(f"{stage}: not tried: fewer than two nodes passed alone")
+    return []
 
 
 def fit_nodes(done: FleetRun) -> list[str]:

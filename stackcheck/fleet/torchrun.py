@@ -1,22 +1,27 @@
 """One node's share of a program on several nodes. In: a job, this node's place, a program. Out: a `RunSpec`.
 
 The container has the host's network, and with GPUs the InfiniBand devices and pinned memory; nothing else of
-a fleet has them. Which interface the libraries use is the site's word: its variables pass through.
+a fleet has them. The site chooses the network interface: its variables are passed on.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
+from stackcheck.errors import ChecksFailedError
+from stackcheck.fleet.gate import NotUpError
 from stackcheck.suite import container_user, inputs, interpreter, run, steering
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stackcheck.engine.client import Engine
     from stackcheck.fleet.job import Job
     from stackcheck.fleet.rendezvous import Rendezvous
@@ -26,6 +31,14 @@ TAIL = 20  # lines of a program that are kept
 TESTS = "/stackcheck/tests"
 INFINIBAND = Path("/dev/infiniband")
 SITE = ("GLOO_", "TP_")  # which interface gloo uses; vendors.site_environment has NCCL's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a program ended on this node: its last lines, and the error; None if the exit code is 0."""
+
+    lines: list[str]
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +57,7 @@ class Torchrun:
     engine: Engine
     suite: Path
 
-    def container(
+    def run(
         self,
         place: Rendezvous,
         ranks: int,
@@ -52,8 +65,31 @@ class Torchrun:
         *,
         limit_s: int,
         mounts: tuple[Mount, ...] = (),
+        on_start: Callable[[], None] | None = None,
+    ) -> Ended:
+        """Run a module of the suites to its end, under torchrun's agent, with so many ranks here.
+
+        Raises:
+            EngineError: The container could not be started.
+        """
+        lines: deque[str] = deque(maxlen=TAIL)
+        spec = self._container(place, ranks, program, limit_s, mounts)
+        try:
+            code = self.engine.run(replace(spec, on_start=on_start, on_line=lines.append))
+        except NotUpError as error:
+            return Ended(lines=[*lines], error=error.what)
+        except ChecksFailedError:
+            return Ended(lines=[*lines], error=f"did not end within {limit_s} s")
+        return Ended(lines=[*lines], error=_words(code, [*lines]) if code else None)
+
+    def _container(
+        self,
+        place: Rendezvous,
+        ranks: int,
+        program: tuple[str, ...],
+        limit_s: int,
+        mounts: tuple[Mount, ...],
     ) -> RunSpec:
-        """The container that runs a module of the suites under torchrun's agent, with so many ranks here."""
         user = container_user.uid()
         image, vendor = self.subject.image.reference, self.job.vendor
         needs = vendors.module(vendor).container_needs()
@@ -93,6 +129,6 @@ class Torchrun:
         return env | {"PYTHONPATH": f"{TESTS}/acceptance"}
 
 
-def words(code: int, lines: list[str]) -> str:
+def _words(code: int, lines: list[str]) -> str:
     """Why a program failed: its exit code, and its last lines."""
     return f"exit code {code}: " + " | ".join(lines[-3:])[-400:]

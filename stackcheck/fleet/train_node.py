@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.engine.client import Mount
-from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import torchrun, training
-from stackcheck.fleet.gate import Gate, NotUpError
+from stackcheck.fleet import training
+from stackcheck.fleet.gate import Gate
 from stackcheck.fleet.rendezvous import Rendezvous
 from stackcheck.fleet.training import TrainingPlan, TrainingReport
 from stackcheck.suite import container_user
@@ -21,14 +19,13 @@ from stackcheck.suite import container_user
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stackcheck.engine.client import RunSpec
     from stackcheck.fleet.torchrun import Torchrun
 
 CHECKPOINTS = "/stackcheck/checkpoints"
 TRAINERS = "/stackcheck/trainers"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainNode:
     """One node of a training job."""
 
@@ -40,14 +37,14 @@ class TrainNode:
     def play(self) -> None:
         """Train with the others to the end, or to the error that ends it."""
         plan = TrainingPlan.model_validate_json((self.programs.job.folder / training.PLAN).read_bytes())
-        self.report(f"training: {' + '.join(plan.names)}, checkpoints at {training.checkpointed(plan) or 0}")
+        begun = training.words(training.checkpointed(plan))
+        self.report(f"training: {' + '.join(plan.names)}, checkpoints: {begun}")
         told = self._train(plan)
         path = training.report_file(self.attempt, self.name)
         write_atomically(path, (told.model_dump_json().encode(),))
 
     def _train(self, plan: TrainingPlan) -> TrainingReport:
         rank = plan.names.index(self.name)
-        lines: deque[str] = deque(maxlen=torchrun.TAIL)
         begin = Gate(
             attempt=self.attempt,
             folder=training.folder_of(self.attempt),
@@ -55,20 +52,6 @@ class TrainNode:
             names=tuple(plan.names),
             limit_s=plan.start_s,
         )
-        spec = self._container(plan, rank)
-        try:
-            code = self.programs.engine.run(
-                dataclasses.replace(spec, on_start=begin.passed, on_line=lines.append)
-            )
-        except NotUpError as error:
-            return TrainingReport(error=error.what)
-        except ChecksFailedError:
-            return TrainingReport(error=f"did not end within {plan.limit_s} s")
-        if code:
-            return TrainingReport(error=torchrun.words(code, list(lines)))
-        return training.parse_lines(list(lines)) if rank == 0 else TrainingReport()
-
-    def _container(self, plan: TrainingPlan, rank: int) -> RunSpec:
         place = Rendezvous(
             nodes=len(plan.names), rank=rank, address=plan.address, port=plan.port, source="the plan"
         )
@@ -77,7 +60,12 @@ class TrainNode:
             Mount(source=self.programs.suite / "trainers", target=TRAINERS),
             Mount(source=_writable(Path(plan.checkpoints)), target=CHECKPOINTS, read_only=False),
         )
-        return self.programs.container(place, plan.ranks, program, limit_s=plan.limit_s, mounts=mounts)
+        ended = self.programs.run(
+            place, plan.ranks, program, limit_s=plan.limit_s, mounts=mounts, on_start=begin.passed
+        )
+        if ended.error or rank:
+            return TrainingReport(error=ended.error)
+        return training.parse_lines(ended.lines)
 
 
 def _writable(folder: Path) -> Path:

@@ -67,7 +67,7 @@ class TrainingPlan(BaseModel):
 
 
 class Record(BaseModel):
-    """What counts of the record that trainers/train.py prints."""
+    """The fields of the record of trainers/train.py that are judged."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     first_step: int
@@ -201,6 +201,11 @@ def checkpointed(plan: TrainingPlan) -> dict[str, int]:
         if steps:
             found[layout] = max(steps)
     return found
+
+
+def words(at_step: Mapping[str, int]) -> str:
+    """How far the checkpoints are: `fsdp at step 5, hsdp at step 10`."""
+    return ", ".join(f"{layout} at step {step}" for layout, step in at_step.items()) or "none"
 
 
 def judge(plan: TrainingPlan, reports: Mapping[str, TrainingReport | None], lost: Sequence[Lost]) -> Training:

@@ -10,13 +10,13 @@ import itertools
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from stackcheck.files.many_documents import without_collector
 from stackcheck.history import reading, tables
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError
@@ -79,7 +79,7 @@ def rebuild(connection: sa.Connection, records: Records, report: Callable[[str],
     tables.make_bare(connection)
     loader = _Loader(connection)
     damaged: list[HistoryError] = []
-    with _without_garbage_collector():
+    with without_collector():
         for chunk in _chunks(records):
             loader.add(chunk)
             damaged += chunk.damaged
@@ -87,18 +87,6 @@ def rebuild(connection: sa.Connection, records: Records, report: Callable[[str],
     tables.make_indexes(connection)
     loader.finish()
     return damaged
-
-
-@contextmanager
-def _without_garbage_collector() -> Iterator[None]:
-    """Do not search for cycles of objects: rows have none, and the search took two thirds of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 class _Loader:

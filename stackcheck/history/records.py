@@ -198,7 +198,7 @@ class Records:
     def _reported(self, problem: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # the libraries behind fsspec raise kinds of their own
+        except Exception as error:  # each library behind fsspec has its own errors; all become one of ours
             raise HistoryError(
                 f"the history's store of records {problem}",
                 where=self.url,

@@ -133,7 +133,7 @@ def _passed(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
     if certified.standing == "same":
         why = "this configuration passed again" + (" on the repeat, after one failure" if flaky else "")
         return Decision(action="renew", because=why, failed=failed, flaky=flaky)
-    if flaky:  # nothing vouches for what failed one run of two
+    if flaky:  # one failure and one pass: neither decides
         why = f"it failed once and passed once with {_changes(certified)}: it runs again next night"
         return Decision(action="hold", because=why, failed=failed, flaky=True)
     actions: dict[Standing, tuple[Action, str]] = {

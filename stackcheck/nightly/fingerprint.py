@@ -99,7 +99,7 @@ def configuration_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
     Args:
         before: The `host` object of a certificate, of a result or of a fingerprint.
-        now: The same of the host at hand.
+        now: The same of this host.
     """
     for name in OF_HOST:
         if before[name] != now[name]:

@@ -134,7 +134,7 @@ class NotRun(_Part):
 
     Attributes:
         for_here: Whether it is certified for hosts like this one.
-        postponed: Its digest, if it was due and is not run all the same; then it stays due.
+        postponed: Its digest, if it was due although it is not run; it stays due.
     """
 
     tag: str

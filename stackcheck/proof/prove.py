@@ -211,7 +211,7 @@ def _started(command: Sequence[str], root: Path, output: int | IO[str]) -> Itera
     ) as process:
         try:
             yield process
-        except BaseException:
+        except BaseException:  # also Ctrl-C: no fault goes on without us
             process.terminate()  # pytest ends its own children, as on Ctrl-C
             raise
 

@@ -1,4 +1,4 @@
-"""What `stackcheck fleet run` came to. In: build/fleet/*/fleet.json. Out: `FleetFile`s, ready to be shown.
+"""The results of `stackcheck fleet run`. In: build/fleet/*/fleet.json. Out: `FleetFile`s for the page.
 
 The nodes are grouped by rack and partition; the groups with the most bad nodes come first, and in each group
 the nodes that stand out.
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER = "build/fleet"
-SHOWN_CHECKS, SHOWN_NODES, SHOWN_LINKS = 8, 200, 16
+SHOWN_CHECKS, SHOWN_NODES = 8, 200  # in the table of nodes
+SHOWN_LINKS = 16  # nodes up to which the page has a table of their links
 Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 BAD = ("FAILED", "UNFIT")
 
@@ -158,12 +159,11 @@ class FleetFile(_Part):
     @property
     def checks(self) -> tuple[str, ...]:
         """The checks that did not pass on every node, those that failed on most nodes first."""
-        bad: Counter[str] = Counter()
-        for node in self.nodes:
-            for check, outcome in node.checks.items():
-                if outcome != "passed":
-                    bad[check] += 1 if outcome == "skipped" else 1000
-        return tuple(name for name, _ in bad.most_common(SHOWN_CHECKS))
+        found = [item for node in self.nodes for item in node.checks.items() if item[1] != "passed"]
+        skipped = Counter(check for check, outcome in found if outcome == "skipped")
+        failed = Counter(check for check, outcome in found if outcome != "skipped")
+        names = dict.fromkeys(check for check, _ in found)
+        return tuple(sorted(names, key=lambda name: (-failed[name], -skipped[name]))[:SHOWN_CHECKS])
 
     @property
     def slow(self) -> Counter[str]:

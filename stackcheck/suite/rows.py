@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SHARE = 0.9  # of a published figure: another trainer, another power cap, another day (docs/thresholds.md)
 GATED = ("tflops_noncausal", "images_per_s")
 LARGEST_FILE = 64 << 20  # bytes: a line holds the record of its job
+TIMED_S, START_S = 60.0, 240.0  # a row is timed so long, and starts within so long
 
 
 class Row(BaseModel):
@@ -120,11 +121,16 @@ def _rows(content: object, where: str) -> list[Row]:
         raise yamlfile.problems(error, where) from error
 
 
-def command(document: str, chosen: Sequence[Row], seconds: float) -> tuple[str, ...]:
+def command(document: str, chosen: Sequence[Row]) -> tuple[str, ...]:
     """The program that measures these rows in the image."""
     ids = ",".join(row.id for row in chosen)
-    table = ("/stackcheck/trainers/tools/table.py", document, "--only", ids, "--seconds", f"{seconds:g}")
+    table = ("/stackcheck/trainers/tools/table.py", document, "--only", ids, "--seconds", f"{TIMED_S:g}")
     return (*table, "--out", "/stackcheck/out/rows.jsonl")
+
+
+def limit_s(chosen: Sequence[Row]) -> float:
+    """The longest time in which the program may measure these rows."""
+    return len(chosen) * (TIMED_S + START_S)
 
 
 def read(path: Path) -> tuple[Measured, ...]:

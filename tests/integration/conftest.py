@@ -11,22 +11,20 @@ import fcntl
 import hashlib
 import os
 import platform
-import pwd
 import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 import requests
 
 import scripted
+import small_postgres
 import small_stacks
 from referrers_proxy import referrers_proxy
 from stackcheck.engine import apt, host_setup
@@ -394,50 +392,9 @@ def postgres_programs() -> Path:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """A server on a socket of its own, run by a user without rights."""
-    programs = postgres_programs()
-    user = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    folder = Path(tempfile.mkdtemp(prefix="stackcheck-pg-", dir="/tmp"))
-    if os.geteuid() == 0:
-        shutil.chown(folder, user)
-    data, log = folder / "data", (folder / "log").open("wb")
-    as_user = {"user": user} if os.geteuid() == 0 else {}
-    made = [
-        str(programs / "initdb"),
-        "-D",
-        str(data),
-        "-U",
-        "postgres",
-        "--auth=trust",
-        "--no-sync",
-        "-E",
-        "UTF8",
-    ]
-    subprocess.run(made, check=True, cwd=folder, stdout=log, stderr=log, **as_user)
-    options = ("-D", str(data), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off")
-    running = subprocess.Popen(
-        [str(programs / "postgres"), *options], cwd=folder, stdout=log, stderr=log, **as_user
-    )
-    try:
-        wait_for_postgres(folder, running)
-        yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
-    finally:
-        running.send_signal(signal.SIGINT)  # ends connections and stops
-        running.wait(START_TIMEOUT_S)
-        log.close()
-        shutil.rmtree(folder)
-
-
-def wait_for_postgres(folder: Path, running: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < end and running.poll() is None:
-        try:
-            psycopg.connect(f"host={folder} user=postgres dbname=postgres").close()
-        except psycopg.OperationalError:
-            time.sleep(0.1)
-        else:
-            return
-    pytest.fail(f"PostgreSQL did not start:\n{(folder / 'log').read_text()}")
+    """The address of a server."""
+    with small_postgres.server(postgres_programs()) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,10 @@ import pytest
 
 import shell_image
 import small_stacks
+import small_subjects
 from fake_files import dpkg
-from stackcheck.build.image import Image
-from stackcheck.build.provenance import Provenance
 from stackcheck.errors import ChecksFailedError
-from stackcheck.matrix.policy import Policy
 from stackcheck.suite import run as suite
-from stackcheck.suite.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-DIGEST = "sha256:" + "c" * 64
 # The result: what run.json tells, and a check that passed, at this time, on the devices that the host has.
 FORGE = r"""
 forge() {
@@ -63,27 +59,7 @@ def started(
     reference = f"stackcheck-test/faked:{uuid.uuid4().hex[:12]}"
     shell_image.make_layout(folder / "oci", programs=("bash", "sleep"), files=dict(files), settings=settings)
     engine.load(folder / "oci", reference)
-    image = Image(
-        stack_id=None,
-        reference=reference,
-        config_digest=DIGEST,
-        manifest_digest=DIGEST,
-        layout=folder / "oci",
-        size_bytes=0,
-        layers=(),
-        reused=False,
-        seconds=0.0,
-    )
-    subject = Subject(
-        name="faked",
-        image=image,
-        vendor="cpu",
-        policy=Policy(certifies={"cpu": "smoke"}),
-        stack=None,
-        machines=None,
-        provenance=Provenance(),
-        accepted_python=accepted,
-    )
+    subject = small_subjects.subject_of(reference, folder, *accepted)
     plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder / "out")
     try:
         yield suite.run(plan, engine, out=folder / "out", report=small_stacks.silent)

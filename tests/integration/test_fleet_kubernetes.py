@@ -18,7 +18,7 @@ import small_fleet
 import small_kubernetes
 from small_checkout import CPU_STACK, FakeEngine, call
 from small_checkout import make_checkout as make_small_checkout
-from stackcheck.fleet.kubernetes import Kubernetes
+from stackcheck.fleet.manifests import Manifests
 from stackcheck.suite.interpreter import Interpreter
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def test_the_schemas_of_kubernetes_accept_the_manifests(
     vendor: str, resource: str | None, checkout: Path, tmp_path: Path, validators: Path
 ) -> None:
     job = job_of(checkout, vendor)
-    text = Kubernetes(repository=REPOSITORY, python=PYTHON, claim="checkout", nodes_named=("a", "b")).render(
+    text = Manifests(repository=REPOSITORY, python=PYTHON, claim="checkout", nodes_named=("a", "b")).render(
         job
     )
-    jobset = Kubernetes(repository=REPOSITORY, python=PYTHON, jobset=True).render(job)
+    jobset = Manifests(repository=REPOSITORY, python=PYTHON, jobset=True).render(job)
     (wrapped,) = yaml.safe_load_all(jobset)
     (inner,) = wrapped["spec"]["replicatedJobs"]
     spec = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "inner"}, **inner["template"]}

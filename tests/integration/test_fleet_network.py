@@ -23,7 +23,7 @@ import scripted
 import small_network
 from small_network import NodesEngine
 from small_stacks import ROOT
-from stackcheck.cli.fleet import show
+from stackcheck.cli.fleet_outcome import show
 from stackcheck.fleet import run, training
 from stackcheck.fleet.collect import NodeOutcome
 from stackcheck.fleet.engines import NodeFacts

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import browser as browsers
+import demo_dist
 import demo_history
 import fleet_documents
 import report_content
@@ -54,7 +55,7 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
     history = History(str(folder / "records"), f"sqlite:///{folder / 'index.sqlite'}")
     demo_history.fill(history, now, count=NIGHTS)
     key = new_key()
-    target = demo_history.publish_all(folder, key, now)
+    target = demo_dist.publish_all(folder, key, now)
     images = published.published(target, key.public_key(), now, MAX_AGE)
     faults = campaign.Suite(name="test_kernels.py", faults=(("NaN", "missed"), ("wrong stride", "caught")))
     fleet_documents.write(folder, fleet_documents.document(), age_days=0)

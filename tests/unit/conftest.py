@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
@@ -14,16 +15,38 @@ from small_checkout import FakeEngine
 from small_dist import release
 from small_flow import Job
 from small_images import SmallImage, make_image
+from small_stacks import ROOT
 from small_target import Publisher
+from stackcheck.suite import inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from stackcheck.suite.inputs import InputDigests
 
 
 @pytest.fixture
 def no_disk_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that write hundreds of layouts: none of them cuts the power."""
     monkeypatch.setattr("stackcheck.files.atomic.os.fsync", lambda _file: None)
+
+
+@pytest.fixture(scope="module")
+def frozen_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The 530 files are frozen once, and every plan has a link to them: `test_inputs.py` has the copying."""
+    folder = tmp_path_factory.mktemp("frozen") / "suite"
+    digests = inputs.freeze(ROOT, folder)
+
+    def link(root: Path, target: Path) -> InputDigests:
+        assert root == ROOT
+        target.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(folder)
+        return digests
+
+    with mock.patch.object(inputs, "freeze", link):
+        yield
 
 
 @pytest.fixture

@@ -58,14 +58,14 @@ class Supply:
         """For a stage that is handed no folder of wheels."""
         return "[global]\nno-index = true\n" if self.closed else self.settings.pip_conf(wheelhouse=False)
 
-    def lay_out(self, plan: BuildPlan, stage: Stage, house: Path) -> str:
+    def lay_out(self, plan: BuildPlan, stage: Stage, wheels: Path) -> str:
         """Fill a stage's folder of wheels; the pip.conf that goes with it."""
         wanted = packages(plan, stage)
         found = wheelhouse.look(wanted, self.settings, self.cached)
-        named = found.lay_out(house)
+        named = found.lay_out(wheels)
         for one in debs.pinned(plan, stage):
             if one in self.debs:
-                shutil.copyfile(self.debs[one], house / one.file)
+                shutil.copyfile(self.debs[one], wheels / one.file)
         lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
         whole = bool(wanted) and not lacking and _all_by_hash(stage)
         return self.settings.pip_conf(wheelhouse=bool(named), closed=self.closed or whole)

@@ -16,7 +16,7 @@ NAME = "report.html"
 BAD = {"failed": "✘ failed", "error": "✘ error", "invalid": "△ machine unfit"}
 WORDS = {"passed": "✔ passed", "skipped": "- skipped", **BAD}
 OPEN = 3  # the first failures are shown in full
-REASON_LINES = 12  # the figures below have to stay in reach
+REASON_LINES = 12  # more would push the figures off the first screens
 BAR = 160
 Check = Mapping[str, Any]
 

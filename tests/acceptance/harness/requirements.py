@@ -1,6 +1,6 @@
-"""Requirements of installed packages that are not met. In: distributions. Out: each in words, as `pip check`.
+"""Requirements of installed packages that are not met. In: distributions. Out: sentences, as of `pip check`.
 
-For images without pip. The package `packaging` comes with pytest, which brings it where an image has none.
+For images without pip. The package `packaging` comes with pytest, so it is there also if the image has none.
 """
 
 import importlib.metadata
@@ -27,7 +27,7 @@ def _unmet(distribution: importlib.metadata.Distribution, versions: dict[str, st
         try:
             wanted = Requirement(text)
         except InvalidRequirement:
-            yield f"{name} has a requirement that nobody can read: {text}"
+            yield f"{name} has a requirement that is not valid: {text}"
             continue
         if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
             continue

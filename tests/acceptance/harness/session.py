@@ -357,8 +357,8 @@ def every_device(
 def _wait_asleep() -> None:
     """Let OpenMP's threads sleep while they wait for each other, unless the user chose: by default they spin.
 
-    On two cores with other work, the attention of a smoke run took 19.6 s of the processor spinning and 3.0 s
-    asleep (torch 2.13, two threads), with results that are the same.
+    On two cores with other work, the attention of a smoke run took 19.6 s of processor time with spinning
+    threads and 3.0 s with sleeping ones (torch 2.13, two threads); the results are the same.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -85,14 +85,14 @@ def _problem(path: Path, known: Mapping[Path, list[Owner]]) -> str | None:
 
 
 def _hook_problem(path: Path) -> str | None:
-    """What is wrong with the hook that virtualenv and uv write without an owner; None: it is as they did."""
+    """What is wrong with the hook that virtualenv and uv write; None: it has the bytes of one of them."""
     module = path.with_name(HOOK_MODULE)
     body = module.read_bytes() if module.is_file() else b""
     if path.read_bytes().strip() == HOOK_BODY and hashlib.sha256(body).hexdigest() in HOOK_DIGESTS:
         return None
     return (
-        f"{path}: no installed package owns it, and no known virtualenv or uv wrote it so, and Python runs it"
-        f" at every start. Only distutils needs it: rm {path} {module}"
+        f"{path}: Python runs it at every start, no installed package owns it, and no known virtualenv or uv"
+        f" wrote these bytes. Only distutils needs it: rm {path} {module}"
     )
 
 

@@ -41,7 +41,7 @@ def test_the_hook_of_uv_is_accepted_as_uv_wrote_it(site: Path) -> None:
 def test_a_changed_hook_is_a_problem_that_names_the_way_out(site: Path, name: str, body: str) -> None:
     (site / name).write_text(body)
     (problem,) = startup.problems([str(site)])[1]
-    assert "no known virtualenv or uv wrote it so" in problem
+    assert "no known virtualenv or uv wrote these bytes" in problem
     assert f"rm {site / startup.HOOK}" in problem
 
 
@@ -71,6 +71,6 @@ def test_unmet_requirements_are_found_without_pip(tmp_path: Path) -> None:
     found = requirements.problems(importlib.metadata.distributions(path=[str(tmp_path)]))
     assert found == [
         "Torch 2.13.0+cpu has requirement numpy>=2, but you have numpy 1.26.4",
-        "broken 1 has a requirement that nobody can read: not a requirement !",
+        "broken 1 has a requirement that is not valid: not a requirement !",
         "numpy 1.26.4 requires missing_one, which is not installed",
     ]

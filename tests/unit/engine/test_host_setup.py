@@ -178,6 +178,22 @@ def test_build_cache_goes_only_as_far_as_room_is_needed(
     assert pruned == kept
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_cache_that_cannot_be_removed_is_an_error_with_a_next_step(
+    pruned: list[str], monkeypatch: pytest.MonkeyPatch, *, hangs: bool
+) -> None:
+    def fail(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
+        if hangs:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, 1, "", "database is locked")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(EngineError, match="no end within" if hangs else "database is locked") as caught:
+        host_setup.free_build_cache(lambda: False, lambda _: None)
+    assert "free disk space by hand" in str(caught.value)
+    assert pruned == []
+
+
 def test_the_cache_of_another_daemon_is_left_alone(
     pruned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

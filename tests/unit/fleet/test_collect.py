@@ -207,7 +207,7 @@ def test_ctrl_c_pressed_twice_still_cancels_the_job(built: Path) -> None:
 def test_a_thousand_nodes_are_judged_in_seconds_with_their_racks_and_stragglers(
     built: Path, capsys: Capsys
 ) -> None:
-    from stackcheck.cli import fleet
+    from stackcheck.cli import fleet_outcome
 
     job, subject = small_fleet.make_job(built, 1000)
     for rank in range(1000):
@@ -219,7 +219,7 @@ def test_a_thousand_nodes_are_judged_in_seconds_with_their_racks_and_stragglers(
     assert time.process_time() - start < 30
     assert [node.rank for node in done.nodes[:5]] == [500, 70, 71, 999, 123]
     assert [(item.node, item.metric) for item in done.stragglers] == [("node0123", "step_seconds")]
-    fleet.show(done)
+    fleet_outcome.show(done)
     shown = capsys.readouterr().out
     assert "… and 975 more nodes that passed: --json has all" in shown
     lines = shown.splitlines()

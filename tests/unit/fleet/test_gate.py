@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +14,7 @@ from stackcheck.fleet.follow import Followed
 from stackcheck.fleet.job import NodeState
 from stackcheck.fleet.link_node import LinkNode
 from stackcheck.fleet.link_stage import Report
+from stackcheck.fleet.torchrun import Torchrun
 from stackcheck.fleet.train_node import TrainNode
 from stackcheck.fleet.training import TrainingReport
 
@@ -70,11 +70,16 @@ def refuse(attempt: Path) -> None:
     NodeState(rank=1, node="b", state="failed", code=2, error=REFUSED).write(attempt / "1")
 
 
-def programs(job: Any, clock: Clock) -> Any:
-    def container(*_place: object, limit_s: int, **_more: object) -> RunSpec:
+class BareTorchrun(Torchrun):
+    def _container(self, *asked: Any) -> RunSpec:
+        _place, _ranks, _program, limit_s, _mounts = asked
         return RunSpec(image="x", command=("true",), timeout_s=limit_s)
 
-    return SimpleNamespace(job=job, engine=TimedEngine(clock), container=container, suite=job.folder)
+
+def programs(job: Any, clock: Clock) -> Any:
+    nothing: Any = None
+    engine: Any = TimedEngine(clock)
+    return BareTorchrun(job=job, subject=nothing, engine=engine, suite=job.folder)
 
 
 def linked(root: Path, clock: Clock) -> tuple[Path, link_stage.Plan, LinkNode]:
@@ -126,13 +131,12 @@ def test_a_node_that_never_comes_up_is_named_and_one_that_refused_is_not_waited_
 
 @pytest.mark.usefixtures("no_disk_flushes")
 def test_training_tells_the_error_of_a_node_that_refused_and_resumes_nothing_without_it(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock
 ) -> None:
     job, plan = training.make(small_fleet.bare_job(tmp_path), ("a", "b"), ADDRESSES)
     training.save(job, plan)
     attempt = job.attempt(0)
     node = TrainNode(programs=programs(job, clock), name="a", attempt=attempt, report=print)
-    monkeypatch.setattr(TrainNode, "_container", lambda *_asked: RunSpec(image="x", command=("true",)))
     refuse(attempt)
     node.play()
     reports = training.read(attempt, plan)

@@ -36,6 +36,18 @@ def test_a_stage_that_passes_is_one_line_with_pytests_closing_line(program: Path
     assert "noise" in (program.parents[1] / "build" / "logs" / "unit-tests.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("output", "closing"),
+    [
+        ("[ 9.0 s] cpu: PASSED, 3  of 4 checks passed\n  next: verify", "PASSED, 3 of 4 checks passed"),
+        ("error: the image cannot be built", "error: the image cannot be built"),
+    ],
+)
+def test_a_stage_without_pytest_may_choose_its_closing_line(program: Path, output: str, closing: str) -> None:
+    done = call(program, "--closing", r"[A-Z]+, \d+ .*", "suites", "echo", output)
+    assert re.fullmatch(rf"ok +suites +\d+ s  cpu +\d+ s  {closing}\n", done.stdout), done.stdout
+
+
 def test_a_stage_says_how_long_its_processes_computed_and_the_summary_how_long_all_did(program: Path) -> None:
     compute = "import time\nwhile time.process_time() < 1.5: pass"
     done = call(program, "computes", "sh", "-c", f"{sys.executable} -c '{compute}'; echo ended")

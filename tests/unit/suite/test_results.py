@@ -63,7 +63,7 @@ def test_a_bottomless_nesting_is_refused_and_does_not_end_the_process(tmp_path: 
         results.load(path)
 
 
-# Results of older suites lack them and can still be read; a run without them is refused (test_run.py).
+# Results of older suites lack them and can still be read; a run without them is refused (test_run_result.py).
 NEWER = {"interpreter"}
 
 

@@ -28,7 +28,7 @@ def test_the_rows_of_a_device_are_the_ones_that_were_published_for_it() -> None:
     chosen = rows.gates(ROOT, "amd-container", host("MI325X", 8))
     assert len(chosen) == 7
     assert {row.device for row in chosen} == {"MI325X"}
-    assert rows.command("amd-container", chosen, 60)[:4] == (
+    assert rows.command("amd-container", chosen)[:4] == (
         "/stackcheck/trainers/tools/table.py",
         *("amd-container", "--only", ",".join(row.id for row in chosen)),
     )

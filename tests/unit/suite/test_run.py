@@ -1,109 +1,26 @@
-"""A run mounts what was digested, asks for no more than it needs, and believes only its own result."""
+"""The container of a run gets what was digested, and no more than it needs."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import datetime as dt
-import json
 import os
 import pwd
 import shutil
 import stat
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 
-import result_files
-from fake_files import HasFiles
-from stackcheck.build.image import Image
-from stackcheck.build.provenance import Provenance
-from stackcheck.errors import ChecksFailedError, ConfigurationError
-from stackcheck.matrix.policy import Policy
-from stackcheck.oci.documents import sha256
+from fake_runs import ROOT, FakeEngine, healthy, make_plan, run
+from stackcheck.errors import ConfigurationError
 from stackcheck.suite import device_leases, steering
 from stackcheck.suite import run as suite
-from stackcheck.suite.subject import Subject
 from stackcheck.vendors import amd, nvidia
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.engine.client import RunSpec
-
-ROOT = Path(__file__).resolve().parents[3]
-CONFIG = result_files.CONFIG_DIGEST
-HOUR, NONE = dt.timedelta(hours=1), dt.timedelta()
-
-
-class FakeEngine(HasFiles):
-    """Stands in for a container: writes what `answer` makes of run.json, and keeps the RunSpec."""
-
-    def __init__(self, answer: Callable[[dict[str, Any]], str | None], code: int | None = None) -> None:
-        self._answer, self._code = answer, code
-        self.specs: list[RunSpec] = []
-        self.env: dict[str, str] = {}
-
-    def inspect(self, _reference: str) -> Any:
-        return SimpleNamespace(env=self.env)
-
-    def run(self, spec: RunSpec) -> int:
-        self.specs.append(spec)
-        paths = {mount.target: mount.source for mount in spec.mounts}
-        told = json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8"))
-        text = self._answer(told)
-        if text is not None:
-            (paths["/stackcheck/out"] / "result.json").write_text(text, encoding="utf-8")
-        assert spec.on_line is not None
-        spec.on_line("last words")
-        return result_files.exit_code(text) if self._code is None else self._code
-
-
-def healthy(told: dict[str, Any]) -> str:
-    return json.dumps(of_run(told))
-
-
-def of_run(told: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    same = result_files.told_again(told)
-    now = dt.datetime.now(dt.UTC).isoformat()
-    document = result_files.result(result_files.check("test_a.py::test_a"), **same, started=now, finished=now)
-    return document | changes
-
-
-def make_plan(out: Path, **changes: Any) -> suite.RunPlan:
-    image = Image(
-        stack_id=None,
-        reference="some:tag",
-        config_digest=CONFIG,
-        manifest_digest=result_files.DIGEST,
-        layout=out / "oci",
-        size_bytes=0,
-        layers=(),
-        reused=False,
-        seconds=0.0,
-    )
-    subject = Subject(
-        name="some",
-        image=image,
-        vendor=changes.pop("vendor", "cpu"),
-        policy=Policy(certifies={"cpu": "smoke"}),
-        stack=None,
-        machines=None,
-        provenance=Provenance(),
-    )
-    return suite.plan(subject, **({"tier": "smoke", "root": ROOT, "out": out} | changes))
-
-
-def run(
-    plan: suite.RunPlan, out: Path, answer: Callable[[dict[str, Any]], str | None] = healthy
-) -> FakeEngine:
-    engine = FakeEngine(answer)
-    suite.run(plan, engine, out=out, report=lambda _line: None)  # type: ignore[arg-type]
-    return engine
+pytestmark = pytest.mark.usefixtures("frozen_once")
 
 
 def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
@@ -188,205 +105,6 @@ def test_suites_and_trainers_are_mounted_beside_each_other(tmp_path: Path) -> No
     targets = {mount.target: mount.source for mount in spec.mounts}
     assert (targets["/stackcheck/tests"] / "pytest.ini").exists()
     assert targets["/stackcheck/trainers"].is_dir()
-
-
-def test_an_unchanged_plan_may_keep_its_result(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path)
-    assert suite.earlier_result(plan, tmp_path) is None
-    run(plan, tmp_path)
-    assert suite.earlier_result(make_plan(tmp_path), tmp_path) is not None
-
-
-def test_another_tier_may_not_keep_the_result(tmp_path: Path) -> None:
-    run(make_plan(tmp_path), tmp_path)
-    assert suite.earlier_result(make_plan(tmp_path, tier="standard"), tmp_path) is None
-
-
-def test_a_run_that_dies_takes_the_earlier_result_along(tmp_path: Path) -> None:
-    run(make_plan(tmp_path), tmp_path)
-    with pytest.raises(ChecksFailedError):
-        run(make_plan(tmp_path), tmp_path, answer=lambda _told: None)
-    assert suite.earlier_result(make_plan(tmp_path), tmp_path) is None
-
-
-def test_a_container_without_a_result_fails_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(ChecksFailedError, match="without a result") as caught:
-        run(make_plan(tmp_path), tmp_path, answer=lambda _told: None)
-    assert "last words" in str(caught.value)
-
-
-def test_the_log_lies_where_the_container_cannot_write(tmp_path: Path) -> None:
-    (spec,) = run(make_plan(tmp_path), tmp_path).specs
-    (writable,) = [mount.source for mount in spec.mounts if not mount.read_only]
-    assert (tmp_path / "container.log").read_text() == "last words\n"
-    assert not (tmp_path / "container.log").is_relative_to(writable)
-
-
-@pytest.mark.parametrize("what", ["link", "dangling", "device", "pipe", "folder"])
-def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: Path, what: str) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("the host's own words")
-
-    def plant(_told: dict[str, Any]) -> None:
-        path = tmp_path / "run" / "result.json"
-        targets = {"link": secret, "dangling": tmp_path / "nothing", "device": Path("/dev/zero")}
-        if what == "pipe":
-            os.mkfifo(path)
-        elif what == "folder":
-            path.mkdir()
-        else:
-            path.symlink_to(targets[what])
-        # What a container did to make stackcheck print a file of the host as the end of its log.
-        (tmp_path / "run" / "container.log").symlink_to(secret)
-
-    with pytest.raises(ChecksFailedError) as caught:
-        run(make_plan(tmp_path), tmp_path, answer=plant)
-    assert "own words" not in str(caught.value)
-
-
-@pytest.mark.parametrize("code", [2, 3, 4, 5, 126, 127, 134, 137, 139, 143])
-@pytest.mark.parametrize("outcome", ["passed", "failed"])
-def test_a_container_that_broke_off_is_refused_whatever_it_wrote(
-    tmp_path: Path, code: int, outcome: str
-) -> None:
-    engine: Any = FakeEngine(lambda told: healthy(told).replace('"passed"', f'"{outcome}"'), code)
-    plan = make_plan(tmp_path)
-    with pytest.raises(ChecksFailedError, match="killed or ended early") as caught:
-        suite.run(plan, engine, out=tmp_path, report=lambda _line: None)
-    assert f"exit code {code}" in str(caught.value)
-    assert ("SIGKILL" in str(caught.value)) == ("dmesg" in str(caught.value)) == (code == 137)
-    assert suite.earlier_result(plan, tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code", "fits"),
-    [
-        ("passed", 0, True),
-        ("passed", 1, False),
-        ("skipped", 0, True),
-        ("failed", 1, True),
-        ("failed", 0, False),
-        ("error", 0, False),
-        ("invalid", 1, True),
-        ("invalid", 0, False),
-    ],
-)
-def test_an_exit_code_that_contradicts_the_outcomes_is_refused(
-    tmp_path: Path, outcome: str, code: int, *, fits: bool
-) -> None:
-    engine: Any = FakeEngine(lambda told: healthy(told).replace('"passed"', f'"{outcome}"'), code)
-    expectation = (
-        contextlib.nullcontext() if fits else pytest.raises(ChecksFailedError, match="contradicts its result")
-    )
-    with expectation:
-        suite.run(make_plan(tmp_path), engine, out=tmp_path, report=lambda _line: None)
-
-
-@pytest.mark.parametrize(
-    "reported", [None, {"path": "/evil/python3"}, {"sha256": result_files.DIGEST}, {"package": None}]
-)
-def test_a_result_of_another_python_is_refused(tmp_path: Path, reported: dict[str, Any] | None) -> None:
-    def other(told: dict[str, Any]) -> str:
-        return json.dumps(of_run(told, interpreter=reported and told["interpreter"] | reported))
-
-    with pytest.raises(ChecksFailedError, match="another Python"):
-        run(make_plan(tmp_path), tmp_path, answer=other)
-
-
-def test_a_result_that_names_no_devices_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ChecksFailedError, match="which devices the suites saw"):
-        run(make_plan(tmp_path), tmp_path, lambda told: json.dumps(of_run(told, seen_devices=None)))
-
-
-def test_the_result_of_another_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ChecksFailedError, match="belongs to a different run"):
-        run(make_plan(tmp_path), tmp_path, answer=lambda told: healthy(told | {"run_id": "deadbeef"}))
-
-
-def test_a_result_that_never_finished_is_not_kept(tmp_path: Path) -> None:
-    def dying(told: dict[str, Any]) -> str:
-        return json.dumps(of_run(told, checks=[], state="running", finished=None))
-
-    plan = make_plan(tmp_path)
-    run(plan, tmp_path, answer=dying)
-    assert suite.earlier_result(plan, tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tier", "soak"),
-        ("stack_id", "another"),
-        ("host", result_files.host("nvidia", *["H200"] * 8, driver="580.1")),
-        ("inputs", dict.fromkeys(("suites", "trainers", "thresholds", "matrix"), result_files.DIGEST)),
-        ("image", {"reference": "x:1", "config_digest": result_files.DIGEST, "manifest_digest": None}),
-    ],
-)
-def test_a_result_about_something_else_than_the_run_is_refused(tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(ChecksFailedError, match=r"in result\.json differs from run\.json"):
-        run(make_plan(tmp_path), tmp_path, answer=lambda told: json.dumps(of_run(told, **{name: value})))
-
-
-def test_a_result_that_was_edited_is_not_kept(tmp_path: Path) -> None:
-    plan, path = make_plan(tmp_path), tmp_path / "run" / "result.json"
-    run(plan, tmp_path, answer=lambda told: healthy(told).replace('"passed"', '"failed"'))
-    path.write_text(path.read_text().replace('"failed"', '"passed"'))
-    assert suite.earlier_result(plan, tmp_path) is None
-
-
-def keep_as_of(out: Path, started: dt.datetime, finished: dt.datetime) -> None:
-    """Shift the times in the files that a run left."""
-    result, key = out / "run" / "result.json", out / "key.json"
-    times = {"started": started.isoformat(), "finished": finished.isoformat()}
-    result.write_text(json.dumps(json.loads(result.read_text()) | times))
-    digest = {"result": sha256(result.read_bytes())}
-    key.write_text(json.dumps(json.loads(key.read_text()) | digest))
-
-
-@pytest.mark.parametrize(("days", "kept"), [(6, True), (8, False)])
-def test_a_result_is_kept_for_a_week(tmp_path: Path, days: int, *, kept: bool) -> None:
-    plan = make_plan(tmp_path)
-    run(plan, tmp_path)
-    then = dt.datetime.now(dt.UTC) - dt.timedelta(days=days)
-    keep_as_of(tmp_path, then, then)
-    assert (suite.earlier_result(plan, tmp_path) is not None) == kept
-
-
-@pytest.mark.parametrize(("started", "finished"), [(-1, 1), (1, 1), (1, -1)])
-def test_a_result_from_the_future_is_not_kept(tmp_path: Path, started: int, finished: int) -> None:
-    plan, now = make_plan(tmp_path), dt.datetime.now(dt.UTC)
-    run(plan, tmp_path)
-    keep_as_of(tmp_path, now + started * HOUR, now + finished * HOUR)
-    assert suite.earlier_result(plan, tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("started", "finished"),
-    [(-HOUR, -HOUR), (-HOUR, NONE), (NONE, HOUR), (HOUR, HOUR), (HOUR, NONE), (HOUR, None), (NONE, -HOUR)],
-)
-def test_times_that_the_image_made_up_are_refused(
-    tmp_path: Path, started: dt.timedelta, finished: dt.timedelta | None
-) -> None:
-    def lying(told: dict[str, Any]) -> str:
-        now = dt.datetime.now(dt.UTC)
-        ended = None if finished is None else (now + finished).isoformat()
-        state = "finished" if ended else "running"
-        return json.dumps(of_run(told, started=(now + started).isoformat(), finished=ended, state=state))
-
-    plan = make_plan(tmp_path)
-    with pytest.raises(ChecksFailedError, match="lie outside the run"):
-        run(plan, tmp_path, answer=lying)
-    assert suite.earlier_result(plan, tmp_path) is None
-
-
-def test_times_in_whole_milliseconds_are_those_of_the_run(tmp_path: Path) -> None:
-    def writing(told: dict[str, Any]) -> str:
-        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-        return json.dumps(of_run(told, started=now, finished=now))
-
-    plan = make_plan(tmp_path)
-    run(plan, tmp_path, answer=writing)
-    assert suite.earlier_result(plan, tmp_path) is not None
 
 
 def of_vendor(plan: suite.RunPlan, vendor: str) -> suite.RunPlan:

@@ -1,63 +1,19 @@
-"""Only complete evidence gives PASSED, and nothing that goes wrong can."""
+"""Only complete evidence gives PASSED."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from result_files import CONFIG_DIGEST, check, host, metric, result
+from result_files import check, host, metric
+from small_verdicts import HEALTHY, REQUIRED, judged
 from stackcheck.matrix.matrix import TestTarget
-from stackcheck.matrix.policy import Advisory, Waiver
-from stackcheck.suite import results
+from stackcheck.matrix.policy import Advisory
 from stackcheck.suite.bounds import Bound, Bounds
-from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.skips import Facts
-from stackcheck.suite.verdict import Verdict, judge
 
-CPU = TestTarget(device="CPU", count=1)
-HEALTHY = (check("test_a.py::test_one[1]"), check("test_a.py::test_one[2]"), check("test_b.py::test_two"))
-
-
-REQUIRED = tuple(str(item["id"]) for item in HEALTHY)
 GPU_ROW = {"model": "H200", "memory_bytes": 150 << 30, "lacks": ["fp8"], "unreadable": ["fan speed"]}
-
-
-def judged(
-    *checks: dict[str, Any],
-    required: tuple[str, ...] | None = None,
-    machines: tuple[TestTarget, ...] | None = (CPU,),
-    bounds: Bounds | None = None,
-    held_to: dict[str, Any] | None = None,
-    **changes: Any,
-) -> Verdict:
-    """The verdict on a run; without `required`, the suites have the healthy checks and those given."""
-    run = results.parse(json.dumps(result(*checks, **changes)).encode())
-    ids = dict.fromkeys([*REQUIRED, *(str(item["id"]) for item in checks)])
-    held = {"image_config_digest": CONFIG_DIGEST, "machines": machines} | (held_to or {})
-    needed = Requirements(checks=tuple(ids) if required is None else required, **held)
-    return judge(run, needed, bounds or Bounds())
-
-
-def waiver(name: str, until: str = "2999-01-01") -> Waiver:
-    return Waiver.model_validate(
-        {
-            "check": name,
-            "stacks": ["*"],
-            "reason": "known slow fabric",
-            "issue": "ROCm/rccl#1",
-            "by": "the cluster's owner",
-            "until": until,
-        }
-    )
-
-
-def waived(*names: str) -> dict[str, Any]:
-    return {"waivers": tuple(waiver(name) for name in names)}
 
 
 def test_every_required_check_passed_is_passed() -> None:
@@ -241,10 +197,8 @@ def test_fewer_reports_than_selected_checks_are_failed(deselected: int) -> None:
 
 
 def test_another_image_is_failed() -> None:
-    run = results.parse(json.dumps(result(*HEALTHY)).encode())
     other = "sha256:" + "d" * 64
-    needed = Requirements(checks=REQUIRED, image_config_digest=other, machines=(CPU,))
-    assert judge(run, needed).status == "FAILED"
+    assert judged(*HEALTHY, held_to={"image_config_digest": other}).status == "FAILED"
     assert judged(*HEALTHY, image=None).status == "FAILED"
 
 
@@ -255,9 +209,7 @@ def test_a_vendor_without_a_device_is_failed_with_that_reason(vendor: str) -> No
 
 
 def test_a_run_on_another_vendor_than_the_stack_is_for_is_failed() -> None:
-    run = results.parse(json.dumps(result(*HEALTHY)).encode())
-    needed = Requirements(checks=REQUIRED, image_config_digest=CONFIG_DIGEST, machines=(CPU,), vendor="amd")
-    verdict = judge(run, needed)
+    verdict = judged(*HEALTHY, held_to={"vendor": "amd"})
     assert verdict.reasons == ("the stack is for amd, the run was on vendor cpu",)
 
 
@@ -368,86 +320,3 @@ def test_a_failure_on_another_machine_stays_a_failure() -> None:
 
 def test_a_run_without_any_device_is_on_no_machine() -> None:
     assert judged(*HEALTHY, host=host() | {"devices": []}).status == "UNFIT"
-
-
-@pytest.mark.parametrize("outcome", ["failed", "skipped"])
-def test_a_waived_check_is_warned_and_named(outcome: str) -> None:
-    allowed = waived("test_a.py::test_one[3]")
-    verdict = judged(*HEALTHY, check("test_a.py::test_one[3]", outcome), held_to=allowed)
-    assert (verdict.status, verdict.warned) == ("PASSED", ("test_a.py::test_one[3]",))
-    assert verdict.waivers == allowed["waivers"]
-    assert verdict.as_json()["waivers"][0]["until"] == "2999-01-01"
-
-
-def test_a_waiver_cannot_stand_in_for_a_check_that_never_ran() -> None:
-    assert judged(*HEALTHY[:2], held_to=waived("test_b.py::test_two")).status == "FAILED"
-
-
-def test_a_waiver_cannot_make_an_unfit_machine_fit() -> None:
-    bad = check("test_a.py::test_one[3]", "invalid")
-    assert judged(*HEALTHY, bad, held_to=waived("test_a.py::test_one")).status == "UNFIT"
-
-
-def test_waivers_for_everything_prove_nothing() -> None:
-    failing = (check("test_a.py::test_one", "failed"), check("test_b.py::test_two", "failed"))
-    ids = tuple(str(item["id"]) for item in failing)
-    allowed = waived("test_a.py::test_one", "test_b.py::test_two")
-    assert judged(*failing, required=ids, held_to=allowed).status == "FAILED"
-
-
-def test_a_failure_whose_waiver_ended_names_its_last_day() -> None:
-    expired = {"expired": (waiver("test_a.py::test_one", until="2026-01-31"),)}
-    verdict = judged(*HEALTHY, check("test_a.py::test_one[3]", "failed"), held_to=expired)
-    assert "test_a.py::test_one[3]: its waiver ended on 2026-01-31" in verdict.reasons
-
-
-@pytest.mark.parametrize(
-    "name", ["*", "test_a.py::*", "test_?", "", " ", "test_a.py", "test_a.py::test_x[*]"]
-)
-def test_a_waiver_for_a_pattern_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="is not a check"):
-        waiver(name)
-
-
-outcomes = st.sampled_from(["passed", "failed", "skipped", "error", "invalid"])
-names = st.sampled_from(
-    [f"test_{a}.py::test_{b}{c}" for a in "ab" for b in ("one", "two") for c in ("", "[1]")]
-)
-runs = st.dictionaries(names, outcomes, max_size=6)
-waived_names = st.lists(names, max_size=2, unique=True)
-RANK = {"PASSED": 0, "UNFIT": 1, "FAILED": 2}
-
-
-@given(runs, waived_names, names, st.sampled_from(["failed", "error"]))
-def test_adding_a_failure_never_makes_a_verdict_better(
-    run: dict[str, str], waivers: list[str], name: str, outcome: str
-) -> None:
-    """Unless a waiver names that check: it ran, and the certificate states who accepted it."""
-    new = name + "[new]"
-    covered = any(waiver(item).covers(new) for item in waivers)
-    before = judged(*(check(k, v) for k, v in run.items()), held_to=waived(*waivers))
-    after = judged(*(check(k, v) for k, v in (run | {new: outcome}).items()), held_to=waived(*waivers))
-    assert new in after.failed
-    assert (new in after.warned) == covered
-    if not covered:
-        assert RANK[after.status] >= RANK[before.status]
-        assert after.status == "FAILED"
-
-
-@given(runs, waived_names, st.data())
-def test_losing_a_result_never_makes_a_verdict_passed(
-    run: dict[str, str], waivers: list[str], data: st.DataObject
-) -> None:
-    lost = data.draw(st.sets(st.sampled_from(sorted(run)), min_size=1)) if run else set()
-    kept = [check(k, v) for k, v in run.items() if k not in lost]
-    selection = {"arguments": [], "collected": len(run), "deselected": 0}
-    verdict = judged(*kept, required=tuple(run), held_to=waived(*waivers), selection=selection)
-    assert not lost or verdict.status == "FAILED"
-
-
-@given(runs, st.sampled_from(REQUIRED))
-def test_a_run_without_one_of_its_checks_is_never_passed_even_if_it_was_never_collected(
-    run: dict[str, str], name: str
-) -> None:
-    kept = [check(k, v) for k, v in run.items() if k != name]
-    assert judged(*kept, required=(*run, name)).status == "FAILED"

@@ -1,0 +1,32 @@
+"""Python's cyclic garbage collector off, while a block reads many documents. In: a block. Out: nothing.
+
+Documents have no cycles: reference counting frees them. The search for cycles took two thirds of the time of
+a rebuild of the history, and half of the time of judging a thousand nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def without_collector(*, kept: bool = False) -> Iterator[None]:
+    """Switch the collector off for the block.
+
+    Args:
+        kept: The documents stay until the program ends, so no later collection looks at them either.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            if kept:
+                gc.freeze()
+            gc.enable()

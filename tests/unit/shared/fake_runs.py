@@ -1,0 +1,68 @@
+"""A run of the suites without an engine: a test makes the answer of the container, whose RunSpec is kept."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import result_files
+from fake_files import HasFiles
+from small_subjects import subject_of
+from stackcheck.suite import run as suite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stackcheck.engine.client import RunSpec
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class FakeEngine(HasFiles):
+    """Stands in for a container: writes what `answer` makes of run.json, and keeps the RunSpec."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], str | None], code: int | None = None) -> None:
+        self._answer, self._code = answer, code
+        self.specs: list[RunSpec] = []
+        self.env: dict[str, str] = {}
+
+    def inspect(self, _reference: str) -> Any:
+        return SimpleNamespace(env=self.env)
+
+    def run(self, spec: RunSpec) -> int:
+        self.specs.append(spec)
+        paths = {mount.target: mount.source for mount in spec.mounts}
+        told = json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8"))
+        text = self._answer(told)
+        if text is not None:
+            (paths["/stackcheck/out"] / "result.json").write_text(text, encoding="utf-8")
+        assert spec.on_line is not None
+        spec.on_line("last words")
+        return result_files.exit_code(text) if self._code is None else self._code
+
+
+def healthy(told: dict[str, Any]) -> str:
+    return json.dumps(of_run(told))
+
+
+def of_run(told: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    same = result_files.told_again(told)
+    now = dt.datetime.now(dt.UTC).isoformat()
+    document = result_files.result(result_files.check("test_a.py::test_a"), **same, started=now, finished=now)
+    return document | changes
+
+
+def make_plan(out: Path, **changes: Any) -> suite.RunPlan:
+    subject = subject_of("some:tag", out, vendor=changes.pop("vendor", "cpu"))
+    return suite.plan(subject, **({"tier": "smoke", "root": ROOT, "out": out} | changes))
+
+
+def run(
+    plan: suite.RunPlan, out: Path, answer: Callable[[dict[str, Any]], str | None] = healthy
+) -> FakeEngine:
+    engine = FakeEngine(answer)
+    suite.run(plan, engine, out=out, report=lambda _line: None)  # type: ignore[arg-type]
+    return engine
