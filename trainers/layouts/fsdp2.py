@@ -67,6 +67,10 @@ class Fsdp2:
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
 
+    def state_bytes(self) -> int:
+        """As Job."""
+        return optimizer.state_bytes(self.optimizer)
+
     def weights(self) -> dict[str, Tensor]:
         """As Job."""
         return {name: whole(value) for name, value in self.model.state_dict().items()}
