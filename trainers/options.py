@@ -133,8 +133,9 @@ def contradiction(options: Options) -> str | None:
             "--tp and --pp work with --parallel fsdp2 and zero1 only",
         ),
         (
-            options.tp > 1 and options.precision.startswith("fp8"),
-            "--tp works with --precision fp32 and bf16 only: FP8 scales are of whole tensors, not of slices",
+            model_parallel and options.parallel == "zero1" and options.precision.startswith("fp8"),
+            "--parallel zero1 has FP8 in the fused layer alone, whose products need whole weights; with --tp or "
+            "--pp take --parallel fsdp2",
         ),
         (
             options.tp > 1 and options.model in {"moe", "flux"},

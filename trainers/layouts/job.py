@@ -97,6 +97,11 @@ def check_ranks(options: Options, preset: Preset, world: World) -> None:
             f"--tp {options.tp} with --parallel {options.parallel} splits the model's {' and '.join(odd)} "
             "unevenly; give a --tp that divides them"
         )
+    if options.tp > 1 and getattr(preset.config, "alibi", False):
+        raise RefusedError(
+            f"--tp splits the heads, and ALiBi's bias of --size {options.size} is made for all of them; leave "
+            "--tp out"
+        )
 
 
 def kept_as(options: Options) -> str | None:

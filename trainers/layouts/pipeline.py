@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from errors import RefusedError
-from layouts import fsdp2, optimizer, prepare, zero1
+from layouts import fsdp2, prepare, zero1
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,19 +92,12 @@ class Pipelined(fsdp2.Fsdp2):
 
     def __init__(self, model: BlockModel, plan: Plan, options: Options, world: World) -> None:
         super().__init__(model, options, world)
-        self.group = self.mesh["pp"].get_group()
-        self.flow = Flow(model, plan.accumulate, world, group=self.group, factor=1.0)
+        self.stages = self.mesh["pp"].get_group()
+        self.flow = Flow(model, plan.accumulate, world, group=self.stages, factor=1.0)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Flow.microbatch."""
         return self.flow.microbatch(batch, last=last, share=share)
-
-    def step(self, lr: float) -> Tensor:
-        """As Job."""
-        norm = optimizer.global_norm(self.model.parameters(), self.group)
-        optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
-        optimizer.update(self.optimizer, lr)
-        return norm
 
     def state(self) -> dict[str, Any]:
         """As Job."""
@@ -115,6 +108,7 @@ class Pipelined(fsdp2.Fsdp2):
         """As Job."""
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         set_state_dict(self.model, self.optimizer, **parts, options=FLATTENED)
+        self._scale_weights()
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""
