@@ -142,8 +142,8 @@ class Checkpoints:
         if held != self.kept_as:
             raise RefusedError(
                 f"{folder} was written by --parallel {held or 'fsdp2 or FSDP1'}, this run has --parallel "
-                f"{self.kept_as or 'fsdp2 or FSDP1'}; give the same flags, or start a new job from whole weights: "
-                "--weights FOLDER of a checkpoint with weights.pt"
+                f"{self.kept_as or 'fsdp2 or FSDP1'}; give the same flags, or start a new job from whole "
+                "weights: --weights FOLDER of a checkpoint with weights.pt"
             )
         dcp.load(state, checkpoint_id=folder, process_group=self.group)
 

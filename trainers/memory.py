@@ -130,7 +130,7 @@ def _tokens(options: Options, preset: Preset) -> int:
 
 
 def _state(options: Options, own: float, ranks: int) -> tuple[float, float]:
-    """Weights with moments, and gradients. `own`: weights of a rank's part of the model under --tp and --pp."""
+    """Weights with moments, and gradients. `own`: weights of this rank's part under --tp and --pp."""
     sharers = max(1, ranks // (options.tp * options.pp * options.replicas))
     if options.parallel == "zero1":
         half = options.below_fp32

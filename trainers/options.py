@@ -134,8 +134,7 @@ def contradiction(options: Options) -> str | None:
         ),
         (
             model_parallel and options.parallel == "zero1" and options.precision.startswith("fp8"),
-            "--parallel zero1 has FP8 in the fused layer alone, whose products need whole weights; with --tp or "
-            "--pp take --parallel fsdp2",
+            "--parallel zero1 has FP8 in the fused layer alone, of whole weights; with --tp, --pp take fsdp2",
         ),
         (
             options.tp > 1 and options.model in {"moe", "flux"},

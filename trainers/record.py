@@ -28,8 +28,13 @@ def make(run: Run) -> dict[str, Any]:
     options, plan, world, job = run.options, run.plan, run.world, run.job
     losses, norms = shared_losses(run), _values(run.norms)
     weights = metrics.digest(job.weights()) if options.digest else None
-    mine = {"losses": losses, "gradient_norms": norms, "digest": weights, "memory": metrics.memory(world)}
-    mine["state_bytes"] = job.state_bytes()
+    mine: dict[str, Any] = {
+        "state_bytes": job.state_bytes(),
+        "losses": losses,
+        "gradient_norms": norms,
+        "digest": weights,
+        "memory": metrics.memory(world),
+    }
     ranks: list[Any] = [None] * world.size
     dist.all_gather_object(ranks, mine)
     timed = performance(run)

@@ -27,7 +27,7 @@ Record = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
-    """The JSON line of a program on so many ranks, which are forked from one process that has loaded torch."""
+    """The JSON line of a program on so many ranks, forked from one process that has loaded torch."""
     server = Server(tmp_path_factory.mktemp("server"), environment=THREADS)
 
     def run(path: str | Path, ranks: int, *arguments: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tools import launch
         ("--tp 2 --parallel full_shard", ("--tp and --pp work with --parallel fsdp2 and zero1 only",)),
         (
             "--tp 2 --parallel zero1 --precision fp8",
-            ("zero1 has FP8 in the fused layer alone", "take --parallel fsdp2"),
+            ("zero1 has FP8 in the fused layer alone", "take fsdp2"),
         ),
         ("--pack masked --model mistral", ("--pack masked works with llama", "take --pack concat")),
     ],

@@ -30,9 +30,7 @@ def alone(record: Record) -> dict[str, Any]:
         (4, (*TENSOR, "--micro-batch", "4"), {"data": 2, "tensor": 2, "pipeline": 1}),
         (4, PIPELINE, {"data": 2, "tensor": 1, "pipeline": 2}),
         pytest.param(8, (*PIPELINE, "--tp", "2"), {"data": 2, "tensor": 2, "pipeline": 2}, marks=SLOW),
-        pytest.param(
-            4, (*TENSOR, "--micro-batch", "1"), {"data": 2, "tensor": 2, "pipeline": 1}, marks=SLOW
-        ),
+        pytest.param(4, (*TENSOR, "--micro-batch", "1"), {"data": 2, "tensor": 2, "pipeline": 1}, marks=SLOW),
     ],
     ids=["tensor", "pipeline", "both", "tensor-accumulated"],
 )
@@ -83,11 +81,15 @@ def test_gpt_with_biases_and_a_tied_embedding_in_16_bits(record: Record) -> None
 @SLOW
 def test_fp8_with_tensor_parallel_has_the_scales_of_whole_tensors_on_all_ranks(scales: Record) -> None:
     pytest.importorskip("torchao")
-    fp8 = (*JOB, "--precision", "fp8", "--micro-batch", "8", "--until", "4")
-    alone, split = (scales(ranks, *fp8, "--tp", str(ranks)) for ranks in (1, 2))
-    assert split["losses"] == pytest.approx(alone["losses"], rel=FP8_BAND)
+    fp8 = (*JOB, "--precision", "fp8", "--micro-batch", "4", "--until", "3")
+    # Data ranks have other samples, and so other scales; tensor ranks are neighbours.
+    whole, split = scales(2, *fp8), scales(4, *fp8, "--tp", "2")
+    assert split["losses"] == pytest.approx(whole["losses"], rel=FP8_BAND)
     assert split["ranks_agree"]
-    (whole,), (first, second) = alone["scales"], split["scales"]
-    assert first == second
-    assert len(first) == len(whole) > 100
-    assert first == pytest.approx(whole, rel=0.05)
+    (one, two), neighbours = whole["scales"], split["scales"]
+    assert neighbours[0] == neighbours[1]
+    assert neighbours[2] == neighbours[3]
+    assert len(neighbours[0]) == len(one) > 100
+    # A gradient's largest value may fall on the next number that FP8 has, an eighth further.
+    assert neighbours[0] == pytest.approx(one, rel=0.13)
+    assert neighbours[2] == pytest.approx(two, rel=0.13)

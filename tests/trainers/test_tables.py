@@ -181,7 +181,11 @@ def test_the_table_refuses_a_machine_and_a_document_that_it_does_not_know(
 def test_a_documents_commands_run_on_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         table.main(
-            [*("frontier", "--device", "CPU", "--tiny", "--count", "2"), "--only", "22b-t,22b-pipeline,175b-tfl"]
+            [
+                *("frontier", "--device", "CPU", "--tiny", "--count", "2"),
+                "--only",
+                "22b-t,22b-pipeline,175b-tfl",
+            ]
         )
         == 0
     )

@@ -39,7 +39,6 @@ class Fsdp2:
         self.data_rank = self.mesh["replicas"].get_local_rank() * self.mesh["shard"].size()
         self.data_rank += self.mesh["shard"].get_local_rank()
         self.optimizer = optimizer.adamw(model, options)
-        self._scale_weights()
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Job. Only the last microbatch of a step reduces gradients and frees gathered weights."""
@@ -54,15 +53,11 @@ class Fsdp2:
         norm = optimizer.global_norm(self.model.parameters(), self.stages)
         optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
         optimizer.update(self.optimizer, lr)
-        self._scale_weights()
-        return norm
-
-    def _scale_weights(self) -> None:
-        """Find the FP8 scales of all weights at once: of the whole weight, also where tensor ranks share it."""
         if self.options.precision == "fp8":
             from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
             precompute_float8_dynamic_scale_for_fsdp(self.model)
+        return norm
 
     def state(self) -> dict[str, Any]:
         """As Job."""
@@ -74,7 +69,6 @@ class Fsdp2:
         set_state_dict(
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
-        self._scale_weights()
 
     def state_bytes(self) -> int:
         """As Job."""

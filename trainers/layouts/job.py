@@ -48,7 +48,7 @@ class Job(Protocol):
         """Take over a loaded state."""
 
     def state_bytes(self) -> int:
-        """Bytes of the optimizer's state on this rank: the moments, and what it keeps to make weights exact."""
+        """Bytes of the optimizer's state on this rank: moments, and what it keeps to make weights exact."""
 
     def weights(self) -> dict[str, Tensor]:
         """All weights, whole, in float32 on the CPU of every rank, in the model's order."""
@@ -81,7 +81,7 @@ def create(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
 
 
 def check_ranks(options: Options, preset: Preset, world: World) -> None:
-    """Refuse a number of ranks that --pp, --replicas and --tp do not divide, and heads that --tp does not."""
+    """Refuse ranks that --pp, --replicas and --tp do not divide, and heads that --tp does not."""
     outer = options.pp * options.replicas * options.tp
     if world.size % outer:
         raise RefusedError(
@@ -99,8 +99,8 @@ def check_ranks(options: Options, preset: Preset, world: World) -> None:
         )
     if options.tp > 1 and getattr(preset.config, "alibi", False):
         raise RefusedError(
-            f"--tp splits the heads, and ALiBi's bias of --size {options.size} is made for all of them; leave "
-            "--tp out"
+            f"--tp splits the heads, and the ALiBi of --size {options.size} is made for all of them; "
+            "leave --tp out"
         )
 
 

@@ -108,7 +108,6 @@ class Pipelined(fsdp2.Fsdp2):
         """As Job."""
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         set_state_dict(self.model, self.optimizer, **parts, options=FLATTENED)
-        self._scale_weights()
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""

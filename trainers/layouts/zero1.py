@@ -46,7 +46,7 @@ ALIGN = 64  # elements; each weight begins at a multiple
 
 
 class Zero1:
-    """The Job of this layout. `data`: the ranks that hold the same weights, and share their optimizer's state.
+    """The Job of this layout. `data`: the ranks that hold the same weights and share their moments.
 
     `kept`: the ranks over which a checkpoint's tensors are spread.
     """
