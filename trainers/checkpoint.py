@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 
+from errors import RefusedError
 from layouts.sharding import DTensor
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def on_host(value: Any) -> Any:
 class Checkpoints:
     """A folder of checkpoints; at most one is written at a time."""
 
-    def __init__(self, root: Path, *, asynchronous: bool) -> None:
-        self.root, self.asynchronous = root, asynchronous
+    def __init__(self, root: Path, *, asynchronous: bool, kept_as: str | None) -> None:
+        self.root, self.asynchronous, self.kept_as = root, asynchronous, kept_as
         self.group = dist.new_group(backend="gloo")
         self.pending: Pending | None = None
         self.seconds: list[float] = []
@@ -98,6 +99,7 @@ class Checkpoints:
         else:
             dcp.save(state, **target)
         facts = {"step": step, "world_size": dist.get_world_size(), "full": weights is not None}
+        facts["kept_as"] = self.kept_as
         self.pending = Pending(folder, facts, future)
         if not self.asynchronous:
             self.finish()
@@ -131,7 +133,18 @@ class Checkpoints:
         return found[0]
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
-        """Fill the state in place. The number of ranks may differ from the run that wrote it."""
+        """Fill the state in place. The number of ranks may differ from the run that wrote it.
+
+        Raises:
+            RefusedError: It was kept in another form than this run has.
+        """
+        held = facts(folder).get("kept_as", self.kept_as)  # an older checkpoint does not say it
+        if held != self.kept_as:
+            raise RefusedError(
+                f"{folder} was written by --parallel {held or 'fsdp2 or FSDP1'}, this run has --parallel "
+                f"{self.kept_as or 'fsdp2 or FSDP1'}; give the same flags, or start a new job from whole "
+                "weights: --weights FOLDER of a checkpoint with weights.pt"
+            )
         dcp.load(state, checkpoint_id=folder, process_group=self.group)
 
     def _prune(self) -> None:
@@ -146,6 +159,6 @@ def complete(root: Path) -> list[Path]:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """The content of COMPLETE: step, world_size, full."""
+    """The content of COMPLETE: step, world_size, full, kept_as."""
     found: dict[str, Any] = json.loads((folder / MARKER).read_text())
     return found

@@ -62,9 +62,10 @@ class Need:
 
 def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> Need:
     """The least bytes of each of so many ranks."""
-    parameters, largest = _sizes(options.model, preset.config)
+    parameters, outside, largest = _sizes(options.model, preset.config)
     tokens = micro_batch * _tokens(options, preset)
-    state, gradients = _state(options, parameters, ranks)
+    own = ((parameters - outside) / options.tp + outside) / options.pp
+    state, gradients = _state(options, own, ranks)
     return Need(
         state=state,
         gradients=gradients,
@@ -109,12 +110,16 @@ def fitting(options: Options, preset: Preset, *, ranks: int, micro_batch: int, p
 
 
 @functools.cache
-def _sizes(family: str, config: Any) -> tuple[int, int]:
-    """Parameters of the whole model, and of its two largest units, which are whole at the same time."""
+def _sizes(family: str, config: Any) -> tuple[int, int, int]:
+    """Parameters of the whole model, outside its blocks, and of its two largest units, which are whole at the
+    same time.
+    """
     model = prepare.skeleton(presets.MODELS[family], config, loss_chunks=1)
     sizes = [sum(weight.numel() for weight in unit.parameters()) for _, unit in prepare.units(model)]
     units = sorted(sizes, reverse=True)
-    return sum(parameter.numel() for parameter in model.parameters()), sum(units[:2])
+    every = sum(parameter.numel() for parameter in model.parameters())
+    blocks = sum(parameter.numel() for parameter in model.blocks.parameters())
+    return every, every - blocks, sum(units[:2])
 
 
 def _tokens(options: Options, preset: Preset) -> int:
@@ -124,9 +129,8 @@ def _tokens(options: Options, preset: Preset) -> int:
     return options.seq_len or preset.seq_len
 
 
-def _state(options: Options, parameters: int, ranks: int) -> tuple[float, float]:
-    """Weights with moments, and gradients. With --tp and --pp each rank has its part of the model."""
-    own = parameters / (options.tp * options.pp)
+def _state(options: Options, own: float, ranks: int) -> tuple[float, float]:
+    """Weights with moments, and gradients. `own`: weights of this rank's part under --tp and --pp."""
     sharers = max(1, ranks // (options.tp * options.pp * options.replicas))
     if options.parallel == "zero1":
         half = options.below_fp32

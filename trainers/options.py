@@ -129,13 +129,12 @@ def contradiction(options: Options) -> str | None:
     model_parallel = options.tp * options.pp > 1
     rules = (
         (
-            model_parallel and options.parallel == "zero1",
-            "--parallel zero1 keeps whole weights, --tp and --pp split them; take fsdp2 --no-reshard",
+            model_parallel and options.parallel not in {"fsdp2", "zero1"},
+            "--tp and --pp work with --parallel fsdp2 and zero1 only",
         ),
-        (model_parallel and options.parallel != "fsdp2", "--tp and --pp work with --parallel fsdp2 only"),
         (
-            options.tp > 1 and options.precision.startswith("fp8"),
-            "--tp works with --precision fp32 and bf16 only: FP8 scales are of whole tensors, not of slices",
+            model_parallel and options.parallel == "zero1" and options.precision.startswith("fp8"),
+            "--parallel zero1 has FP8 in the fused layer alone, of whole weights; with --tp, --pp take fsdp2",
         ),
         (
             options.tp > 1 and options.model in {"moe", "flux"},

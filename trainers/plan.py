@@ -61,7 +61,7 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
     """Fill in what the options left open. Refuses batches that do not divide, and devices without a known
     peak.
     """
-    job.check_ranks(options, world)
+    job.check_ranks(options, preset, world)
     data_ranks = world.size // (options.tp * options.pp)
     micro = micro_batch(options, preset, data_ranks)
     batch = options.global_batch or micro * data_ranks

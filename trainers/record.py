@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import metrics
 import preflight
+from layouts import job as layouts
 
 if TYPE_CHECKING:
     from options import Options
@@ -27,7 +28,13 @@ def make(run: Run) -> dict[str, Any]:
     options, plan, world, job = run.options, run.plan, run.world, run.job
     losses, norms = shared_losses(run), _values(run.norms)
     weights = metrics.digest(job.weights()) if options.digest else None
-    mine = {"losses": losses, "gradient_norms": norms, "digest": weights, "memory": metrics.memory(world)}
+    mine: dict[str, Any] = {
+        "state_bytes": job.state_bytes(),
+        "losses": losses,
+        "gradient_norms": norms,
+        "digest": weights,
+        "memory": metrics.memory(world),
+    }
     ranks: list[Any] = [None] * world.size
     dist.all_gather_object(ranks, mine)
     timed = performance(run)
@@ -41,6 +48,7 @@ def make(run: Run) -> dict[str, Any]:
         },
         "plan": plan.facts(),
         "world_size": world.size,
+        "layout": layouts.facts(options, job, max(other["state_bytes"] for other in ranks)),
         "device": dataclasses.asdict(plan.peak),
         "first_step": run.first_step,
         "last_step": run.first_step + len(run.losses),

@@ -40,6 +40,8 @@ from plan import settle
 from world import joined_ranks, seed_process
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from layouts.job import Job
@@ -166,11 +168,17 @@ def build(options: Options, world: World, phases: Phases) -> Run:
         # ranks.
         job=layouts.create(options, preset, plan, world),
         feed=data.Feed(options, preset, plan),
-        store=checkpoint.Checkpoints(folder, asynchronous=options.asynchronous) if folder else None,
+        store=store_in(folder, options) if folder else None,
         clock=metrics.Clock(world),
         phases=phases,
         begin_s=begin_s,
     )
+
+
+def store_in(folder: Path, options: Options) -> checkpoint.Checkpoints:
+    """Checkpoints in this folder."""
+    kept_as = layouts.kept_as(options)
+    return checkpoint.Checkpoints(folder, asynchronous=options.asynchronous, kept_as=kept_as)
 
 
 def resume(run: Run) -> int:

@@ -1,5 +1,6 @@
 """Tests of the trainers themselves; they need torch (and transformers, triton where a test says so)."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,14 +26,14 @@ Record = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
-    """The record of train.py on so many ranks, which are forked from one process that has loaded torch."""
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
+    """The JSON line of a program on so many ranks, forked from one process that has loaded torch."""
     server = Server(tmp_path_factory.mktemp("server"), environment=THREADS)
 
-    def run(ranks: int, *arguments: str) -> dict[str, Any]:
+    def run(path: str | Path, ranks: int, *arguments: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("run")
         return launch(
-            "train.py",
+            path,
             arguments,
             nproc=ranks,
             environment={},
@@ -43,3 +44,15 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 
     yield run
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def record(program: Callable[..., dict[str, Any]]) -> Record:
+    """The record of train.py on so many ranks."""
+    return functools.partial(program, "train.py")
+
+
+@pytest.fixture(scope="session")
+def scales(program: Callable[..., dict[str, Any]]) -> Record:
+    """Every FP8 scale of train.py on so many ranks."""
+    return functools.partial(program, Path(__file__).with_name("scales.py"))

@@ -109,7 +109,7 @@ def test_each_family_trains(model: str, record: Record) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--tp", "2", "--parallel", "zero1"),
+        ("--tp", "2", "--parallel", "full_shard"),
         ("--implementation", "fused"),
         ("--model", "flux", "--tp", "2"),
         ("--size", "9b"),

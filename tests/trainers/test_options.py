@@ -18,8 +18,11 @@ from tools import launch
         ("--steps 9 --until 4 --warmup 7", ("--warmup 7", "--until 4", "a warm-up below 4")),
         ("--full-every 150", ("--full-every", "multiple of --checkpoint-every 100")),
         ("--steps 3 --until 4", ("--until 4", "--steps 3")),
-        ("--tp 2 --parallel zero1", ("--parallel zero1 keeps whole weights", "take fsdp2 --no-reshard")),
-        ("--tp 2 --precision fp8", ("--tp works with --precision fp32 and bf16 only", "scales")),
+        ("--tp 2 --parallel full_shard", ("--tp and --pp work with --parallel fsdp2 and zero1 only",)),
+        (
+            "--tp 2 --parallel zero1 --precision fp8",
+            ("zero1 has FP8 in the fused layer alone", "take fsdp2"),
+        ),
         ("--pack masked --model mistral", ("--pack masked works with llama", "take --pack concat")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import options
 import rows
 from tools import cost, fit, measures, ratio, table
 
@@ -37,6 +38,7 @@ def record(
         "model": "mpt",
         "size": size,
         "options": given,
+        "layout": {"parallel": "full_shard", "data": 1, "tensor": 1, "pipeline": 1},
         "plan": {"seq_len": 2048, "micro_batch": micro_batch},
         "device": {"model": device, "bf16": 1000.0},
         "performance": speed,
@@ -66,6 +68,20 @@ def test_a_row_that_fits_runs_at_true_size_and_another_as_a_proxy_of_true_width(
     assert "proxy" in published.how, "8 x 141 GB hold no 70B model with four samples of 8,192 tokens each"
 
 
+@pytest.mark.parametrize(
+    ("job", "ranks", "split", "layers"),
+    [("22b", 2, (1, 2), None), ("22b", 8, (1, 8), None), ("175b", 8, (4, 2), 32), ("1t", 2, (2, 1), 1)],
+)
+def test_a_row_of_frontier_runs_its_layout_with_zero1_as_far_as_the_ranks_go(
+    job: str, ranks: int, split: tuple[int, int], layers: int | None
+) -> None:
+    row = next(row for row in rows.document("frontier").rows if row.id == f"gpt-{job}-tflops")
+    first = next(fit.variants(row, machine(ranks), ranks))
+    given = options.parse(list(first.flags))
+    assert (given.parallel, given.tp, given.pp, given.layers) == ("zero1", *split, layers)
+    assert (first.proxy is None) == (layers is None)
+
+
 class Kept(measures.Bench):
     """A bench whose runs are at hand: the table is under test, not the machine."""
 
@@ -78,8 +94,8 @@ def lines(
     document: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> dict[str, list[str]]:
     monkeypatch.setattr(measures, "Bench", Kept)
-    options = table._parser().parse_args([document, *more])
-    table.run(rows.document(document), machine(2), options)
+    given = table._parser().parse_args([document, *more])
+    table.run(rows.document(document), machine(2), given)
     out = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     return {cells[0]: cells for cells in out}
 
@@ -164,9 +180,17 @@ def test_the_table_refuses_a_machine_and_a_document_that_it_does_not_know(
 @pytest.mark.slow
 def test_a_documents_commands_run_on_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        table.main(["frontier", "--device", "CPU", "--tiny", "--count", "2", "--only", "22b-t,22b-pipeline"])
+        table.main(
+            [
+                *("frontier", "--device", "CPU", "--tiny", "--count", "2"),
+                "--only",
+                "22b-t,22b-pipeline,175b-tfl",
+            ]
+        )
         == 0
     )
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| gpt")]
-    assert len(said) == 3
+    assert len(said) == 4
+    assert "zero1 TP 2 x PP 1 x DP 1 (published: TP 4 x PP 16), native" in said[1]
+    assert "zero1 TP 1 x PP 2 x DP 1 (published: TP 1 x PP 8), native" in said[0]
     assert not [line for line in said if "not run" in line], said

@@ -76,6 +76,10 @@ class Fsdp1:
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
 
+    def state_bytes(self) -> int:
+        """As Job."""
+        return optimizer.state_bytes(self.optimizer)
+
     def weights(self) -> dict[str, Tensor]:
         """As Job."""
         full = get_model_state_dict(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from layouts import job, optimizer, prepare
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class Fsdp2:
-    """FSDP2 over the dimensions shard and replicas, tensor parallel over tp."""
+    """FSDP2 over the dimensions shard and replicas, tensor parallel over tp. `stages`: of a pipeline."""
+
+    stages: dist.ProcessGroup | None = None
 
     def __init__(self, model: BlockModel, options: Options, world: World) -> None:
         self.options, self.mesh, self.model = options, job.mesh(options, world), model
@@ -47,7 +50,7 @@ class Fsdp2:
 
     def step(self, lr: float) -> Tensor:
         """As Job."""
-        norm = optimizer.global_norm(self.model.parameters())
+        norm = optimizer.global_norm(self.model.parameters(), self.stages)
         optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
         optimizer.update(self.optimizer, lr)
         if self.options.precision == "fp8":
@@ -66,6 +69,10 @@ class Fsdp2:
         set_state_dict(
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
+
+    def state_bytes(self) -> int:
+        """As Job."""
+        return optimizer.state_bytes(self.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""

@@ -47,6 +47,9 @@ class Job(Protocol):
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a loaded state."""
 
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state on this rank: moments, and what it keeps to make weights exact."""
+
     def weights(self) -> dict[str, Tensor]:
         """All weights, whole, in float32 on the CPU of every rank, in the model's order."""
 
@@ -64,7 +67,7 @@ def create(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
     if options.pp > 1:
         from layouts import pipeline
 
-        return pipeline.Pipelined(family, preset.config, chunks, plan=plan, options=options, world=world)
+        return pipeline.create(family, preset.config, chunks, plan=plan, options=options, world=world)
     model = prepare.skeleton(family, preset.config, loss_chunks=chunks)
     if options.parallel == "zero1":
         from layouts import zero1
@@ -77,14 +80,49 @@ def create(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
     return fsdp2.Fsdp2(model, options, world)
 
 
-def check_ranks(options: Options, world: World) -> None:
-    """Refuse a number of ranks that --pp, --replicas and --tp do not divide."""
+def check_ranks(options: Options, preset: Preset, world: World) -> None:
+    """Refuse ranks that --pp, --replicas and --tp do not divide, and heads that --tp does not."""
     outer = options.pp * options.replicas * options.tp
     if world.size % outer:
         raise RefusedError(
             f"{world.size} ranks cannot be divided by pp {options.pp} x replicas {options.replicas} x "
             f"tp {options.tp}; start a multiple of {outer} ranks, or change these flags"
         )
+    # FSDP2 takes uneven shards of the hidden layer; in flat buffers those of all tensor ranks are equal.
+    names = ("heads", "kv_heads", "ffn") if options.parallel == "zero1" else ("heads", "kv_heads")
+    sizes = {name: getattr(preset.config, name, 0) for name in names}
+    odd = [f"{size} {name}" for name, size in sizes.items() if size % options.tp]
+    if odd:
+        raise RefusedError(
+            f"--tp {options.tp} with --parallel {options.parallel} splits the model's {' and '.join(odd)} "
+            "unevenly; give a --tp that divides them"
+        )
+    if options.tp > 1 and getattr(preset.config, "alibi", False):
+        raise RefusedError(
+            f"--tp splits the heads, and the ALiBi of --size {options.size} is made for all of them; "
+            "leave --tp out"
+        )
+
+
+def kept_as(options: Options) -> str | None:
+    """What a checkpoint must fit to be loaded: flat buffers depend on how --tp and --pp split the model.
+
+    None where torch's own state of a model is kept.
+    """
+    if options.parallel != "zero1":
+        return None
+    return f"zero1 --tp {options.tp} --pp {options.pp}"
+
+
+def facts(options: Options, job: Job, state_bytes: int) -> dict[str, Any]:
+    """The layout as part of the record. `state_bytes`: of the optimizer, on the rank that has most."""
+    return {
+        "parallel": options.parallel,
+        "data": job.data_size,
+        "tensor": options.tp,
+        "pipeline": options.pp,
+        "optimizer_bytes_per_rank": state_bytes,
+    }
 
 
 def mesh(options: Options, world: World) -> DeviceMesh:

@@ -35,6 +35,12 @@ def adamw(model: nn.Module, options: Options) -> torch.optim.AdamW:
     )
 
 
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the moments that this rank holds."""
+    held = (value for moments in optimizer.state.values() for value in moments.values())
+    return sum(_local(value).nbytes for value in held)
+
+
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """One optimizer step at this learning rate; gradients are freed."""
     for group in optimizer.param_groups:

@@ -1,9 +1,9 @@
 """Pipeline parallel: each rank of `pp` holds some layers, microbatches flow through them (1F1B, arXiv
 2104.04473).
 
-In: a family and its config, built stage by stage. Out: a Job. Tensor parallel and FSDP2 work inside a stage.
-The microbatches of a step are collected, then run through torch's schedule together. A tied head is untied,
-because its two places are on two ranks.
+In: a family and its config, built stage by stage. Out: a Job. Tensor parallel works inside a stage, and so
+does FSDP2 or ZeRO-1. The microbatches of a step are collected, then run through torch's schedule together. A
+tied head is untied, because its two places are on two ranks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from errors import RefusedError
-from layouts import fsdp2, job, optimizer, prepare
+from layouts import fsdp2, prepare, zero1
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from layouts.job import Job
+    from models.layers import BlockModel
     from options import Options
     from plan import Plan
     from world import World
@@ -30,28 +32,35 @@ if TYPE_CHECKING:
 FLATTENED = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-class Pipelined(fsdp2.Fsdp2):
-    """The Job of this layout."""
+def create(family: Any, config: Any, chunks: int, *, plan: Plan, options: Options, world: World) -> Job:
+    """The Job of this rank's stage."""
+    if config.layers < options.pp or plan.accumulate < options.pp:
+        raise RefusedError(
+            f"--pp {options.pp} needs at least {options.pp} layers and {options.pp} microbatches a step, "
+            f"got {config.layers} and {plan.accumulate}; lower --pp, or raise --global-batch"
+        )
+    place = (world.rank * options.pp // world.size, options.pp)  # pp is the outermost dimension of job.mesh
+    config = dataclasses.replace(config, tied=False)
+    model = prepare.skeleton(family, config, loss_chunks=chunks, stage=place)
+    if options.parallel == "zero1":
+        return PipelinedZero1(model, plan, options, world)
+    return Pipelined(model, plan, options, world)
+
+
+class Flow:
+    """torch's schedule over the stage that this rank holds. Backward is of `factor` x loss."""
 
     def __init__(
-        self, family: Any, config: Any, chunks: int, *, plan: Plan, options: Options, world: World
+        self, model: BlockModel, microbatches: int, world: World, *, group: dist.ProcessGroup, factor: float
     ) -> None:
-        if config.layers < options.pp or plan.accumulate < options.pp:
-            raise RefusedError(
-                f"--pp {options.pp} needs at least {options.pp} layers and {options.pp} microbatches a step, "
-                f"got {config.layers} and {plan.accumulate}; lower --pp, or raise --global-batch"
-            )
-        self.meshes = job.mesh(options, world)
-        place = (self.meshes["pp"].get_local_rank(), options.pp)
-        config = dataclasses.replace(config, tied=False)
-        super().__init__(prepare.skeleton(family, config, loss_chunks=chunks, stage=place), options, world)
-        self.group, self.world = self.meshes["pp"].get_group(), world
+        self.world, self.group, self.factor = world, group, factor
         # The schedule concatenates a stage's outputs, and torch.cat takes no scalars.
-        self.model.register_forward_hook(
-            lambda _module, _inputs, out: out.reshape(1) if out.dim() == 0 else out
+        model.register_forward_hook(lambda _module, _inputs, out: out.reshape(1) if out.dim() == 0 else out)
+        place = (dist.get_rank(group), dist.get_world_size(group))
+        self.stage = PipelineStage(model, *place, world.device, group=group)
+        self.schedule = Schedule1F1B(
+            self.stage, microbatches, loss_fn=lambda loss, _target: loss.mean() * factor
         )
-        self.stage = PipelineStage(self.model, *place, world.device, group=self.group)
-        self.schedule = Schedule1F1B(self.stage, plan.accumulate, loss_fn=lambda loss, _target: loss.mean())
         self.waiting: list[dict[str, Tensor]] = []
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
@@ -67,16 +76,28 @@ class Pipelined(fsdp2.Fsdp2):
         self.schedule.step(*inputs, **ends)
         total = torch.zeros((), device=self.world.device)
         if losses:
-            total += torch.stack(losses).detach().mean()
+            total += torch.stack(losses).detach().mean() / self.factor
         dist.all_reduce(total, group=self.group)
         return total / share
 
-    def step(self, lr: float) -> Tensor:
-        """As Job."""
-        norm = optimizer.global_norm(self.model.parameters(), self.group)
-        optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
-        optimizer.update(self.optimizer, lr)
-        return norm
+    def gather(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of all stages, in their order."""
+        stages: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(stages, weights, group=self.group)
+        return {name: value for stage in stages for name, value in stage.items()}
+
+
+class Pipelined(fsdp2.Fsdp2):
+    """The Job with FSDP2 inside a stage."""
+
+    def __init__(self, model: BlockModel, plan: Plan, options: Options, world: World) -> None:
+        super().__init__(model, options, world)
+        self.stages = self.mesh["pp"].get_group()
+        self.flow = Flow(model, plan.accumulate, world, group=self.stages, factor=1.0)
+
+    def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
+        """As Flow.microbatch."""
+        return self.flow.microbatch(batch, last=last, share=share)
 
     def state(self) -> dict[str, Any]:
         """As Job."""
@@ -90,6 +111,27 @@ class Pipelined(fsdp2.Fsdp2):
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""
-        stages: list[Any] = [None] * self.options.pp
-        dist.all_gather_object(stages, super().weights(), group=self.group)
-        return {name: value for stage in stages for name, value in stage.items()}
+        return self.flow.gather(super().weights())
+
+
+class PipelinedZero1(zero1.Zero1):
+    """The Job with ZeRO-1 inside a stage."""
+
+    def __init__(self, model: BlockModel, plan: Plan, options: Options, world: World) -> None:
+        super().__init__(model, options, world)
+        self.passes = plan.accumulate
+        # The data ranks sum their gradients, and the schedule's division does not see them: both means are
+        # made here.
+        factor = 1 / (self.passes * self.data_size)
+        self.flow = Flow(model, self.passes, world, group=self.mesh["pp"].get_group(), factor=factor)
+
+    def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
+        """As Flow.microbatch."""
+        if last:
+            for unit in self.units:
+                unit.begin_many(self.passes)
+        return self.flow.microbatch(batch, last=last, share=share)
+
+    def weights(self) -> dict[str, Tensor]:
+        """As Job."""
+        return self.flow.gather(super().weights())

@@ -50,8 +50,7 @@ def prepare(model: BlockModel, options: Options, world: World, tp: DeviceMesh | 
         give_weights(model, unit, name, options, world.device)
     give_weights(model, model, "", options, world.device)
     if tp is not None and tp.size() > 1:
-        for block in model.blocks.values():
-            parallelize_module(block, tp, tensor_parallel_styles(block))
+        split_blocks(model, tp)
     compile_and_recompute(model, options, gpu=world.gpu)
 
 
@@ -132,6 +131,12 @@ def use_fp8_linears(model: nn.Module, recipe: Precision) -> None:
     convert_to_float8_training(
         model, config=config, module_filter_fn=lambda _, name: "blocks" in name and "router" not in name
     )
+
+
+def split_blocks(model: BlockModel, tp: DeviceMesh) -> None:
+    """Tensor parallel: split the products of every block over `tp`. The rest of the model stays whole."""
+    for block in model.blocks.values():
+        parallelize_module(block, tp, tensor_parallel_styles(block))
 
 
 def tensor_parallel_styles(block: nn.Module) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""ZeRO-1: every rank holds whole bfloat16 weights and a slice of the optimizer's state (arXiv 1910.02054,
-stage 1).
+"""ZeRO-1: every data rank holds whole bfloat16 weights and a slice of the optimizer's state (arXiv
+1910.02054, stage 1); also with tensor parallel, and inside the stages of pipeline.py.
 
 In: a model on the meta device, Options. Out: a Job.
 
@@ -7,6 +7,10 @@ Each unit's weights lie in one flat buffer, and its gradients in another. The re
 where backward wrote them, the optimizer writes a slice of the weights, and the all-gather completes the
 buffer in place: nothing is copied in or out of collectives, and accumulation costs no communication. Float32
 master weights are the bfloat16 weights plus 16 more bits of each (`ops.split`).
+
+With tensor parallel a buffer holds this tensor rank's shards, and then what all tensor ranks hold (norms,
+embeddings). These collectives run between ranks with the same shards. Only the first tensor rank counts the
+second part in the gradients' norm, so the sum over all ranks has every weight once.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ from torch.distributed.device_mesh import init_device_mesh
 import peaks
 from errors import RefusedError
 from fused import ops
-from layouts import prepare
+from layouts import job, prepare
 from layouts.sharding import DTensor, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from fused import layer
     from models.layers import BlockModel
@@ -41,13 +46,24 @@ ALIGN = 64  # elements; each weight begins at a multiple
 
 
 class Zero1:
-    """The Job of this layout; every rank is a data rank."""
+    """The Job of this layout. `data`: the ranks that hold the same weights and share their moments.
+
+    `kept`: the ranks over which a checkpoint's tensors are spread.
+    """
 
     def __init__(self, model: BlockModel, options: Options, world: World) -> None:
         self.options, self.world = options, world
-        self.data_rank, self.data_size = world.rank, world.size
-        self.units = flat_units(model, options, world)
-        self.mesh = init_device_mesh(world.device.type, (world.size,))
+        self.tp: DeviceMesh | None = None
+        if options.tp * options.pp == 1:
+            self.data = self.kept = self.mesh = init_device_mesh(world.device.type, (world.size,))
+        else:
+            self.mesh = job.mesh(options, world)
+            self.data = self.kept = self.mesh["shard"]
+        if options.tp > 1:
+            self.tp, self.kept = self.mesh["tp"], self.mesh["shard", "tp"]
+            prepare.split_blocks(model, self.tp)
+        self.data_rank, self.data_size = self.data.get_local_rank(), self.data.size()
+        self.units = flat_units(model, options, world, self.data)
         self.steps, self.fresh = 0, True
         self.fused: layer.Model | None = None
         self.model: BlockModel | layer.Model = model
@@ -78,8 +94,8 @@ class Zero1:
         self.steps += 1
         for unit in self.units:
             unit.wait()
-        norms = [torch.linalg.vector_norm(unit.slice, dtype=torch.float32) for unit in self.units]
-        total = torch.stack(norms).square().sum()
+        first = self.tp is None or self.tp.get_local_rank() == 0
+        total = torch.stack([unit.norm(common=first) for unit in self.units]).square().sum()
         if self.world.size > 1:
             dist.all_reduce(total)
         norm = total.sqrt()
@@ -89,24 +105,37 @@ class Zero1:
         return norm
 
     def state(self) -> dict[str, Any]:
-        """As Job: flat float32 tensors, sharded; their length does not depend on the number of ranks."""
-
-        def spread(local: Tensor) -> DTensor:
-            return DTensor.from_local(local.contiguous(), self.mesh, [Shard(0)], run_check=False)
-
+        """As Job: flat float32 tensors, sharded; their length does not depend on the number of data ranks."""
         state: dict[str, Any] = {"steps": torch.tensor(self.steps)}
-        for number, unit in enumerate(self.units):
+        for name, unit in self._named():
             parts = {"master": unit.master(), "mean": unit.mean, "variance": unit.variance}
-            state |= {f"{number}.{name}": spread(part) for name, part in parts.items()}
+            state |= {f"{name}.{part}": self._spread(value) for part, value in parts.items()}
         return state
+
+    def _named(self) -> list[tuple[str, FlatUnit]]:
+        """Each unit with its name in a checkpoint; a pipeline's stages have names of their own."""
+        stage = f"stage{self.mesh['pp'].get_local_rank()}." if self.options.pp > 1 else ""
+        return [(f"{stage}{number}", unit) for number, unit in enumerate(self.units)]
+
+    def _spread(self, local: Tensor) -> DTensor:
+        """This rank's part of a flat tensor; with tensor parallel of a matrix, a row for each tensor rank."""
+        local, places = local.contiguous(), [Shard(0)]
+        if self.tp is not None:
+            local, places = local[None], [Shard(1), Shard(0)]
+        return DTensor.from_local(local, self.kept, places, run_check=False)
+
+    def state_bytes(self) -> int:
+        """As Job."""
+        held = (part for unit in self.units for part in (unit.low, unit.mean, unit.variance))
+        return sum(part.nbytes for part in held if part is not None)
 
     def restore(self, state: dict[str, Any]) -> None:
         """As Job."""
         self.steps = int(state["steps"])
-        for number, unit in enumerate(self.units):
-            unit.mean.copy_(state[f"{number}.mean"].to_local())
-            unit.variance.copy_(state[f"{number}.variance"].to_local())
-            exact = state[f"{number}.master"].to_local()
+        for name, unit in self._named():
+            unit.mean.copy_(state[f"{name}.mean"].to_local().flatten())
+            unit.variance.copy_(state[f"{name}.variance"].to_local().flatten())
+            exact = state[f"{name}.master"].to_local().flatten()
             if unit.low is None:
                 unit.weights[unit.mine].copy_(exact)
             else:
@@ -121,13 +150,14 @@ class Zero1:
         for unit in self.units:
             part = unit.master().contiguous()
             exact = torch.empty(unit.length, device=part.device)
-            dist.all_gather_into_tensor(exact, part)
+            dist.all_gather_into_tensor(exact, part, group=self.data.get_group())
             for path, (parameter, offset) in unit.offsets.items():
-                found[path] = exact[offset : offset + parameter.numel()].view(parameter.shape).cpu()
+                whole = _as(parameter, _view(exact, parameter, offset))
+                found[path] = (whole.full_tensor() if isinstance(whole, DTensor) else whole).cpu()
         return found
 
 
-def flat_units(model: BlockModel, options: Options, world: World) -> list[FlatUnit]:
+def flat_units(model: BlockModel, options: Options, world: World, data: DeviceMesh) -> list[FlatUnit]:
     """Every unit with weights, in the order of forward; each waits for its weights before it runs."""
     parts = [*prepare.units(model), ("", model)]
     if prepare.ties_weights(model):
@@ -136,7 +166,7 @@ def flat_units(model: BlockModel, options: Options, world: World) -> list[FlatUn
     for name, part in parts:
         if not any(parameter.is_meta for parameter in part.parameters()):
             continue  # an earlier unit took all of its weights
-        unit = FlatUnit(name, part, model, options, world)
+        unit = FlatUnit(name, part, model, options=options, world=world, data=data)
         part.register_forward_pre_hook(lambda *_, unit=unit: unit.wait())
         found.append(unit)
     return found
@@ -146,23 +176,32 @@ class FlatUnit:
     """One module's weights and gradients in flat buffers, and this rank's slice of the optimizer's state.
 
     `low`: the lower 16 bits of this rank's float32 weights; None where weights are float32 themselves.
+    `data`: the ranks that share the state. `common`: where the weights begin that every tensor rank holds.
     `mine`: this rank's slice of the buffers. `slice`: the gradients of `mine`, summed over the ranks.
     `fresh`: the next gradients replace the buffer's; otherwise they add up. `work`: the collective under way.
     `cache`: the FP8 copies of the weights, valid until the next update.
     """
 
     def __init__(
-        self, name: str, module: nn.Module, model: BlockModel, options: Options, world: World
+        self,
+        name: str,
+        module: nn.Module,
+        model: BlockModel,
+        *,
+        options: Options,
+        world: World,
+        data: DeviceMesh,
     ) -> None:
-        self.name, self.world = name, world
-        self.offsets, length = _offsets(module, name)
+        self.name, self.world, self.data = name, world, data
+        self.offsets, self.common, length = _offsets(module, name)
         self.length = -(-length // PAD) * PAD
-        if self.length % world.size:
+        if self.length % data.size():
             raise RefusedError(
-                f"--parallel zero1 needs a number of ranks that divides {PAD}, got {world.size}; start fewer"
+                f"--parallel zero1 needs a number of data ranks that divides {PAD}, got {data.size()}; "
+                "start fewer"
             )
-        part = self.length // world.size
-        self.mine = slice(world.rank * part, (world.rank + 1) * part)
+        part = self.length // data.size()
+        self.mine = slice(data.get_local_rank() * part, (data.get_local_rank() + 1) * part)
         half = options.below_fp32
         kind = torch.bfloat16 if half else torch.float32
         gradients = torch.float32 if options.reduce == "fp32" or not half else torch.bfloat16
@@ -187,10 +226,10 @@ class FlatUnit:
             value = prepare.initial_value(
                 path, parameter.shape, model.config.layers, options, self.world.device
             )
-            exact[offset : offset + value.numel()] = value.flatten()
+            _view(exact, parameter, offset).copy_(_shard(value, parameter))
         self.hold(exact)
         for path, (parameter, offset) in self.offsets.items():
-            view = torch.nn.Parameter(_view(self.weights, parameter, offset))
+            view = torch.nn.Parameter(_as(parameter, _view(self.weights, parameter, offset)))
             view.main_grad = _view(self.gradients, parameter, offset)
             view.unit = self
             # Not the method itself: the collector does not see what a hook holds, so the unit would stay.
@@ -215,10 +254,13 @@ class FlatUnit:
 
     def _collect(self, parameter: nn.Parameter) -> None:
         """Move a gradient that autograd made into the buffer."""
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=parameter.placements).to_local()
         if self.fresh:
-            parameter.main_grad.copy_(parameter.grad)
+            parameter.main_grad.copy_(gradient)
         else:
-            parameter.main_grad.add_(parameter.grad)
+            parameter.main_grad.add_(gradient)
         parameter.grad = None
         self.missing -= 1
         if self.missing == 0:
@@ -228,14 +270,25 @@ class FlatUnit:
         """Before a microbatch: the first one of a step replaces gradients, the last one has them reduced."""
         self.fresh, self.last, self.missing = first, last, len(self.offsets)
 
+    def begin_many(self, passes: int) -> None:
+        """Before all microbatches of a step, whose backwards come in the order of a pipeline's schedule."""
+        self.gradients.zero_()
+        self.fresh, self.last, self.missing = False, True, passes * len(self.offsets)
+
     def ready(self) -> None:
         """All gradients of a microbatch are in the buffer; after the last one, start the reduce-scatter."""
         if not self.last:
             return
-        if self.world.size == 1:
+        if self.data.size() == 1:
             self.slice = self.gradients
             return
-        self.work = dist.reduce_scatter_tensor(self.slice, self.gradients, async_op=True)
+        group = self.data.get_group()
+        self.work = dist.reduce_scatter_tensor(self.slice, self.gradients, group=group, async_op=True)
+
+    def norm(self, *, common: bool) -> Tensor:
+        """Norm of `slice`; with or without the weights that every tensor rank holds."""
+        own = self.slice if common else self.slice[: max(0, self.common - self.mine.start)]
+        return torch.linalg.vector_norm(own, dtype=torch.float32)
 
     def wait(self) -> None:
         """Make the device (on a CPU, the caller) wait for the collective under way."""
@@ -252,9 +305,10 @@ class FlatUnit:
 
     def gather(self) -> None:
         """Start completing the weights from every rank's slice."""
-        if self.world.size > 1:
-            mine = self.weights[self.mine] if self.world.gpu else self.weights[self.mine].clone()
-            self.work = dist.all_gather_into_tensor(self.weights, mine, async_op=True)
+        if self.data.size() > 1:
+            mine, group = self.weights[self.mine], self.data.get_group()
+            mine = mine if self.world.gpu else mine.clone()
+            self.work = dist.all_gather_into_tensor(self.weights, mine, group=group, async_op=True)
 
 
 def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
@@ -269,19 +323,54 @@ def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], 
     return hook
 
 
-def _offsets(module: nn.Module, prefix: str) -> tuple[dict[str, tuple[Tensor, int]], int]:
-    """Offset of each weight in the flat buffer, and the buffer's length before padding."""
-    found: dict[str, tuple[Tensor, int]] = {}
-    end = 0
-    for path, parameter in module.named_parameters():
-        if parameter.is_meta:
-            found[f"{prefix}.{path}" if prefix else path] = (parameter, end)
-            end += -(-parameter.numel() // ALIGN) * ALIGN
-    return found, end
+def _offsets(module: nn.Module, prefix: str) -> tuple[dict[str, tuple[Tensor, int]], int, int]:
+    """Offset of each weight in the flat buffer, of the first one that is no shard of tensor parallel, and the
+    buffer's length before padding.
+    """
+    weights = {
+        f"{prefix}.{path}" if prefix else path: parameter
+        for path, parameter in module.named_parameters()
+        if parameter.is_meta
+    }
+    shards = [path for path, parameter in weights.items() if _is_shard(parameter)]
+    at, end, common = {}, 0, 0
+    for path in shards + [path for path in weights if path not in shards]:
+        at[path] = end
+        end += -(-_local(weights[path]).numel() // ALIGN) * ALIGN
+        common = end if path in shards else common
+    return {path: (parameter, at[path]) for path, parameter in weights.items()}, common, end
+
+
+def _is_shard(parameter: Tensor) -> bool:
+    return isinstance(parameter, DTensor) and any(place.is_shard() for place in parameter.placements)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _view(flat: Tensor, parameter: Tensor, offset: int) -> Tensor:
-    return flat[offset : offset + parameter.numel()].view(parameter.shape)
+    local = _local(parameter)
+    return flat[offset : offset + local.numel()].view(local.shape)
+
+
+def _as(parameter: Tensor, local: Tensor) -> Tensor:
+    """This local tensor, spread over the tensor ranks as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return local
+    shape = {"shape": parameter.shape, "stride": parameter.stride()}
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False, **shape)
+
+
+def _shard(whole: Tensor, parameter: Tensor) -> Tensor:
+    """What this tensor rank holds of a whole tensor."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    for dim, place in enumerate(parameter.placements):
+        if place.is_shard():
+            mesh = parameter.device_mesh
+            whole = whole.chunk(mesh.size(dim), place.dim)[mesh.get_local_rank(dim)]
+    return whole
 
 
 def _owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:

@@ -7,6 +7,7 @@ proxies. What cannot fit by arithmetic (memory.py) is not tried.
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def reason_against(row: Row, machine: Machine) -> str | None:
 def variants(row: Row, machine: Machine, ranks: int, *, tiny: bool = False) -> Iterator[Variant]:
     """What to try, the best first; nothing where no variant fits."""
     if tiny:
-        yield _tiny(row)
+        yield _tiny(row, ranks)
         return
     base = _shared(row, ranks)
     batches = _batches(row, base)
@@ -123,23 +124,34 @@ def _shared(row: Row, ranks: int) -> list[str]:
     words = list(row.flags)
     for name in ("--global-batch", "--steps", "--checkpoint", "--checkpoint-every", "--full-every"):
         words = _without(words, name)
-    given = _parsed(words)[0]
-    for name, wanted in (("--tp", given.tp), ("--pp", given.pp)):
-        kept = wanted if wanted <= ranks and ranks % wanted == 0 else 1
-        words = [*_without(words, name), *((name, str(kept)) if kept > 1 else ())]
-        ranks //= kept
+    words = [*_without(_without(words, "--tp"), "--pp"), *_split(row, ranks)]
     precision = {"fp16": "bf16"}.get(row.precision or "", row.precision)
     words += ["--precision", precision] if precision and "--precision" not in words else []
     return words + (["--seq-len", str(row.seq_len)] if row.seq_len and "--seq-len" not in words else [])
 
 
+def _split(row: Row, ranks: int, most: int = 0) -> list[str]:
+    """--tp and --pp as published, or the largest divisors of them that so many ranks and `most` allow."""
+    given, words = _parsed(list(row.flags))[0], []
+    for name, wanted in (("--tp", given.tp), ("--pp", given.pp)):
+        kept = math.gcd(wanted, ranks, most)
+        words += [name, str(kept)] if kept > 1 else []
+        ranks //= kept
+    return words
+
+
+def published_split(row: Row) -> str:
+    """The row's tensor and pipeline ranks; empty where a rank held the whole model."""
+    given = _parsed(list(row.flags))[0]
+    return f"TP {given.tp} x PP {given.pp}" if given.tp * given.pp > 1 else ""
+
+
 def _lean(row: Row, flags: list[str]) -> list[str]:
     """The same job in ZeRO-1, with the fused layer where there is one."""
-    words = flags
-    for name in ("--parallel", "--tp", "--pp"):
-        words = _without(words, name)
+    words = _without(flags, "--parallel")
     parsed = _parsed(words)[0]
     fused = parsed.model == "llama" and parsed.precision in {"bf16", "fp8"} and parsed.recompute == "none"
+    fused = fused and parsed.tp * parsed.pp == 1
     if row.precision == "fp8" and not fused:
         return flags
     words = [*words, "--parallel", "zero1", "--reduce", "bf16", "--moments", "bf16"]
@@ -168,10 +180,12 @@ def tiny_flags(row: Row) -> list[str]:
     return [*words, "--size", "tiny"]
 
 
-def _tiny(row: Row) -> Variant:
+def _tiny(row: Row, ranks: int) -> Variant:
     """The family's tiny model: shows that the row's command runs, and nothing of its speed."""
     parsed = _parsed(list(row.flags))[0]
     flags = ["--model", parsed.model, "--size", "tiny", "--parallel", parsed.parallel, "--micro-batch", "2"]
+    split = _parsed(flags + _split(row, ranks, most=2))[0]  # it has two layers
+    flags += [*_split(row, ranks, most=2), *_global_batch(row, 2, ranks // (split.tp * split.pp), split.pp)]
     flags += ["--precision", "bf16"] if row.precision else []
     return Variant(flags=tuple(flags), micro_batch=2, proxy="tiny: not comparable", changed="")
 

@@ -123,7 +123,7 @@ def rate(record: dict[str, Any]) -> float:
 def _value(key: str) -> Callable[[Row, Bench], Found]:
     def of(row: Row, bench: Bench) -> Found:
         variant, record = best(row, bench)
-        value, how = record["performance"][key], _how(variant, record)
+        value, how = record["performance"][key], _how(row, variant, record)
         if row.device_unit == "card":
             how += "; published for a card, which torch counts as two devices"
         return Found(value=value, how=how, comparable=not bench.tiny, proxy=variant.proxy, records=[record])
@@ -137,7 +137,7 @@ def _share(row: Row, bench: Bench) -> Found:
     if not peak:
         raise CannotRunError(f"{bench.machine.model} has no peak to compare with")
     value = 100 * record["performance"]["tflops_hardware"] / peak
-    return Found(value=value, how=_how(variant, record), comparable=not bench.tiny, records=[record])
+    return Found(value=value, how=_how(row, variant, record), comparable=not bench.tiny, records=[record])
 
 
 def _ab(row: Row, bench: Bench, with_it: tuple[str, ...], without: tuple[str, ...], what: str) -> Found:
@@ -146,7 +146,7 @@ def _ab(row: Row, bench: Bench, with_it: tuple[str, ...], without: tuple[str, ..
     one = sound(bench.record((*variant.flags, *with_it), bench.ranks))
     gain = rate(one) / rate(other)
     value = 100 * (gain - 1) if row.unit == "%" else gain
-    how = f"{_how(variant, one)}; {what}"
+    how = f"{_how(row, variant, one)}; {what}"
     return Found(value=value, how=how, comparable=not bench.tiny, records=[one, other])
 
 
@@ -170,7 +170,7 @@ def _model_parallel(flag: str) -> Callable[[Row, Bench], Found]:
         variant, without = best(base, bench)
         same = _same_size(split, variant, bench)
         record = sound(bench.record(same, bench.ranks))
-        how = f"{_how(variant, record)}; {flag} 2 over none, tokens/s"
+        how = f"{_how(row, variant, record)}; {flag} 2 over none, tokens/s"
         return Found(value=rate(record) / rate(without), how=how, comparable=False, records=[record, without])
 
     return of
@@ -210,7 +210,7 @@ def _scaling(row: Row, bench: Bench) -> Found:
     alone = _with_flags(row, tuple(_single(row)))
     variant, one = best(alone, bench, ranks=1)
     many = sound(bench.record(variant.flags, bench.ranks))
-    how = f"{_how(variant, many)}; {bench.ranks} over 1"
+    how = f"{_how(row, variant, many)}; {bench.ranks} over 1"
     return Found(value=100 * rate(many) / rate(one), how=how, comparable=not bench.tiny, records=[many, one])
 
 
@@ -223,10 +223,18 @@ def _cost(row: Row) -> Found:
     )
 
 
-def _how(variant: fit.Variant, record: dict[str, Any]) -> str:
-    layout = record["options"]["parallel"]
+def _how(row: Row, variant: fit.Variant, record: dict[str, Any]) -> str:
     devices = f"{record['world_size']} x {record['device']['model']}"
-    return f"{devices}; {variant.how}; {layout}, {record['options']['implementation']}"
+    published = fit.published_split(row)
+    of = f" (published: {published})" if published else ""
+    return f"{devices}; {variant.how}; {_layout(record)}{of}, {record['options']['implementation']}"
+
+
+def _layout(record: dict[str, Any]) -> str:
+    """The layout, with the ranks of each axis where the model is split."""
+    ran = record["layout"]
+    split = f" TP {ran['tensor']} x PP {ran['pipeline']} x DP {ran['data']}"
+    return f"{ran['parallel']}{split if ran['tensor'] * ran['pipeline'] > 1 else ''}"
 
 
 MEASURED: dict[str, Callable[[Row, Bench], Found]] = {
