@@ -193,7 +193,10 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
         return build_subject(found, engine, settings, report)
     tag = label(name)
     build.bring(name, engine, report)
-    interpreter.find(name, engine, settings.accepted_python)  # before minutes are spent on a layout
+    # Before minutes are spent on a layout.
+    python = interpreter.find(name, engine, settings.accepted_python)
+    for sentence in interpreter.unneeded(python, settings.accepted_python):
+        report(f"{name}: {sentence}")
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
     labels = engine.inspect(image.reference).labels
     stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.root), name)
@@ -240,7 +243,7 @@ def test(
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     packages = sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
     if subject.stack is None:
-        sbom.require_torch(packages, subject.image.reference)
+        sbom.require_packages(packages, subject.image.reference)
     result = earlier or run.run(plan, engine, out=folder, report=report)
     judged, tier = judge_run(plan, result, settings.root, folder), plan.tier
     if not is_enough(tier, subject.policy.certifies[subject.vendor]):

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from stackcheck.cli import build as building
-from stackcheck.cli.options import HERE, AsJson, DryRun, Name, Root, Tier, Vendor, new_app
+from stackcheck.cli.options import (
+    HERE,
+    AcceptPython,
+    AsJson,
+    DryRun,
+    Name,
+    Root,
+    Tier,
+    Vendor,
+    accepted_python,
+    new_app,
+)
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 
@@ -141,6 +152,7 @@ def run_fleet(
     engine: EngineName = "slurm",
     tier: Tier = None,
     only: Only = None,
+    accept_python: AcceptPython = None,
     vendor: Vendor = None,
     gpus: Gpus = None,
     container: ContainerName = "docker",
@@ -184,6 +196,7 @@ def run_fleet(
         devices=gpus,
         container=container,
         engine=engine,
+        accepted_python=accepted_python(accept_python, name),
     )
     chosen: FleetEngine
     if engine == "slurm":

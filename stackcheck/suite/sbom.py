@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 TIMEOUT_S = 300
 INVENTORY = Path(__file__).with_name("inventory.py")
 PROGRAM = "/stackcheck/suite/inventory.py"
+# What the suites need of the image itself, and why.
+NEEDED = {
+    "torch": "torch, which is what is tested",
+    "numpy": "NumPy, which torch's wheel does not bring: torch.distributed needs it to exchange objects",
+}
 
 
 def load_or_create(
@@ -98,20 +103,21 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
     return document
 
 
-def require_torch(document: dict[str, Any], reference: str) -> None:
-    """Refuse an image without torch: nearly every check would fail, each with a reason of its own.
+def require_packages(document: dict[str, Any], reference: str) -> None:
+    """Refuse an image without what the suites need: many checks would fail, each with a reason of its own.
 
     Raises:
-        ChecksFailedError: No torch is installed in the image, in whatever place.
+        ChecksFailedError: A package of `NEEDED` is not installed in the image, in whatever place.
     """
-    names = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
-    if "torch" not in names:
+    found = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
         raise ChecksFailedError(
-            "the image has no torch",
+            f"the image has no {missing[0]}",
             where=reference,
-            got=f"{len(names)} Python packages, no torch among them",
-            expected="torch in the Python that PATH names first",
-            next_step="add to its Dockerfile: RUN python3 -m pip install torch",
+            got=f"{len(found)} Python packages, no {' and no '.join(missing)} among them",
+            expected=f"{NEEDED[missing[0]]}, in the Python that PATH names first",
+            next_step=f"add to its Dockerfile: RUN python3 -m pip install {' '.join(missing)}",
         )
 
 

@@ -34,6 +34,7 @@ Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed
 UNBOUNDED = "no bound:"  # begins the reason of a check whose figures have no bound
 SHOWN_REASONS = 8  # of a verdict, in an error message
+SHOWN_LINES = 4  # of a reason there; a workload that died tells of each rank
 NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
@@ -126,7 +127,10 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
 def refusal(judged: Verdict, folder: Path) -> StackcheckError:
     """The error of a verdict that is not PASSED: the first reasons, and where to find all of them."""
     hidden = len(judged.reasons) - SHOWN_REASONS
-    shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
+    shown = [
+        *map(_begin, judged.reasons[:SHOWN_REASONS]),
+        *([f"… and {hidden} more"] if hidden > 0 else ()),
+    ]
     wanted, next_step = "every required check passed", f"read {folder / 'container.log'}"
     if judged.lacks_only_bounds:  # nothing is known to be slow
         wanted = "a bound for every gated figure on this device model"
@@ -141,6 +145,12 @@ def refusal(judged: Verdict, folder: Path) -> StackcheckError:
         expected=wanted,
         next_step=next_step,
     )
+
+
+def _begin(reason: str) -> str:
+    """The first lines of a reason."""
+    lines = reason.splitlines()
+    return "\n".join([*lines[:SHOWN_LINES], *(["…"] if len(lines) > SHOWN_LINES else ())])
 
 
 def machine_mismatch(models: Iterable[str], machines: Sequence[TestTarget] | None) -> Iterator[str]:

@@ -97,6 +97,7 @@ class FakeEngine(HasFiles):
         self.processor = self.architecture  # of every image
         self.inventory: list[dict[str, Any]] = [
             {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
+            {"kind": "python", "place": "/x/numpy.dist-info", "head": "Name: numpy\nVersion: 2.4.6"},
             {"kind": "dpkg", "text": STATUS},
             {"kind": "end", "folders": 1, "unread": []},
         ]
