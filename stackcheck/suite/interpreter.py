@@ -17,7 +17,7 @@ from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import libpython, owners
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from stackcheck.engine.client import Engine
     from stackcheck.engine.image_files import ImageFiles
@@ -110,7 +110,17 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
     return found
 
 
-def unneeded(found: Interpreter, accepted: Collection[str]) -> Iterator[str]:
+def announced(
+    reference: str, engine: Engine, accepted: Collection[str], report: Callable[[str], None]
+) -> Interpreter:
+    """As `find`; digests that were accepted in vain are reported."""
+    found = find(reference, engine, accepted)
+    for sentence in _unneeded(found, accepted):
+        report(f"{reference}: {sentence}")
+    return found
+
+
+def _unneeded(found: Interpreter, accepted: Collection[str]) -> Iterator[str]:
     """Why accepted digests change nothing for an identified Python: one sentence each."""
     if found.package and accepted:
         yield f"{OPTION} is not needed: {found.package} owns the image's Python, {found.file}"

@@ -40,11 +40,6 @@ if TYPE_CHECKING:
 TIMEOUT_S = 300
 INVENTORY = Path(__file__).with_name("inventory.py")
 PROGRAM = "/stackcheck/suite/inventory.py"
-# What the suites need of the image itself, and why.
-NEEDED = {
-    "torch": "torch, which is what is tested",
-    "numpy": "NumPy, which torch's wheel does not bring: torch.distributed needs it to exchange objects",
-}
 
 
 def load_or_create(
@@ -101,24 +96,6 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
             next_step=f"stackcheck certify {folder.name}",
         )
     return document
-
-
-def require_packages(document: dict[str, Any], reference: str) -> None:
-    """Refuse an image without what the suites need: many checks would fail, each with a reason of its own.
-
-    Raises:
-        ChecksFailedError: A package of `NEEDED` is not installed in the image, in whatever place.
-    """
-    found = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
-    missing = [name for name in NEEDED if name not in found]
-    if missing:
-        raise ChecksFailedError(
-            f"the image has no {missing[0]}",
-            where=reference,
-            got=f"{len(found)} Python packages, no {' and no '.join(missing)} among them",
-            expected=f"{NEEDED[missing[0]]}, in the Python that PATH names first",
-            next_step=f"add to its Dockerfile: RUN python3 -m pip install {' '.join(missing)}",
-        )
 
 
 def list_packages(reference: str, found: Interpreter, engine: Engine) -> list[dict[str, Any]]:

@@ -74,6 +74,11 @@ class Verdict:
     bounds: Mapping[str, int] = field(default_factory=dict)
     driver: Mapping[str, str] = field(default_factory=dict)
 
+    def words(self, checks: int) -> str:
+        """How so many checks ended, in a line of progress."""
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return f"{self.status}, {len(self.passed)} of {checks} checks passed{skipped}"
+
     def as_json(self) -> dict[str, Any]:
         """The verdict as `verdict.json` has it."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -226,6 +226,17 @@ def test_an_image_without_what_the_suites_need_is_refused_in_one_sentence(
     assert fake_engine.runs == []
 
 
+def test_an_image_with_torch_for_another_python_is_refused_in_one_sentence(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.not_found = ["numpy", "torch"]
+    done = call(capsys, "certify", FOREIGN)
+    assert done.code == 6
+    assert "does not find torch and numpy, although the image has it" in done.err
+    assert "ENV PATH=/opt/conda/envs/NAME/bin:$PATH" in done.err
+    assert fake_engine.runs == []
+
+
 def test_the_digest_of_a_tag_is_said(fake_engine: FakeEngine, capsys: Capsys) -> None:
     done = call(capsys, "certify", FOREIGN, "--json")
     digest = json.loads(done.out)["digest"]

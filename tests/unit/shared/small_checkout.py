@@ -26,7 +26,7 @@ from stackcheck.build import bootstrap
 from stackcheck.build.wheels import host_settings, wheel_cache
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import sbom, toolkit
+from stackcheck.suite import needed, sbom, toolkit
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class FakeEngine(HasFiles):
         self.labels: dict[str, str] = {}
         self.env: dict[str, str] = {}
         self.processor = self.architecture  # of every image
+        self.not_found: list[str] = []  # of installed packages
         self.inventory: list[dict[str, Any]] = [
             {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
             {"kind": "python", "place": "/x/numpy.dist-info", "head": "Name: numpy\nVersion: 2.4.6"},
@@ -143,6 +144,10 @@ class FakeEngine(HasFiles):
             assert spec.on_line
             for record in self.inventory:
                 spec.on_line(json.dumps(record))
+            return 0
+        if needed.ASK in spec.command:  # what the image's Python does not find
+            assert spec.on_line
+            spec.on_line(json.dumps(self.not_found))
             return 0
         self.runs.append(spec)
         paths = {mount.target: mount.source for mount in spec.mounts}
