@@ -43,41 +43,41 @@ def require(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
         ChecksFailedError: A package of `NEEDED` is in no place of the image, or in one that the first Python
             on its PATH does not search, or that Python cannot be started.
     """
-    reference = subject.image.reference
-    _require_listed(document, reference)
-    _require_found(interpreter.find(reference, engine, subject.accepted_python), reference, engine)
+    _require_listed(document, subject.name)
+    python = interpreter.find(subject.image.reference, engine, subject.accepted_python)
+    _require_found(python, subject, engine)
 
 
-def _require_listed(document: dict[str, Any], reference: str) -> None:
+def _require_listed(document: dict[str, Any], name: str) -> None:
     found = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
-    missing = [name for name in NEEDED if name not in found]
+    missing = [package for package in NEEDED if package not in found]
     if missing:
         raise ChecksFailedError(
             f"the image has no {missing[0]}",
-            where=reference,
+            where=name,
             got=f"{len(found)} Python packages, no {' and no '.join(missing)} among them",
             expected=f"{NEEDED[missing[0]]}, in the Python that PATH names first",
             next_step=f"add to its Dockerfile: RUN python3 -m pip install {' '.join(missing)}",
         )
 
 
-def _require_found(python: Interpreter, reference: str, engine: Engine) -> None:
+def _require_found(python: Interpreter, subject: Subject, engine: Engine) -> None:
     lines: list[str] = []
-    code = engine.run(_question(python, reference, engine, lines))
+    code = engine.run(_question(python, subject.image.reference, engine, lines))
     missing = _answer(lines[-1]) if lines and not code else None
     if missing is None:
         raise ChecksFailedError(
             "the image's Python cannot be started by the user who runs the suites",
-            where=f"{reference}: {python.path}",
+            where=f"{subject.name}: {python.path}",
             got=f"exit code {code}; last lines:\n    " + "\n    ".join(line[:200] for line in lines[-5:]),
             expected="a Python that every user can start",
             next_step="move it out of a home folder such as /root, or give every user the right to read it",
         )
     if missing:
         raise ChecksFailedError(
-            f"the image's Python does not find {' and '.join(missing)}, although the image has it",
-            where=f"{reference}: {python.path}",
-            got="the package is in a place that this Python does not search, or that only root can read",
+            f"the image's Python does not find the installed {' and '.join(missing)}",
+            where=f"{subject.name}: {python.path}",
+            got="packages in a place that this Python does not search, or that only root can read",
             expected=f"{NEEDED[missing[0]]}, in the Python that PATH names first",
             next_step="put the folder of the right Python first: ENV PATH=/opt/conda/envs/NAME/bin:$PATH",
         )

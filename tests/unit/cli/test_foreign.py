@@ -232,7 +232,7 @@ def test_an_image_with_torch_for_another_python_is_refused_in_one_sentence(
     fake_engine.not_found = ["numpy", "torch"]
     done = call(capsys, "certify", FOREIGN)
     assert done.code == 6
-    assert "does not find torch and numpy, although the image has it" in done.err
+    assert "does not find the installed torch and numpy" in done.err
     assert "ENV PATH=/opt/conda/envs/NAME/bin:$PATH" in done.err
     assert fake_engine.runs == []
 
