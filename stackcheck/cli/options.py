@@ -181,7 +181,7 @@ def accepted_python(given: list[str] | None, *names: str) -> tuple[str, ...]:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise ConfigurationError(
                 "--accept-python takes the SHA-256 of a file",
-                got=text,
+                got=f"{text}: {len(digest.removeprefix('sha256:'))} characters",
                 expected="64 hexadecimal digits, as sha256sum prints them",
                 next_step="leave the option out: the error about a Python of no package has its digest",
             )
