@@ -693,7 +693,8 @@ def stable(text: str, root: Path) -> str:
 def shown(verb: str, arguments: tuple[str, ...], done: Done, root: Path) -> str:
     """One run as the golden file has it: the command, its exit code, and both streams."""
     words = [f"'{word}'" if re.search(r"[* ]", word) else word for word in (verb, *arguments)]
-    parts = [f"$ stackcheck {' '.join(words)}\n"]
+    command = re.sub(r"\b[0-9a-f]{64}\b", "<hex>", " ".join(words))
+    parts = [f"$ stackcheck {command}\n"]
     parts += [
         f"--- {name}\n{stable(text, root)}"
         for name, text in (("stdout", done.out), ("stderr", done.err))
