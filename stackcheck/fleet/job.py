@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from stackcheck.build.image import local_name
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix import matrix, resolve
@@ -184,6 +185,8 @@ def subject_of(
     stack = subjects.find_stack(name, root)
     if stack:
         return subjects.of_stack(stack, image, policy, vendor=vendor)
+    # `test` left the id that one engine has for it; every node loads the layout, under this name.
+    image = dataclasses.replace(image, reference=local_name(image.stack_id, image.config_digest))
     labelled = subjects.labelled_stack(_labels(image), resolve.load_stacks(root), name)
     if labelled is None and vendor is None:
         raise ConfigurationError(

@@ -176,6 +176,7 @@ def test_a_pair_and_a_fleet_take_a_python_of_no_package_once_it_is_accepted(
     folder = small_checkout / "build" / "fleet" / "feedbeef"
     job = Job.load(folder)
     assert job.accepted_python == (f"sha256:{DIGEST}",)
+    assert job.reference == f"stackcheck/image:{job.config_digest[7:19]}"  # not an id of this engine
     # What a node does with it.
     node_s = subject_of(job.name, small_checkout, job.vendor, job.accepted_python)
     assert interpreter.find(node_s.image.reference, fake_engine, node_s.accepted_python).package is None
