@@ -238,6 +238,17 @@ def test_an_image_with_torch_for_another_python_is_refused_in_one_sentence(
     assert fake_engine.runs == []
 
 
+def test_an_image_whose_python_only_root_can_start_is_refused_in_one_sentence(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.python_says = "exec /root/venv/bin/python3: permission denied"
+    done = call(capsys, "certify", FOREIGN)
+    assert done.code == 6
+    assert "cannot be started by the user who runs the suites" in done.err
+    assert fake_engine.python_says in done.err
+    assert fake_engine.runs == []
+
+
 def test_the_digest_of_a_tag_is_said(fake_engine: FakeEngine, capsys: Capsys) -> None:
     done = call(capsys, "certify", FOREIGN, "--json")
     digest = json.loads(done.out)["digest"]

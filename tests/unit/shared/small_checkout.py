@@ -96,6 +96,7 @@ class FakeEngine(HasFiles):
         self.env: dict[str, str] = {}
         self.processor = self.architecture  # of every image
         self.not_found: list[str] = []  # of installed packages
+        self.python_says = ""  # as it fails to start
         self.inventory: list[dict[str, Any]] = [
             {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
             {"kind": "python", "place": "/x/numpy.dist-info", "head": "Name: numpy\nVersion: 2.4.6"},
@@ -147,8 +148,8 @@ class FakeEngine(HasFiles):
             return 0
         if needed.ASK in spec.command:  # what the image's Python does not find
             assert spec.on_line
-            spec.on_line(json.dumps(self.not_found))
-            return 0
+            spec.on_line(self.python_says or json.dumps(self.not_found))
+            return 126 if self.python_says else 0
         self.runs.append(spec)
         paths = {mount.target: mount.source for mount in spec.mounts}
         text = self.answer(json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8")))
