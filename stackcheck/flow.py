@@ -26,7 +26,7 @@ from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
-from stackcheck.suite import bounds, interpreter, requirements, rows, run, sbom, verdict
+from stackcheck.suite import bounds, interpreter, needed, requirements, rows, run, sbom, verdict
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
@@ -192,7 +192,7 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
         return build_subject(found, engine, settings, report)
     tag = label(name)
     build.bring(name, engine, report)
-    interpreter.find(name, engine, settings.accepted_python)  # before minutes are spent on a layout
+    interpreter.announced(name, engine, settings.accepted_python, report)  # a layout takes minutes
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
     labels = engine.inspect(image.reference).labels
     stack = subjects.labelled_stack(labels, resolve.load_stacks(settings.root), name)
@@ -238,13 +238,13 @@ def test(
     if earlier:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
     packages = sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
-    if subject.stack is None:
-        sbom.require_torch(packages, subject.image.reference)
+    if subject.stack is None and earlier is None:
+        needed.require(packages, subject, engine)
     result = earlier or run.run(plan, engine, out=folder, report=report)
     judged, tier = judge_run(plan, result, settings.root, folder), plan.tier
     if not is_enough(tier, subject.policy.certifies[subject.vendor]):
         report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; {CANNOT_CERTIFY}")
-    report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
+    report(f"{subject.name}: {judged.words(len(result.checks))}")
     for waiver in judged.waivers:
         if any(waiver.covers(check) for check in judged.warned):
             report(f"{subject.name}: {waiver.words()}")

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.build import bakefile
-from stackcheck.build.image import Image, StageUse, describe, load_image, save_image, size_report
+from stackcheck.build.image import (
+    Image,
+    StageUse,
+    describe,
+    load_image,
+    local_name,
+    save_image,
+    size_report,
+)
 from stackcheck.build.plans import BuildPlan, make_plan
 from stackcheck.build.wheels import host_settings, wheel_supply
 from stackcheck.build.wheels.wheel_cache import WheelCache
@@ -213,7 +221,7 @@ def _finish(
         archive.annotate(layout)
     config = archive.read_json(layout, archive.manifest_digest(layout))["config"]["digest"]
     _check_architecture(plan, archive.read_json(layout, config))
-    reference = f"stackcheck/{plan.stack.id}:{config.removeprefix('sha256:')[:12]}"
+    reference = local_name(plan.stack.id, config)
     report(f"{plan.stack.id}: loading {reference}")
     engine.load(layout, reference)
     image = describe(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
+from stackcheck.build import image as images
 from stackcheck.build.image import Image
 from stackcheck.certificate.statement import accepted_python
 from stackcheck.certificate.verify import as_certificate_error, image_blobs
@@ -39,9 +40,8 @@ RUN_TIMEOUT_S = 365 * 24 * 3600.0  # a training job has no time limit, and the e
 
 
 def local_name(verified: Verified) -> str:
-    """The name of a certified image in the engine: the same that a build gives it."""
-    short = verified.config_digest.removeprefix("sha256:")[:12]
-    return f"stackcheck/{verified.stack_id or 'image'}:{short}".lower()
+    """The name of a certified image in the engine."""
+    return images.local_name(verified.stack_id, verified.config_digest)
 
 
 def pull(

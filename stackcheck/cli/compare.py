@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Vendor, new_app
+from stackcheck.cli.options import HERE, AcceptPython, AsJson, DryRun, Root, Vendor, accepted_python, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
-from stackcheck.errors import ChecksFailedError
+from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.matrix.policy import Tier as TierName
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stackcheck.flow import FlowSettings
     from stackcheck.history.compare import Compared, Comparison
     from stackcheck.history.pairing import PairedMetric, PairedRuns
     from stackcheck.vendors import Vendor as VendorName
@@ -56,6 +57,7 @@ def compare_runs(
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="With --paired, runs of each side.")] = 5,
     every: Annotated[bool, typer.Option("--all", help="Also list the metrics that are equal.")] = False,
     tier: Annotated[TierName, typer.Option("--tier", help="How thorough the suites are.")] = "standard",
+    accept_python: AcceptPython = None,
     vendor: Vendor = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -66,12 +68,21 @@ def compare_runs(
     With --paired, exit 6 if B is slower in a metric.
     """
     folder = root.resolve()
+    accepted = accepted_python(accept_python, a, b)
+    if accepted and not paired:
+        raise ConfigurationError(
+            "--accept-python is for --paired",
+            got="two runs to compare, and no image to run",
+            expected="--paired, which runs the images",
+            next_step="leave the option out",
+        )
     if not paired:
         _compare(a, b, folder, every=every, as_json=as_json)
     elif dry_run:
         print(f"{a} against itself, then {b} against {a}: {rounds} runs of each side, {4 * rounds} in all")
     else:
-        _pair(a, b, folder, checks=checks, rounds=rounds, tier=tier, vendor=vendor, as_json=as_json)
+        settings = _settings(folder, vendor, accepted)
+        _pair(a, b, settings, checks=checks, rounds=rounds, tier=tier, as_json=as_json)
 
 
 def _compare(a: str, b: str, root: Path, *, every: bool, as_json: bool) -> None:
@@ -141,26 +152,32 @@ def _document(found: Comparison) -> dict[str, Any]:
     }
 
 
+def _settings(root: Path, vendor: VendorName | None, accepted: tuple[str, ...]) -> FlowSettings:
+    from stackcheck import flow
+    from stackcheck.certificate import keys
+
+    return flow.FlowSettings(
+        root=root, target="oci:dist", key=keys.default_path(), vendor=vendor, accepted_python=accepted
+    )
+
+
 def _pair(
     a: str,
     b: str,
-    root: Path,
+    settings: FlowSettings,
     *,
     checks: str | None,
     rounds: int,
     tier: TierName,
-    vendor: VendorName | None,
     as_json: bool,
 ) -> None:
     from stackcheck import flow
-    from stackcheck.certificate import keys
     from stackcheck.cli import build as building
     from stackcheck.files.checkout_lock import exclusive
     from stackcheck.history import pairing
     from stackcheck.suite import subject as subjects
 
-    report = Progress()
-    settings = flow.FlowSettings(root=root, target="oci:dist", key=keys.default_path(), vendor=vendor)
+    report, root = Progress(), settings.root
     with exclusive(root, "stackcheck compare --paired", report):
         engine = building.connected(report, builds=not all(map(subjects.is_reference, (a, b))))
         one, other = (flow.find_subject(name, engine, settings, report) for name in (a, b))

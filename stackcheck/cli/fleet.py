@@ -10,7 +10,18 @@ import typer
 
 from stackcheck.cli import build as building
 from stackcheck.cli import fleet_outcome
-from stackcheck.cli.options import HERE, AsJson, DryRun, Name, Root, Tier, Vendor, new_app
+from stackcheck.cli.options import (
+    HERE,
+    AcceptPython,
+    AsJson,
+    DryRun,
+    Name,
+    Root,
+    Tier,
+    Vendor,
+    accepted_python,
+    new_app,
+)
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 
@@ -143,6 +154,7 @@ def run_fleet(
     engine: EngineName = "slurm",
     tier: Tier = None,
     only: Only = None,
+    accept_python: AcceptPython = None,
     vendor: Vendor = None,
     gpus: Gpus = None,
     container: ContainerName = "docker",
@@ -184,6 +196,7 @@ def run_fleet(
         devices=gpus,
         container=container,
         engine=engine,
+        accepted_python=accepted_python(accept_python, name),
     )
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)

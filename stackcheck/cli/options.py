@@ -169,28 +169,30 @@ def sign_words(command: str | None) -> tuple[str, ...]:
     return words
 
 
-def accepted_python(given: list[str] | None, name: str) -> tuple[str, ...]:
-    """The digests of --accept-python, as sha256:HEX; sha256sum prints them without the prefix.
+def accepted_python(given: list[str] | None, *names: str) -> tuple[str, ...]:
+    """The digests of --accept-python, as sha256:HEX, each once; sha256sum prints them without the prefix.
 
     Raises:
-        ConfigurationError: One is not a digest, or `name` is a stack: a package owns the Python of those.
+        ConfigurationError: One is not a digest, or all of `names` are stacks: a package owns the Python of
+            those.
     """
-    found = tuple(f"sha256:{text.removeprefix('sha256:').lower()}" for text in given or ())
+    found = tuple(f"sha256:{text.lower().removeprefix('sha256:')}" for text in given or ())
     for text, digest in zip(given or (), found, strict=True):
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise ConfigurationError(
                 "--accept-python takes the SHA-256 of a file",
-                got=text,
+                got=f"{text}: {len(digest.removeprefix('sha256:'))} characters",
                 expected="64 hexadecimal digits, as sha256sum prints them",
+                next_step="leave the option out: the error about a Python of no package has its digest",
             )
-    if found and not re.search("[/:@]", name):
+    if found and not any(re.search("[/:@]", name) for name in names):
         raise ConfigurationError(
             "--accept-python is for images that were not built here",
-            got=f"the stack {name}",
+            got=f"the stack {' and the stack '.join(names)}",
             expected="the reference of an image: in a stack a package owns the Python",
             next_step="leave the option out",
         )
-    return found
+    return tuple(dict.fromkeys(found))
 
 
 def key_path(key: Path | None, sign_with: str | None) -> Path:

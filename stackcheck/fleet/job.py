@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from stackcheck.build.image import local_name
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix import matrix, resolve
@@ -53,6 +54,7 @@ class Job(BaseModel):
         only: pytest's -k; such a run measures, and never gets a verdict.
         inputs: Digests of suites, trainers, thresholds, matrix and runner.
         nodes: How many.
+        accepted_python: Digests of the files that may be the image's Python although no package owns them.
         devices: GPUs that each node has to show; None: as many as the stack names.
         container: What starts the container on a node.
         stage: Whether the nodes run the suites alone, try their links, or train together.
@@ -74,6 +76,7 @@ class Job(BaseModel):
     only: str | None = None
     inputs: dict[str, str | None]
     nodes: PositiveInt
+    accepted_python: tuple[str, ...] = ()
     devices: int | None = None
     container: Container = "docker"
     stage: Literal["alone", "links", "training"] = "alone"
@@ -131,6 +134,7 @@ def new_job(  # what a user can choose
     devices: int | None = None,
     container: Container = "docker",
     engine: EngineName = "slurm",
+    accepted_python: tuple[str, ...] = (),
 ) -> tuple[Job, Subject]:
     """A job for the image that `build` or `test` left in this checkout. Nothing is written.
 
@@ -138,7 +142,7 @@ def new_job(  # what a user can choose
         ConfigurationError: The image was not built or tested in this checkout, or the checkout has no suites.
         NothingSelectedError: The name matches no stack, or several.
     """
-    subject = subject_of(name, root, vendor)
+    subject = subject_of(name, root, vendor, accepted_python)
     chosen = tier or subject.policy.certifies[subject.vendor]
     with tempfile.TemporaryDirectory(prefix="stackcheck-fleet-") as scratch:
         frozen = inputs.freeze(root, Path(scratch) / "suite")
@@ -158,14 +162,19 @@ def new_job(  # what a user can choose
         devices=devices if devices is not None else _named_devices(subject),
         container=container,
         engine=engine,
+        accepted_python=accepted_python,
         limit_s=limit_s or int(TIMEOUT_S[chosen]),
         created=dt.datetime.now(dt.UTC),
     )
     return job, subject
 
 
-def subject_of(name: str, root: Path, vendor: Vendor | None) -> Subject:
+def subject_of(
+    name: str, root: Path, vendor: Vendor | None, accepted_python: tuple[str, ...] = ()
+) -> Subject:
     """The image under test, found without an engine: a login node has none.
+
+    The digests in `accepted_python` are for an image that is no stack's.
 
     Raises:
         ConfigurationError: The image is not in this checkout, or nothing says for which vendor it is.
@@ -176,6 +185,8 @@ def subject_of(name: str, root: Path, vendor: Vendor | None) -> Subject:
     stack = subjects.find_stack(name, root)
     if stack:
         return subjects.of_stack(stack, image, policy, vendor=vendor)
+    # `test` left the id that one engine has for it; every node loads the layout, under this name.
+    image = dataclasses.replace(image, reference=local_name(image.stack_id, image.config_digest))
     labelled = subjects.labelled_stack(_labels(image), resolve.load_stacks(root), name)
     if labelled is None and vendor is None:
         raise ConfigurationError(
@@ -185,7 +196,9 @@ def subject_of(name: str, root: Path, vendor: Vendor | None) -> Subject:
             expected="--gpu-vendor amd, nvidia or cpu",
             next_step=f"stackcheck fleet run {name} --gpu-vendor nvidia",
         )
-    return subjects.of_image(image, policy, labelled, name=label(name), vendor=vendor)
+    return subjects.of_image(
+        image, policy, labelled, name=label(name), vendor=vendor, accepted_python=accepted_python
+    )
 
 
 def _labels(image: Image) -> dict[str, str]:

@@ -80,7 +80,7 @@ def _run(job: Job, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="stackcheck-fleet-", ignore_cleanup_errors=True) as scratch:
         out = Path(scratch) / "run"
         out.mkdir()
-        subject = subject_of(job.name, Path(job.root), job.vendor)
+        subject = subject_of(job.name, Path(job.root), job.vendor, job.accepted_python)
         require_image(subject.image, job)
         plan = run.plan(subject, tier=job.tier, root=Path(job.root), out=out)
         _require_inputs(plan.inputs.as_json(), job)

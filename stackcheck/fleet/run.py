@@ -271,7 +271,7 @@ def again(root: Path, job_id: str, history: History | None) -> FleetRun:
             next_step="stackcheck fleet run STACK --nodes N",
         )
     job = Job.load(root / FOLDER / job_id)
-    subject = subject_of(job.name, root, job.vendor)
+    subject = subject_of(job.name, root, job.vendor, job.accepted_python)
     newest = _newest_attempt(job)
     states = {rank: read_state(job.attempt(newest) / str(rank)) for rank in range(job.nodes)}
     followed = Followed(

@@ -52,6 +52,7 @@ ForeignReference = Annotated[
         max_length=300,
     ),
 ]
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 PublishTarget = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)]
 # The tool sets these itself, and the checks of an image rely on them: the matrix cannot change them.
 RESERVED = frozenset(
@@ -195,11 +196,13 @@ class Foreign(_Strict):
         reference: As `docker pull` takes it: rocm/pytorch:latest.
         vendor: The vendor whose checks run.
         device: The device model on whose hosts it is validated.
+        accept_python: Digests of the files that may be its Python although no package owns them.
     """
 
     reference: ForeignReference
     vendor: Vendor
     device: Token
+    accept_python: Annotated[tuple[Digest, ...], Field(max_length=10)] = ()
 
 
 class Matrix(_Strict):

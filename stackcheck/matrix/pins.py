@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
-from stackcheck.matrix.matrix import Reference, Token  # as above
+from stackcheck.matrix.matrix import Digest, Reference, Token  # as above
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # One line: it is written into a comment of the Dockerfile.
 Reason = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]+$", max_length=1000)]

@@ -14,7 +14,7 @@ from stackcheck.certificate.verify import Verified
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import matrix, resolve
 from stackcheck.oci.store import parse_reference
-from stackcheck.suite import sbom
+from stackcheck.suite import interpreter, sbom
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
@@ -79,10 +79,31 @@ def _foreign_subject(item: Item, plan: Plan, policy: Policy, place: Workplace) -
     """An image that is not published yet, with the layout that will be."""
     flow_settings = place.settings.flow
     folder = flow_settings.folder(item.tag)
+    _require_known_python(item, place.engine)  # before minutes are spent on a layout
     image = build.adopt(item.reference, place.engine, folder=folder, report=place.report)
     labels = place.engine.inspect(image.reference).labels
     stack = subjects.labelled_stack(labels, resolve.load_stacks(flow_settings.root), item.reference)
-    return subjects.of_image(image, policy, stack, name=item.tag, vendor=plan.fingerprint.vendor)
+    return subjects.of_image(
+        image,
+        policy,
+        stack,
+        name=item.tag,
+        vendor=plan.fingerprint.vendor,
+        accepted_python=item.accept_python,
+    )
+
+
+def _require_known_python(item: Item, engine: Engine) -> None:
+    """A night has no option for it: what is accepted is in matrix.yaml."""
+    try:
+        interpreter.find(item.reference, engine, item.accept_python)
+    except interpreter.UnownedPythonError as error:
+        files = " and ".join(f"{file} is {digest}" for file, digest in error.of_file.items())
+        entry = f"accept_python: [{', '.join(error.of_file.values())}]"
+        error.got = (
+            f"{files}; if an image that you trust has the same, add {entry} under foreign: in matrix.yaml"
+        )
+        raise
 
 
 def _stack(item: Item, settings: NightSettings) -> Stack | None:

@@ -181,7 +181,14 @@ def _pulled(
     if found in certified or known.get(entry.reference) == found:
         return
     why = "its tag names a new image" if latest else "no certificate yet (foreign: in matrix.yaml)"
-    yield Item(tag=tag, reference=entry.reference, image_id=found, reasons=(why,), standing="new image")
+    yield Item(
+        tag=tag,
+        reference=entry.reference,
+        image_id=found,
+        accept_python=entry.accept_python,
+        reasons=(why,),
+        standing="new image",
+    )
 
 
 def _is_selected(tag: str, select: Sequence[str]) -> bool:

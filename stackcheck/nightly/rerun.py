@@ -39,5 +39,5 @@ def judged_run(
     kept = earlier if earlier and finished(earlier) else None
     result = kept or run.run(plan, place.engine, out=folder, report=report)
     judged = flow.judge_run(plan, result, settings.root, folder)
-    report(f"{subject.name}: {judged.status}, {len(judged.passed)} of {len(result.checks)} checks passed")
+    report(f"{subject.name}: {judged.words(len(result.checks))}")
     return flow.JudgedRun(result=result, verdict=judged, folder=folder, reused=kept is not None)

@@ -98,6 +98,8 @@ class Item(_Part):
         reference: By digest; of an image that is not published yet, as `docker pull` takes it.
         digest: Of the manifest; empty for an image that is not published yet.
         image_id: The engine's id of an image that is not published yet.
+        accept_python: Digests of the files that may be its Python although no package owns them, as
+            matrix.yaml has them; of a published image `python` says it.
         reasons: Why it is due.
         standing: How this host relates to its certificates.
         changes: How this host differs from the nearest certificate.
@@ -112,6 +114,7 @@ class Item(_Part):
     reference: str
     digest: str = ""
     image_id: str | None = None
+    accept_python: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     standing: Standing = "same"
     changes: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import libpython, owners
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from stackcheck.engine.client import Engine
     from stackcheck.engine.image_files import ImageFiles
@@ -27,6 +27,28 @@ NAME = "python3"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NEXT_STEP = "install Python in the image from its distribution's packages (or conda's), then run this again"
 OPTION = "--accept-python"
+
+
+class UnownedPythonError(ChecksFailedError):
+    """No package owns the image's Python, and not all of its files are accepted by their digests.
+
+    Args:
+        reference: The image.
+        of_file: File -> digest, of the program and of the libraries that hold the interpreter.
+        accepted: The digests that whoever certifies accepts.
+    """
+
+    def __init__(self, reference: str, of_file: Mapping[str, str], accepted: Collection[str]) -> None:
+        others = sorted(set(accepted).difference(of_file.values()))
+        super().__init__(
+            f"the image's {NAME} belongs to no package",
+            where=f"{reference}: {', '.join(of_file)}",
+            got=f"{' and '.join(of_file.values())}, which no installed package has at this path"
+            + (f"; accepted is {' and '.join(others)}, which is none of its files" if others else ""),
+            expected="a file that dpkg or conda installed, unchanged; or one that you accept by its digest",
+            next_step=_way_out(of_file),
+        )
+        self.of_file = of_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +86,9 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
         accepted: Digests (sha256:…) of files that may be the Python although no package owns them.
 
     Raises:
-        ChecksFailedError: There is none, no package owns it and its digest is not accepted, it takes its
-            library from somewhere else, or the image loads a library into every program.
+        UnownedPythonError: No package owns it, and its digest is not accepted.
+        ChecksFailedError: There is none, it is a script, it takes its library from somewhere else, or the
+            image loads a library into every program.
         EngineError: The engine does not have the image.
     """
     env = engine.inspect(reference).env
@@ -85,6 +108,25 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
     if owner is None:
         _require_accepted(found, body, accepted, reference)
     return found
+
+
+def announced(
+    reference: str, engine: Engine, accepted: Collection[str], report: Callable[[str], None]
+) -> Interpreter:
+    """As `find`; digests that were accepted in vain are reported."""
+    found = find(reference, engine, accepted)
+    for sentence in _unneeded(found, accepted):
+        report(f"{reference}: {sentence}")
+    return found
+
+
+def _unneeded(found: Interpreter, accepted: Collection[str]) -> Iterator[str]:
+    """Why accepted digests change nothing for an identified Python: one sentence each."""
+    if found.package and accepted:
+        yield f"{OPTION} is not needed: {found.package} owns the image's Python, {found.file}"
+        return
+    for digest in sorted(set(accepted).difference({found.sha256, *found.libraries.values()})):
+        yield f"{OPTION} {digest} is not needed: no file of the image's Python has this digest"
 
 
 def require_listed(found: Interpreter, document: dict[str, Any]) -> None:
@@ -185,13 +227,14 @@ def _require_accepted(found: Interpreter, body: bytes, accepted: Collection[str]
     is_program = body.startswith(libpython.ELF)
     if is_program and set(of_file.values()) <= set(accepted):
         return
-    or_else = "or one that you accept by its digest" if is_program else "which this script cannot be"
+    if is_program:
+        raise UnownedPythonError(reference, of_file, accepted)
     raise ChecksFailedError(
         f"the image's {NAME} belongs to no package",
-        where=f"{reference}: {', '.join(of_file)}",
-        got=f"{' and '.join(of_file.values())}, which no installed package has at this path",
-        expected=f"a file that dpkg or conda installed, unchanged; {or_else}",
-        next_step=_way_out(of_file) if is_program else NEXT_STEP,
+        where=f"{reference}: {found.file}",
+        got=f"{found.sha256}, which no installed package has at this path",
+        expected="a file that dpkg or conda installed, unchanged, which this script cannot be",
+        next_step=NEXT_STEP,
     )
 
 

@@ -98,23 +98,6 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
     return document
 
 
-def require_torch(document: dict[str, Any], reference: str) -> None:
-    """Refuse an image without torch: nearly every check would fail, each with a reason of its own.
-
-    Raises:
-        ChecksFailedError: No torch is installed in the image, in whatever place.
-    """
-    names = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
-    if "torch" not in names:
-        raise ChecksFailedError(
-            "the image has no torch",
-            where=reference,
-            got=f"{len(names)} Python packages, no torch among them",
-            expected="torch in the Python that PATH names first",
-            next_step="add to its Dockerfile: RUN python3 -m pip install torch",
-        )
-
-
 def list_packages(reference: str, found: Interpreter, engine: Engine) -> list[dict[str, Any]]:
     """The records of an image's packages, as `stackcheck.suite.inventory` prints them.
 

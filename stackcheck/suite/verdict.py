@@ -34,6 +34,7 @@ Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed
 UNBOUNDED = "no bound:"  # begins the reason of a check whose figures have no bound
 SHOWN_REASONS = 8  # of a verdict, in an error message
+SHOWN_LINES = 4  # of a reason there; a workload that died tells of each rank
 NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
@@ -72,6 +73,11 @@ class Verdict:
     checks_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
     driver: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self, checks: int) -> str:
+        """How so many checks ended, in a line of progress."""
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return f"{self.status}, {len(self.passed)} of {checks} checks passed{skipped}"
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as `verdict.json` has it."""
@@ -126,7 +132,10 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
 def refusal(judged: Verdict, folder: Path) -> StackcheckError:
     """The error of a verdict that is not PASSED: the first reasons, and where to find all of them."""
     hidden = len(judged.reasons) - SHOWN_REASONS
-    shown = [*judged.reasons[:SHOWN_REASONS], *([f"… and {hidden} more"] if hidden > 0 else ())]
+    shown = [
+        *map(_begin, judged.reasons[:SHOWN_REASONS]),
+        *([f"… and {hidden} more"] if hidden > 0 else ()),
+    ]
     wanted, next_step = "every required check passed", f"read {folder / 'container.log'}"
     if judged.lacks_only_bounds:  # nothing is known to be slow
         wanted = "a bound for every gated figure on this device model"
@@ -141,6 +150,12 @@ def refusal(judged: Verdict, folder: Path) -> StackcheckError:
         expected=wanted,
         next_step=next_step,
     )
+
+
+def _begin(reason: str) -> str:
+    """The first lines of a reason."""
+    lines = reason.splitlines()
+    return "\n".join([*lines[:SHOWN_LINES], *(["…"] if len(lines) > SHOWN_LINES else ())])
 
 
 def machine_mismatch(models: Iterable[str], machines: Sequence[TestTarget] | None) -> Iterator[str]:

@@ -1,11 +1,14 @@
 """Images as users bring them: the layouts of rocm/pytorch, NGC, python:3.12 and vLLM, on a real daemon.
 
 What each runs or lacks, and the sentence that its user reads. The images share the layers of the cpu stack.
+One goes the whole way by the command line, with all checks of the tier that certifies.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +22,8 @@ from stackcheck.build.image import Image
 from stackcheck.build.provenance import Provenance
 from stackcheck.errors import ChecksFailedError, EngineError
 from stackcheck.matrix.policy import Policy
-from stackcheck.suite import interpreter, sbom
+from stackcheck.oci.tags import label
+from stackcheck.suite import interpreter, needed, sbom
 from stackcheck.suite import run as suite
 from stackcheck.suite.subject import Subject
 
@@ -74,8 +78,33 @@ def fetch_uv(folder: Path) -> None:
     wheel.unlink()
 
 
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """`stackcheck ARGUMENTS` as a user types it in a checkout of their own, with a key of their own."""
+    root = tmp_path / "checkout"
+    for name in ("tests", "trainers", "images"):
+        shutil.copytree(small_stacks.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(small_stacks.ROOT / "matrix.yaml", root)
+    env = os.environ | {"PYTHONPATH": str(small_stacks.ROOT), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-m", "stackcheck", *arguments)
+        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return done
+
+    yield call
+    shutil.rmtree(root)  # two copies of a large image
+
+
 def run(engine: Engine, reference: str, folder: Path, *accepted: str) -> RunResult:
     """The quick checks of the suites in an image; the log is in `folder`."""
+    subject = subject_of(reference, folder, *accepted)
+    plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder)
+    return suite.run(dataclasses.replace(plan, only=ONLY), engine, out=folder, report=small_stacks.silent)
+
+
+def subject_of(reference: str, folder: Path, *accepted: str) -> Subject:
     image = Image(
         stack_id=None,
         reference=reference,
@@ -87,7 +116,7 @@ def run(engine: Engine, reference: str, folder: Path, *accepted: str) -> RunResu
         reused=False,
         seconds=0.0,
     )
-    subject = Subject(
+    return Subject(
         name="foreign",
         image=image,
         vendor="cpu",
@@ -97,8 +126,6 @@ def run(engine: Engine, reference: str, folder: Path, *accepted: str) -> RunResu
         provenance=Provenance(),
         accepted_python=accepted,
     )
-    plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder)
-    return suite.run(dataclasses.replace(plan, only=ONLY), engine, out=folder, report=small_stacks.silent)
 
 
 def outcomes(result: RunResult) -> dict[str, tuple[str, str | None]]:
@@ -152,6 +179,56 @@ def test_an_image_whose_python_is_of_no_package_runs_once_its_digest_is_accepted
     (start,) = (check for check in result.checks if check.id == START)
     files = str(start.metrics[0].conditions["files"])
     assert ("/opt/uvenv/lib/python3.11/site-packages/_virtualenv.pth" in files) == (name == "uv")
+
+
+def test_an_image_is_certified_whole_published_verified_and_run(
+    engine: Engine,
+    layouts: Callable[[str], str],
+    user: Callable[..., subprocess.CompletedProcess[str]],
+    request: pytest.FixtureRequest,
+) -> None:
+    """What docs/foreign-images.md says, as typed: every check of the tier runs, in 80 s of processor time."""
+    reference = layouts("python")
+    tag = label(reference)
+    refused = user("certify", reference, code=6)
+    digest = refused.stderr.rpartition(" ")[2].strip()
+
+    certified = user("certify", reference, "--accept-python", digest, "--json")
+    assert json.loads(certified.stdout)["verdict"] == "PASSED"
+    assert "not needed" not in certified.stderr
+    published = json.loads(user("publish", reference, "--to", "oci:certified", "--json").stdout)
+    name = published["reference"]
+    assert name == f"oci:certified:{tag}"
+
+    verified = json.loads(user("verify", name, "--json").stdout)
+    assert (verified["stack"], verified["digest"]) == (None, json.loads(certified.stdout)["digest"])
+    assert verified["digest"] == published["digest"]
+    assert digest in user("verify", name).stderr
+    assert "belongs to no package" in user("verify", name, "--packaged-python", code=7).stderr
+    assert tag in user("find", "oci:certified").stdout
+    pulled = json.loads(user("pull", name, "--json").stdout)["image"]
+    request.addfinalizer(lambda: engine.remove(pulled))
+    ran = user("run", name, "--", "python3", "-c", "import os, torch; print(torch.__version__, os.getcwd())")
+    assert ran.stdout.splitlines()[-1] == "2.13.0+cpu /workspace"
+
+
+def test_an_image_with_torch_for_another_python_is_refused_before_the_suites_run(
+    engine: Engine, layouts: Callable[[str], str], tmp_path: Path
+) -> None:
+    """As with an environment of conda that PATH does not name; here Debian's Python comes first."""
+    (tmp_path / "Dockerfile").write_text(f"FROM {layouts('python')}\nENV PATH=/usr/bin\n")
+    other = NAME.format("other")
+    subprocess.run(("docker", "build", "--quiet", "--tag", other, str(tmp_path)), check=True)
+    try:
+        assert interpreter.find(other, engine).package
+        with pytest.raises(ChecksFailedError, match="does not find the installed torch and numpy"):
+            needed.require(
+                {"components": [{"name": name, "purl": f"pkg:pypi/{name}@1"} for name in needed.NEEDED]},
+                subject_of(other, tmp_path),
+                engine,
+            )
+    finally:
+        engine.remove(other)
 
 
 def test_an_image_that_cannot_be_had_is_one_sentence(engine: Engine) -> None:

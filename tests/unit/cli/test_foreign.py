@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import small_fleet
 from small_checkout import AMD_STACK, CHECKS, CPU_STACK, FOREIGN, FakeEngine, call, verify
+from stackcheck.fleet.job import Job, subject_of
 from stackcheck.oci import tags
 from stackcheck.oci.layout import OciLayout
+from stackcheck.suite import interpreter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,10 +131,65 @@ def test_a_python_of_a_package_is_a_level_that_readers_can_ask_for(
     assert fake_engine.runs
 
 
+def test_an_accepted_digest_in_any_spelling_counts_and_a_needless_one_is_said(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.image = {"/usr/local/bin/python3": COMPILED}
+    other = hashlib.sha256(b"another file").hexdigest()
+    done = call(capsys, "test", FOREIGN, "--accept-python", other)
+    assert done.code == 6
+    assert f"accepted is sha256:{other}, which is none of its files" in done.err
+    spellings = (*ACCEPTED, "--accept-python", f"SHA256:{DIGEST.upper()}")
+    done = call(capsys, "test", FOREIGN, *spellings)
+    assert done.code == 0
+    assert "not needed" not in done.err
+    done = call(capsys, "test", FOREIGN, *ACCEPTED, "--accept-python", other)
+    assert done.code == 0
+    assert f"--accept-python sha256:{other} is not needed: no file of the image's Python" in done.err
+
+
+def test_an_accepted_digest_for_a_python_of_a_package_is_said_to_be_needless(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    done = call(capsys, "certify", FOREIGN, *ACCEPTED)
+    assert done.code == 0
+    assert "--accept-python is not needed: deb:" in done.err
+    assert fake_engine.runs
+
+
+def test_a_pair_and_a_fleet_take_a_python_of_no_package_once_it_is_accepted(
+    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.image = {"/usr/local/bin/python3": COMPILED}
+    pair = ("compare", FOREIGN, FOREIGN, "--paired", "--tier", "smoke")
+    assert "belongs to no package" in call(capsys, *pair).err
+    assert fake_engine.runs == []
+    done = call(capsys, *pair, *ACCEPTED)  # the fake measures nothing that could be compared
+    assert "belongs to no package" not in done.err
+    assert fake_engine.runs
+
+    assert call(capsys, "test", FOREIGN, *ACCEPTED).code == 0
+    monkeypatch.setattr("stackcheck.fleet.slurm.Slurm", small_fleet.LeavingEngine)
+    monkeypatch.setattr("stackcheck.cli.fleet.secrets.token_hex", lambda _bytes: "feedbeef")
+    fleet = ("fleet", "run", FOREIGN, "--nodes", "1", "--gpu-vendor", "cpu")
+    call(capsys, *fleet, *ACCEPTED)
+    folder = small_checkout / "build" / "fleet" / "feedbeef"
+    job = Job.load(folder)
+    assert job.accepted_python == (f"sha256:{DIGEST}",)
+    assert job.reference == f"stackcheck/image:{job.config_digest[7:19]}"  # not an id of this engine
+    # What a node does with it.
+    node_s = subject_of(job.name, small_checkout, job.vendor, job.accepted_python)
+    assert interpreter.find(node_s.image.reference, fake_engine, node_s.accepted_python).package is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("certify", CPU_STACK, *ACCEPTED), "is for images that were not built here"),
+        (("fleet", "run", CPU_STACK, "--nodes", "1", *ACCEPTED), "is for images that were not built here"),
+        (("compare", CPU_STACK, AMD_STACK, "--paired", *ACCEPTED), "and the stack rocm"),
+        (("compare", FOREIGN, FOREIGN, *ACCEPTED), "is for --paired"),
+        (("test", FOREIGN, "--accept-python", DIGEST[:-1]), "takes the SHA-256 of a file"),
         (("test", FOREIGN, "--accept-python", "abc"), "takes the SHA-256 of a file"),
         (("certify", "python3.12-torch"), "add its tag: python3.12-torch:latest"),
     ],
@@ -156,11 +214,38 @@ def test_an_image_for_another_processor_is_refused_before_anything_is_written(
     assert not (small_checkout / "build" / tags.label(FOREIGN)).exists()
 
 
-def test_an_image_without_torch_is_refused_in_one_sentence(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    fake_engine.inventory[0]["head"] = "Name: numpy\nVersion: 2.4.6"
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_an_image_without_what_the_suites_need_is_refused_in_one_sentence(
+    fake_engine: FakeEngine, capsys: Capsys, name: str
+) -> None:
+    (record,) = (each for each in fake_engine.inventory if f"Name: {name}\n" in each.get("head", ""))
+    record["head"] = "Name: pillow\nVersion: 12.0"
     done = call(capsys, "certify", FOREIGN)
     assert done.code == 6
-    assert "the image has no torch" in done.err
+    assert f"the image has no {name}" in done.err
+    assert done.err.endswith(f"RUN python3 -m pip install {name}\n")
+    assert fake_engine.runs == []
+
+
+def test_an_image_with_torch_for_another_python_is_refused_in_one_sentence(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.not_found = ["numpy", "torch"]
+    done = call(capsys, "certify", FOREIGN)
+    assert done.code == 6
+    assert "does not find the installed torch and numpy" in done.err
+    assert "ENV PATH=/opt/conda/envs/NAME/bin:$PATH" in done.err
+    assert fake_engine.runs == []
+
+
+def test_an_image_whose_python_only_root_can_start_is_refused_in_one_sentence(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.python_says = "exec /root/venv/bin/python3: permission denied"
+    done = call(capsys, "certify", FOREIGN)
+    assert done.code == 6
+    assert "cannot be started by the user who runs the suites" in done.err
+    assert fake_engine.python_says in done.err
     assert fake_engine.runs == []
 
 

@@ -61,6 +61,7 @@ BISECT = (
 )
 Capsys = pytest.CaptureFixture[str]
 FLEET_JOB = "feedbeef"
+ACCEPTED = ("--accept-python", "0" * 64)
 REAL_SLURM = Slurm  # cases replace it
 IN_A_REGISTRY = ("--repository", "registry.example.org/team/stacks", "--claim", "checkout")
 REAL_CONNECTED = build.connected  # the fixture `engine` replaces it
@@ -404,6 +405,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case((CPU_STACK,), failing),
         Case((CPU_STACK,), unfit),
         Case((CPU_STACK,), no_result),
+        Case((FOREIGN, "--accept-python", "abc")),
+        Case((FOREIGN, *ACCEPTED), ran),
     ),
     "judge": (
         Case((RESULT, "--stack", CPU_STACK), ran),
@@ -442,6 +445,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
         Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run")),
         Case(("run", "nope", "--nodes", "2")),
+        Case(("run", CPU_STACK, "--nodes", "2", *ACCEPTED)),
         Case(("run", CPU_STACK, "--nodes", "0")),
         Case(("run", AMD_STACK, "--nodes", "2")),
         Case(("run", CPU_STACK, "--nodes", "2"), lambda world: world.patch.setenv("PATH", "/nonexistent")),
@@ -455,6 +459,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("--paired", CPU_STACK, CPU_STACK, "--rounds", "1")),
         Case(("--paired", CPU_STACK, CPU_STACK), ran),
         Case(("row:nope", RESULT)),
+        Case((CPU_STACK, FOREIGN, *ACCEPTED)),
     ),
     "bisect": (
         Case((*BISECT, "--dry-run")),
@@ -688,7 +693,8 @@ def stable(text: str, root: Path) -> str:
 def shown(verb: str, arguments: tuple[str, ...], done: Done, root: Path) -> str:
     """One run as the golden file has it: the command, its exit code, and both streams."""
     words = [f"'{word}'" if re.search(r"[* ]", word) else word for word in (verb, *arguments)]
-    parts = [f"$ stackcheck {' '.join(words)}\n"]
+    command = re.sub(r"\b[0-9a-f]{64}\b", "<hex>", " ".join(words))
+    parts = [f"$ stackcheck {command}\n"]
     parts += [
         f"--- {name}\n{stable(text, root)}"
         for name, text in (("stdout", done.out), ("stderr", done.err))

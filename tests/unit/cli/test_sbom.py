@@ -32,6 +32,7 @@ def test_the_list_of_packages_is_printed_from_what_was_published(
         ["package", "version", "kind", "licence"],
         ["python3-minimal", "3.11.2-1", "deb", "not", "stated"],
         ["a", "1", "pypi", "MIT"],
+        ["numpy", "2.4.6", "pypi", "not", "stated"],
         ["torch", "2.13.0+cpu", "pypi", "not", "stated"],
     ]
 

@@ -102,6 +102,8 @@ def test_images_from_elsewhere_and_the_age_of_renewal_are_read():
         ({"vendor": "intel"}, "foreign[0].vendor"),
         ({"device": None}, "foreign[0].device"),
         ({"count": "8"}, "foreign[0].count"),
+        ({"accept_python": ["a" * 64]}, "foreign[0].accept_python"),
+        ({"accept_python": ["sha256:" + "A" * 64]}, "foreign[0].accept_python"),
     ],
 )
 def test_an_image_from_elsewhere_that_cannot_be_pulled_is_refused(entry: dict[str, object], place: str):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import result_files
-from small_checkout import CPU_STACK, FOREIGN, answer, call
+from small_checkout import CPU_STACK, FOREIGN, answer, call, verify
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck import vendors
 from stackcheck.certificate import publish, revoke
@@ -172,7 +173,7 @@ def actions(plan: Any) -> list[str]:
     return [image["outcome"]["action"] for image in plan["images"]]
 
 
-def add_foreign(root: Path, **entry: str) -> None:
+def add_foreign(root: Path, **entry: str | list[str]) -> None:
     path = root / "matrix.yaml"
     chosen = {"reference": FOREIGN, "vendor": "cpu", "device": "CPU"} | entry
     path.write_text(path.read_text() + f"foreign: [{json.dumps(chosen)}]\n")
@@ -200,6 +201,33 @@ def test_an_image_from_elsewhere_is_certified_then_renewed_and_certified_again_w
     fake_engine.answer = answer()
     code, plan = night(capsys)
     assert (code, actions(plan)) == (0, ["certify"])
+
+
+@pytest.mark.usefixtures("own_home")
+def test_a_python_of_no_package_is_accepted_in_the_matrix(
+    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    assert call(capsys, "images").code == 0
+    fake_engine.image = {"/usr/local/bin/python3": b"\x7fELF a Python of no package"}
+    digest = "sha256:" + hashlib.sha256(fake_engine.image["/usr/local/bin/python3"]).hexdigest()
+    without = (small_checkout / "matrix.yaml").read_text()
+    add_foreign(small_checkout)
+    pattern = ("--stack", label(FOREIGN))
+    code, plan = night(capsys, *pattern)
+    assert (code, actions(plan)) == (6, ["error"])
+    because = plan["images"][0]["outcome"]["because"]
+    assert f"add accept_python: [{digest}] under foreign: in matrix.yaml" in because
+    assert not (small_checkout / "build" / label(FOREIGN) / "oci").exists()
+
+    (small_checkout / "matrix.yaml").write_text(without)
+    add_foreign(small_checkout, accept_python=[digest])
+    code, plan = night(capsys, *pattern)
+    assert (code, actions(plan)) == (0, ["certify"])
+    shown = verify(capsys, f"oci:dist:{label(FOREIGN)}")
+    assert (shown.code, digest in shown.err) == (0, True)
+    fake_engine.ids[FOREIGN] = "sha256:" + "f" * 64  # another image, with another Python
+    fake_engine.image = {"/usr/local/bin/python3": b"\x7fELF exchanged"}
+    assert night(capsys, *pattern)[0] == 6
 
 
 @pytest.mark.usefixtures("own_home", "fake_engine")

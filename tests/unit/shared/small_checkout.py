@@ -26,7 +26,7 @@ from stackcheck.build import bootstrap
 from stackcheck.build.wheels import host_settings, wheel_cache
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import sbom, toolkit
+from stackcheck.suite import needed, sbom, toolkit
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -95,8 +95,11 @@ class FakeEngine(HasFiles):
         self.labels: dict[str, str] = {}
         self.env: dict[str, str] = {}
         self.processor = self.architecture  # of every image
+        self.not_found: list[str] = []  # of installed packages
+        self.python_says = ""  # as it fails to start
         self.inventory: list[dict[str, Any]] = [
             {"kind": "python", "place": "/x/torch.dist-info", "head": "Name: torch\nVersion: 2.13.0+cpu"},
+            {"kind": "python", "place": "/x/numpy.dist-info", "head": "Name: numpy\nVersion: 2.4.6"},
             {"kind": "dpkg", "text": STATUS},
             {"kind": "end", "folders": 1, "unread": []},
         ]
@@ -143,6 +146,10 @@ class FakeEngine(HasFiles):
             for record in self.inventory:
                 spec.on_line(json.dumps(record))
             return 0
+        if needed.ASK in spec.command:  # what the image's Python does not find
+            assert spec.on_line
+            spec.on_line(self.python_says or json.dumps(self.not_found))
+            return 126 if self.python_says else 0
         self.runs.append(spec)
         paths = {mount.target: mount.source for mount in spec.mounts}
         text = self.answer(json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8")))
