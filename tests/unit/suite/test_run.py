@@ -25,19 +25,37 @@ from stackcheck.build.provenance import Provenance
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.matrix.policy import Policy
 from stackcheck.oci.documents import sha256
-from stackcheck.suite import device_leases, steering
+from stackcheck.suite import device_leases, inputs, steering
 from stackcheck.suite import run as suite
 from stackcheck.suite.subject import Subject
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from stackcheck.engine.client import RunSpec
+    from stackcheck.suite.inputs import InputDigests
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = result_files.CONFIG_DIGEST
 HOUR, NONE = dt.timedelta(hours=1), dt.timedelta()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The 530 files are frozen once, and every plan has a link to them: `test_inputs.py` has the copying."""
+    folder = tmp_path_factory.mktemp("frozen") / "suite"
+    digests = inputs.freeze(ROOT, folder)
+
+    def link(root: Path, target: Path) -> InputDigests:
+        assert root == ROOT
+        target.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(folder)
+        return digests
+
+    with mock.patch.object(inputs, "freeze", link):
+        yield
 
 
 class FakeEngine(HasFiles):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -416,8 +416,10 @@ names = st.sampled_from(
 runs = st.dictionaries(names, outcomes, max_size=6)
 waived_names = st.lists(names, max_size=2, unique=True)
 RANK = {"PASSED": 0, "UNFIT": 1, "FAILED": 2}
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 
+@UNHURRIED
 @given(runs, waived_names, names, st.sampled_from(["failed", "error"]))
 def test_adding_a_failure_never_makes_a_verdict_better(
     run: dict[str, str], waivers: list[str], name: str, outcome: str
@@ -434,6 +436,7 @@ def test_adding_a_failure_never_makes_a_verdict_better(
         assert after.status == "FAILED"
 
 
+@UNHURRIED
 @given(runs, waived_names, st.data())
 def test_losing_a_result_never_makes_a_verdict_passed(
     run: dict[str, str], waivers: list[str], data: st.DataObject
@@ -445,6 +448,7 @@ def test_losing_a_result_never_makes_a_verdict_passed(
     assert not lost or verdict.status == "FAILED"
 
 
+@UNHURRIED
 @given(runs, st.sampled_from(REQUIRED))
 def test_a_run_without_one_of_its_checks_is_never_passed_even_if_it_was_never_collected(
     run: dict[str, str], name: str
