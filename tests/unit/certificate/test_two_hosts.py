@@ -67,8 +67,10 @@ class World:
 def signatures_checked_once() -> Iterator[None]:
     """The same few envelopes are opened in every run; what is in them does not depend on when."""
     once = functools.cache(lambda body: open_envelope(body, PUBLIC))
+    unpacked = functools.cache(reader.Reader(MemoryRegistry(), "", PUBLIC)._envelope)  # type: ignore[arg-type]
     with (
         mock.patch.object(reader, "open_envelope", lambda body, _key: once(body)),
+        mock.patch.object(reader.Reader, "_envelope", lambda _reader, body: unpacked(body)),
         mock.patch.object(attachments, "PAUSE_S", 0.0),
     ):
         yield
