@@ -138,7 +138,7 @@ def planted(tmp_path: Path) -> Path:
     (faults / "test_planted.py").write_text(PLANTED, encoding="utf-8")
     for path in prove.AMD_HOSTS:
         (tmp_path / path).write_text("def test_nothing():\n    pass\n", encoding="utf-8")
-    settings = "[pytest]\naddopts = --strict-markers\npythonpath = faults\n"
+    settings = "[pytest]\naddopts = --strict-markers -p no:hypothesispytest\npythonpath = faults\n"
     (tmp_path / "tests" / "pytest.ini").write_text(settings, encoding="utf-8")
     return tmp_path
 
