@@ -7,6 +7,7 @@ name a pinned key and were changed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from stackcheck.oci.documents import Descriptor, Manifest, MissingError, Registr
 from stackcheck.oci.store import read_small_blob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.oci.store import Store
@@ -87,12 +88,16 @@ class Reader:
             return None
         return envelope if self.digest in subject_digests(envelope.statement) else None
 
+    @functools.cached_property
+    def _hints(self) -> Collection[str]:
+        return keyring.hints(self.public_key)
+
     def _envelope(self, body: bytes) -> tuple[bytes, bool]:
         """The envelope in a bundle, and whether the bundle names our key."""
         document = json.loads(body)
         material = document.get("verificationMaterial")
         public = material.get("publicKey") if isinstance(material, dict) else None
-        named = isinstance(public, dict) and public.get("hint") in keyring.hints(self.public_key)
+        named = isinstance(public, dict) and public.get("hint") in self._hints
         return json.dumps(document["dsseEnvelope"]).encode(), named
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stackcheck.errors import StackcheckError
 from stackcheck.files.regular import read_regular
-from stackcheck.history.history import open_history
 from stackcheck.history.runs import HistoryError
 from stackcheck.matrix import resolve
 from stackcheck.oci.documents import sha256
@@ -56,6 +55,8 @@ def keeper(root: Path) -> Callable[[JudgedRun, Host], str]:
     """What `FlowSettings.keep` needs: a function that keeps a judged run and returns its record's digest."""
 
     def keep(judged: JudgedRun, host: Host) -> str:
+        from stackcheck.history.history import open_history  # a verb without a new run needs no database
+
         body = results.read_result_file(judged.folder / "run" / "result.json")
         history = open_history(root)
         return history.append(

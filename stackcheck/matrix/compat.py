@@ -6,6 +6,7 @@ list, with the answer *unknown*. Every rule has its source.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -102,7 +103,13 @@ def load(path: Path) -> Rules:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    return parse(yamlfile.load(path), path.name)
+    return _of_bytes(yamlfile.read_bytes(path), path.name)
+
+
+@functools.lru_cache(maxsize=8)
+def _of_bytes(data: bytes, name: str) -> Rules:
+    """The rules in a file. Equal bytes are the same object, which keeps what it found out of combinations."""
+    return parse(yamlfile.parse(data, name), name)
 
 
 def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:

@@ -8,6 +8,7 @@ certificate.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -107,12 +108,14 @@ class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what i
 
     _axes: tuple[str, ...]
     _answers: dict[_Key, tuple[KnownIssue, ...]]
+    _refusing: tuple[Rules, Rules] | None  # the rules that were given last, and those with the refusals
 
     def __new__(cls, issues: Iterable[KnownIssue] = ()) -> Self:
         """The issues in file order."""
         self = super().__new__(cls, issues)
         self._axes = tuple(sorted({axis for issue in self for axis in issue.when} - {*_SEVERAL}))
         self._answers = {}
+        self._refusing = None
         return self
 
     def of(
@@ -127,8 +130,10 @@ class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what i
 
     def refusing(self, rules: Rules) -> Rules:
         """The rules, with those that refuse what a row of severity `refuse` names."""
-        refusals = [issue.as_rule() for issue in self if issue.severity == "refuse"]
-        return Rules([*rules, *refusals], rules.versions)
+        if self._refusing is None or self._refusing[0] is not rules:
+            refusals = [issue.as_rule() for issue in self if issue.severity == "refuse"]
+            self._refusing = rules, Rules([*rules, *refusals], rules.versions)
+        return self._refusing[1]
 
 
 NO_ISSUES = KnownIssues()
@@ -149,7 +154,13 @@ def load(path: Path) -> KnownIssues:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    return parse(yamlfile.load(path), path.name)
+    return _of_bytes(yamlfile.read_bytes(path), path.name)
+
+
+@functools.lru_cache(maxsize=8)
+def _of_bytes(data: bytes, name: str) -> KnownIssues:
+    """The issues in a file. Equal bytes are the same object, which keeps what it answered."""
+    return parse(yamlfile.parse(data, name), name)
 
 
 def parse(value: Mapping[str, Any], name: str = "known-issues.yaml") -> KnownIssues:

@@ -6,6 +6,7 @@ a narrow pattern, because many of them end up in a Dockerfile.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -236,8 +237,13 @@ def load(path: Path) -> Matrix:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    data = yamlfile.read_bytes(path)
-    matrix = parse(yamlfile.parse(data, path.name), path.name)
+    return _of_bytes(yamlfile.read_bytes(path), path.name)
+
+
+@functools.lru_cache(maxsize=8)
+def _of_bytes(data: bytes, name: str) -> Matrix:
+    """The matrix in a file; nobody changes it, so equal bytes are the same object."""
+    matrix = parse(yamlfile.parse(data, name), name)
     # Of the bytes that were parsed: an edit a moment later must not change which matrix a certificate names.
     matrix._digest = "sha256:" + hashlib.sha256(data).hexdigest()  # noqa: SLF001
     return matrix

@@ -7,31 +7,20 @@ images give equal bytes: serial number and date come from the image. https://cyc
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from cyclonedx.model import HashAlgorithm, HashType, Property
-from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.dependency import Dependency
-from cyclonedx.model.tool import ToolRepository
-from cyclonedx.output.json import JsonV1Dot6
-from packageurl import PackageURL
 
 from stackcheck import __version__
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.oci import archive
 from stackcheck.oci.documents import RegistryError, compact_json, json_object
-from stackcheck.suite import components, interpreter, steering
+from stackcheck.suite import interpreter, steering
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
@@ -61,10 +50,12 @@ def load_or_create(
     path = folder / "sbom.json"
     if _is_of(stored := _stored(path), image):
         return stored
+    from stackcheck.suite import sbom_document  # its library takes as long to load as all else
+
     found = interpreter.find(image.reference, engine, accepted)
     records = list_packages(image.reference, found, engine)
     try:
-        document = describe(image, records)
+        document = sbom_document.describe(image, records)
     except (KeyError, ValueError, TypeError, AttributeError) as error:  # whatever the image's python3 wrote
         raise ChecksFailedError(
             "the packages in the image could not be listed",
@@ -131,44 +122,6 @@ def list_packages(reference: str, found: Interpreter, engine: Engine) -> list[di
             next_step="install Python 3 in the image, then run the same command again",
         )
     return records
-
-
-def describe(image: Image, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The CycloneDX document of an image with these records. Reads only the image's config."""
-    created = archive.read_json(image.layout, image.config_digest).get("created")
-    moment = dt.datetime.fromisoformat(created) if created else dt.datetime.fromtimestamp(0, dt.UTC)
-    unread = [folder for record in records if record["kind"] == "end" for folder in record["unread"]]
-    container, found = _container(image), components.components(records)
-    bom = Bom(
-        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"urn:stackcheck:sbom:{image.manifest_digest}"),
-        metadata=BomMetaData(
-            timestamp=moment,
-            component=container,
-            tools=ToolRepository(components=[_tool()]),
-        ),
-        components=found,
-        # The library's own `register_dependency` takes seconds for a thousand packages.
-        dependencies=[Dependency(container.bom_ref, [Dependency(item.bom_ref) for item in found])],
-        properties=[Property(name="stackcheck:unread", value=folder) for folder in unread],
-    )
-    document: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
-    return document
-
-
-def _container(image: Image) -> Component:
-    name = image.stack_id or "image"
-    return Component(
-        type=ComponentType.CONTAINER,
-        name=name,
-        version=image.manifest_digest,
-        bom_ref=image.manifest_digest,
-        purl=PackageURL(type="oci", name=name, version=image.manifest_digest),
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=image.manifest_digest.removeprefix("sha256:"))],
-    )
-
-
-def _tool() -> Component:
-    return Component(type=ComponentType.APPLICATION, name="stackcheck", version=__version__)
 
 
 def _stored(path: Path) -> dict[str, Any]:

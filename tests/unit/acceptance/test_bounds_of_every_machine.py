@@ -4,6 +4,7 @@ proves where it comes from.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -156,10 +157,16 @@ def test_a_new_gated_figure_needs_one_rule_for_all_models(monkeypatch: pytest.Mo
     assert {model for model, entries in made.items() if entries} >= {"MI300X", "B200", "A100"}
 
 
+@functools.cache
+def kept_runs() -> frozenset[str]:
+    """The ids of the runs whose results are kept here, which are long to read."""
+    results = (json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.rglob("suites*.json"))
+    return frozenset(result["run_id"] for result in results)
+
+
 @every_gpu
 def test_measured_bounds_have_their_results_here(model: str) -> None:
-    results = (json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.rglob("suites*.json"))
-    runs = {result["run_id"] for result in results}
+    runs = kept_runs()
     for entry in derive.known(model):
         if entry.kind == "measured":
             assert set(entry.basis.get("runs", ())) <= runs, "their results are not in docs/results"

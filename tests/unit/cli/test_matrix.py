@@ -4,18 +4,31 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from small_checkout import Done, call
 from stackcheck.cli import matrix as cli_matrix
 
 ROOT = Path(__file__).parents[3]
+Run = Callable[..., Done]
 
 
-def _run(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stackcheck", *arguments, "--root", str(root)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a verb in this process, on the checkout `root`."""
+    return lambda *arguments, root=ROOT: call(capsys, *arguments, "--root", root)
+
+
+@pytest.fixture(scope="module")
+def listed() -> dict[str, Any]:
+    """The stacks that `list` names, by id; from a process of its own, as a script has it."""
+    command = [sys.executable, "-m", "stackcheck", "list", "--json", "--root", str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    return {stack["id"]: stack for stack in json.loads(done.stdout)["stacks"]}
 
 
 @pytest.fixture
@@ -25,24 +38,22 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_list_json_names_every_stack_with_vendor_and_state():
-    stacks = json.loads(_run("list", "--json").stdout)["stacks"]
-    assert {"cpu", "amd", "nvidia"} == {stack["vendor"] for stack in stacks}
-    assert {"locked", "unlocked"} == {stack["state"] for stack in stacks}
+def test_list_json_names_every_stack_with_vendor_and_state(listed: dict[str, Any]):
+    assert {"cpu", "amd", "nvidia"} == {stack["vendor"] for stack in listed.values()}
+    assert {"locked", "unlocked"} == {stack["state"] for stack in listed.values()}
 
 
-def test_explain_json_is_the_contract_and_exits_0_for_a_refusal():
-    done = _run("explain", "rocm=7.2", "torch=2.6.0", "--json")
-    answer = json.loads(done.stdout)
-    assert done.returncode == 0
+def test_explain_json_is_the_contract_and_exits_0_for_a_refusal(run: Run):
+    done = run("explain", "rocm=7.2", "torch=2.6.0", "--json")
+    answer = json.loads(done.out)
+    assert done.code == 0
     assert answer["allowed"] is False
     assert {"id", "holds", "because", "source"} <= answer["rules"][0].keys()
     assert answer["nearest"]
 
 
-def test_list_json_names_what_each_stack_is_made_of_and_tested_on():
-    stacks = {stack["id"]: stack for stack in json.loads(_run("list", "--json").stdout)["stacks"]}
-    stack = stacks["rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04"]
+def test_list_json_names_what_each_stack_is_made_of_and_tested_on(listed: dict[str, Any]):
+    stack = listed["rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04"]
     assert (stack["wheels"], stack["triton"]) == ("upstream", "pytorch-triton-rocm==3.2.0")
     assert (stack["collective"], stack["flash_attn"]) == ("rccl==2.20.5", "2.7.4.post1")
     assert stack["tested_on"][0] == {"device": "MI250X", "count": 8, "driver": "6.2"}
@@ -74,7 +85,7 @@ def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_st
     assert found["psutil"]["newest"] is None
 
 
-def test_compat_check_names_planted_contradictions_in_pairs_and_exits_2(checkout: Path):
+def test_compat_check_names_planted_contradictions_in_pairs_and_exits_2(run: Run, checkout: Path):
     path = checkout / "images" / "compat.yaml"
     path.write_text(
         path.read_text()
@@ -91,19 +102,19 @@ def test_compat_check_names_planted_contradictions_in_pairs_and_exits_2(checkout
     source: TI
 """
     )
-    done = _run("compat", "check", root=checkout)
-    assert done.returncode == 2
-    assert "R5-gfx950-rocm and R5-planted require different values of rocm" in done.stderr
-    assert "R1-planted and R1-upstream-rocm[2.13.0] require" in done.stderr
-    told = json.loads(_run("compat", "check", "--json", root=checkout).stdout)
+    done = run("compat", "check", root=checkout)
+    assert done.code == 2
+    assert "R5-gfx950-rocm and R5-planted require different values of rocm" in done.err
+    assert "R1-planted and R1-upstream-rocm[2.13.0] require" in done.err
+    told = json.loads(run("compat", "check", "--json", root=checkout).out)
     assert ["R5-gfx950-rocm", "R5-planted", "rocm"] in told["contradictions"]
 
 
-def test_explain_takes_a_stack_of_the_matrix():
-    done = _run("explain", "rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04")
-    assert done.returncode == 0
-    assert ": allowed" in done.stdout
-    assert "holds  R1-upstream-rocm[2.13.0]" in done.stdout
+def test_explain_takes_a_stack_of_the_matrix(run: Run):
+    done = run("explain", "rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04")
+    assert done.code == 0
+    assert ": allowed" in done.out
+    assert "holds  R1-upstream-rocm[2.13.0]" in done.out
 
 
 @pytest.mark.parametrize(
@@ -115,27 +126,24 @@ def test_explain_takes_a_stack_of_the_matrix():
         (("compat", "check"), 0),
     ],
 )
-def test_exit_codes(arguments: tuple[str, ...], code: int):
-    done = _run(*arguments)
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
+def test_exit_codes(run: Run, arguments: tuple[str, ...], code: int):
+    assert run(*arguments).code == code
 
 
-def test_a_wrong_matrix_is_exit_2_with_its_place_and_no_traceback(checkout: Path):
+def test_a_wrong_matrix_is_exit_2_with_its_place_and_no_traceback(run: Run, checkout: Path):
     path = checkout / "matrix.yaml"
     path.write_text(
         path.read_text().replace("torch: 2.13.0\n    python: 3.11", "torch: two\n    pyhton: 3.11", 1)
     )
-    done = _run("list", root=checkout)
-    assert done.returncode == 2
-    assert "matrix.yaml: stacks[0].torch[0]: " in done.stderr
-    assert "matrix.yaml: stacks[0].pyhton: " in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run("list", root=checkout)
+    assert done.code == 2
+    assert "matrix.yaml: stacks[0].torch[0]: " in done.err
+    assert "matrix.yaml: stacks[0].pyhton: " in done.err
 
 
-def test_render_check_fails_on_drift_and_render_mends_it(checkout: Path):
-    assert _run("render", "--check", root=checkout).returncode == 0
+def test_render_check_fails_on_drift_and_render_mends_it(run: Run, checkout: Path):
+    assert run("render", "--check", root=checkout).code == 0
     next(checkout.glob("images/cpu-*/Dockerfile")).write_text("FROM scratch\n")
-    assert _run("render", "--check", root=checkout).returncode == 2
-    assert _run("render", root=checkout).returncode == 0
-    assert _run("render", "--check", root=checkout).returncode == 0
+    assert run("render", "--check", root=checkout).code == 2
+    assert run("render", root=checkout).code == 0
+    assert run("render", "--check", root=checkout).code == 0

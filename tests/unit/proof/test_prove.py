@@ -138,14 +138,14 @@ def planted(tmp_path: Path) -> Path:
     (faults / "test_planted.py").write_text(PLANTED, encoding="utf-8")
     for path in prove.AMD_HOSTS:
         (tmp_path / path).write_text("def test_nothing():\n    pass\n", encoding="utf-8")
-    settings = "[pytest]\naddopts = --strict-markers\npythonpath = faults\n"
+    settings = "[pytest]\naddopts = --strict-markers -p no:hypothesispytest\npythonpath = faults\n"
     (tmp_path / "tests" / "pytest.ini").write_text(settings, encoding="utf-8")
     return tmp_path
 
 
 def test_each_way_of_planting_is_told(planted: Path) -> None:
     lines = []
-    answer = prove.here(prove.in_torch(2), root=planted, report=lines.append)
+    answer = prove.here(prove.in_torch(1), root=planted, report=lines.append)
     states = {(fault.name, fault.check.rpartition("_")[2], fault.state) for fault in answer.faults}
     assert states == {
         ("caught", "one", "caught"),
@@ -238,7 +238,7 @@ def test_an_image_that_is_refused_is_refused_before_anything_runs(
 
 def test_a_run_beside_another_is_reported_whole_after_it(planted: Path) -> None:
     lines = []
-    with prove.beside(prove.over_amd(2), root=planted, report=lines.append) as amd:
+    with prove.beside(prove.over_amd(1), root=planted, report=lines.append) as amd:
         lines.append("the other one")
         answer = amd()
     assert (answer.faults, answer.failed) == ((), ())

@@ -23,7 +23,7 @@ from stackcheck.certificate.statement import SBOM, VSA
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import components, interpreter, inventory, sbom
+from stackcheck.suite import components, interpreter, inventory, sbom, sbom_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ def properties(item: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_the_document_is_cyclonedx_about_this_digest(image: Image) -> None:
-    document = sbom.describe(image, RECORDS)
+    document = sbom_document.describe(image, RECORDS)
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     subject = document["metadata"]["component"]
     assert (subject["type"], subject["version"]) == ("container", image.manifest_digest)
@@ -109,7 +109,7 @@ def test_the_document_is_cyclonedx_about_this_digest(image: Image) -> None:
 
 
 def test_python_distributions_have_version_licence_purl_and_the_hash_that_pip_recorded(image: Image) -> None:
-    torch = component(sbom.describe(image, RECORDS), "pkg:pypi/torch@2.13.0%2Bcpu")
+    torch = component(sbom_document.describe(image, RECORDS), "pkg:pypi/torch@2.13.0%2Bcpu")
     assert (torch["name"], torch["version"]) == ("torch", "2.13.0+cpu")
     assert torch["licenses"] == [{"expression": "BSD-3-Clause AND MIT", "acknowledgement": "declared"}]
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "b" * 64}]
@@ -117,18 +117,18 @@ def test_python_distributions_have_version_licence_purl_and_the_hash_that_pip_re
 
 
 def test_a_distribution_in_two_places_is_one_component_with_both(image: Image) -> None:
-    found = component(sbom.describe(image, RECORDS), "pkg:pypi/typing-extensions@4.16.0")
+    found = component(sbom_document.describe(image, RECORDS), "pkg:pypi/typing-extensions@4.16.0")
     assert len(properties(found)) == 2
     assert found["licenses"] == [{"license": {"id": "PSF-2.0", "acknowledgement": "declared"}}]
 
 
 def test_a_licence_text_is_no_name_and_the_classifier_stands_for_it(image: Image) -> None:
-    found = component(sbom.describe(image, RECORDS), "pkg:pypi/old-thing@0.1")
+    found = component(sbom_document.describe(image, RECORDS), "pkg:pypi/old-thing@0.1")
     assert [item["license"]["name"] for item in found["licenses"]] == ["MIT License"]
 
 
 def test_installed_debian_packages_are_listed_and_removed_ones_are_not(image: Image) -> None:
-    document = sbom.describe(image, RECORDS)
+    document = sbom_document.describe(image, RECORDS)
     names = [item["name"] for item in document["components"] if "pkg:deb" in item.get("purl", "")]
     assert sorted(names) == ["bash", "zlib1g"]
     zlib = component(document, "pkg:deb/debian/zlib1g@1:1.2.13.dfsg-1?arch=amd64&distro=debian-12")
@@ -143,14 +143,16 @@ def test_several_licences_are_names_and_never_an_expression_beside_them() -> Non
 
 
 def test_what_could_not_be_read_is_said(image: Image) -> None:
-    assert sbom.describe(image, RECORDS)["properties"] == [{"name": "stackcheck:unread", "value": "/root"}]
+    assert sbom_document.describe(image, RECORDS)["properties"] == [
+        {"name": "stackcheck:unread", "value": "/root"}
+    ]
 
 
 def test_equal_images_give_equal_bytes_and_others_another_serial_number(image: Image) -> None:
-    first = sbom.describe(image, RECORDS)
-    assert compact_json(first) == compact_json(sbom.describe(image, RECORDS))
+    first = sbom_document.describe(image, RECORDS)
+    assert compact_json(first) == compact_json(sbom_document.describe(image, RECORDS))
     other = dataclasses.replace(image, manifest_digest="sha256:" + "0" * 64)
-    assert sbom.describe(other, RECORDS)["serialNumber"] != first["serialNumber"]
+    assert sbom_document.describe(other, RECORDS)["serialNumber"] != first["serialNumber"]
 
 
 @given(
