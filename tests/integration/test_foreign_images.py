@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import small_stacks
+from small_subjects import subject_of
 from stackcheck.build import build
-from stackcheck.build.image import Image
-from stackcheck.build.provenance import Provenance
 from stackcheck.errors import ChecksFailedError, EngineError
-from stackcheck.matrix.policy import Policy
 from stackcheck.oci.tags import label
 from stackcheck.suite import interpreter, needed, sbom
 from stackcheck.suite import run as suite
-from stackcheck.suite.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +37,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 LAYOUTS = ("python", "rocm", "ngc", "uv")
 NAME = "stackcheck-test/foreign:{}"
 UV = "0.9.7"  # of the releases that write _virtualenv.pth
-DIGEST = "sha256:" + "c" * 64
 START = "test_image.py::test_nothing_runs_unasked_when_python_starts"
 REQUIREMENTS = "test_image.py::test_pip_check_finds_no_conflict"
 ONLY = "nothing_runs_unasked or pip_check"
@@ -102,30 +98,6 @@ def run(engine: Engine, reference: str, folder: Path, *accepted: str) -> RunResu
     subject = subject_of(reference, folder, *accepted)
     plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder)
     return suite.run(dataclasses.replace(plan, only=ONLY), engine, out=folder, report=small_stacks.silent)
-
-
-def subject_of(reference: str, folder: Path, *accepted: str) -> Subject:
-    image = Image(
-        stack_id=None,
-        reference=reference,
-        config_digest=DIGEST,
-        manifest_digest=DIGEST,
-        layout=folder / "oci",
-        size_bytes=0,
-        layers=(),
-        reused=False,
-        seconds=0.0,
-    )
-    return Subject(
-        name="foreign",
-        image=image,
-        vendor="cpu",
-        policy=Policy(certifies={"cpu": "smoke"}),
-        stack=None,
-        machines=None,
-        provenance=Provenance(),
-        accepted_python=accepted,
-    )
 
 
 def outcomes(result: RunResult) -> dict[str, tuple[str, str | None]]:
