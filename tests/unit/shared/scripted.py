@@ -32,10 +32,12 @@ LABEL = label(REFERENCE)
 PYTHON = r"""#!/bin/bash
 if [ "${*: -1}" = /stackcheck/suite/inventory.py ]; then # what is in the image
     echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
+    echo '{"kind": "python", "place": "/usr", "head": "Name: numpy\nVersion: 2.4.6"}'
     echo '{"kind": "dpkg", "text": "STATUS"}'
     echo '{"kind": "end", "folders": 1, "unread": []}'
     exit
 fi
+if [ "$3" = -c ]; then echo '[]'; exit; fi # which of the packages that the suites need are missing
 echo "stackcheck: the suites run"
 if [ -e /stackcheck/tests/acceptance/slow ]; then exec sleep 3600; fi
 told=$(</stackcheck/run.json)
