@@ -266,4 +266,5 @@ def join(parts: Sequence[FaultRun]) -> Proof:
 
 
 def _options(workers: int) -> tuple[str, ...]:
-    return "-q", "-n", str(workers), "-p", "no:cacheprovider", "--proof"
+    # A worker gets two tests at a time: from a longer list it would keep those behind a hang to itself.
+    return "-q", "-n", str(workers), "--maxschedchunk", "2", "-p", "no:cacheprovider", "--proof"

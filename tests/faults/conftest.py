@@ -24,11 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "catches(*checks, **facts): plants a fault that these checks must catch"
     )
     config.addinivalue_line("markers", "healthy(**facts): plants nothing, and nothing may fail")
+    config.addinivalue_line("markers", "waits: a hang is waited for; it begins first, while others compute")
     if config.getoption("proof", default=False) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(proof.Proof(), "stackcheck-proof")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     for item in items:
         for planted in proof.statically(item):
             planting.tell(item, planted)

@@ -41,6 +41,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_hang_fails_the_suite_in_time(fault: planting.Fault, plant) -> None:
     start = time.monotonic()

@@ -29,6 +29,7 @@ def test_crashed_worker_fails_its_check_and_the_next_one_gets_another(tmp_path) 
     assert "SIGABRT" in result["checks"][0]["reason"]
 
 
+@pytest.mark.waits
 def test_hung_worker_leaves_its_stack(tmp_path) -> None:
     check = only(run_suite(tmp_path, "test_hang"))
     assert check["outcome"] == "failed"
@@ -36,6 +37,7 @@ def test_hung_worker_leaves_its_stack(tmp_path) -> None:
     assert list((tmp_path / "out" / "children").glob("worker-*/worker.stack.txt"))
 
 
+@pytest.mark.waits
 def test_hung_rank_leaves_every_stack_and_no_process(tmp_path) -> None:
     started = time.monotonic()
     check = only(run_suite(tmp_path, "test_hung_rank"))

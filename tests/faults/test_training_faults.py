@@ -113,6 +113,7 @@ def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault],
     plant(fault)
 
 
+@pytest.mark.waits
 def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
     plant: Callable[[planting.Fault], dict[str, Any]],
 ) -> None:
