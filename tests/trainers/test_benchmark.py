@@ -103,8 +103,12 @@ def timing() -> ModuleType:
 
 @pytest.mark.slow
 def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path: Path) -> None:
-    said = run(tmp_path / "out.jsonl", "--limit-s", "40", "2", "slow: --size tiny --steps 100000000")
-    assert "did not end in 40 s in phase" in said
+    flags = "slow: --size tiny --steps 100000000"
+    for limit in ("40", "80", "160"):  # on a busy machine the first ones end before it has loaded torch
+        said = run(tmp_path / f"{limit}.jsonl", "--limit-s", limit, "2", flags)
+        assert f"did not end in {limit} s in phase" in said
+        if "importing" not in said.partition("\n")[0]:
+            break
     assert "timed" in said.partition("\n")[0]
     assert said.count("train.py") >= 2, said
     assert said.count("most recent call first") >= 2, said  # the stacks of both ranks
