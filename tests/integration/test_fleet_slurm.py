@@ -17,6 +17,7 @@ import scripted
 import small_slurm
 from scripted import Command
 from small_stacks import ROOT
+from stackcheck.build.image import local_name
 from stackcheck.engine import leftovers
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
@@ -61,12 +62,24 @@ def scripted_image(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> 
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory, scripted_image: None) -> Path:  # noqa: ARG001
+def checkout(
+    tmp_path_factory: pytest.TempPathFactory,
+    engine: Engine,
+    scripted_image: None,  # noqa: ARG001  # it has to be there
+) -> Iterator[Path]:
     """A checkout that has tested the scripted image, so that the image is in it."""
     root = scripted.make_checkout(tmp_path_factory.mktemp("fleet") / "checkout")
     scripted.stackcheck(root, "test", REFERENCE)
-    scripted.let_pass(root, label(REFERENCE))
-    return root
+    let_pass(root)
+    yield root
+    of_last_run = json.loads((root / "build" / label(REFERENCE) / "run.json").read_text())["image"]
+    of_nodes = local_name(None, of_last_run["config_digest"])
+    if engine.has(of_nodes):
+        engine.remove(of_nodes)
+
+
+def let_pass(checkout: Path) -> None:
+    scripted.let_pass(checkout, label(REFERENCE), on_nodes=True)
 
 
 class Fleet(Command):
@@ -148,7 +161,7 @@ def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
             cluster.end_time_of(name, job)
         code, _, nodes = run.result()
     finally:
-        scripted.let_pass(checkout, label(REFERENCE))
+        let_pass(checkout)
     assert code == 6
     assert "down" in nodes["node3"]["reasons"][0], nodes["node3"]
     for name in ("node1", "node2"):
@@ -193,7 +206,7 @@ def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(
         assert "cancelling job" in run.text
         small_slurm.wait(lambda: containers() == [] and queue(cluster) == "", "the end of the job", cluster)
     finally:
-        scripted.let_pass(checkout, label(REFERENCE))
+        let_pass(checkout)
 
 
 def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, checkout: Path) -> None:
@@ -205,7 +218,7 @@ def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, che
         cluster.client("scontrol", "update", f"jobid={number}", "timelimit=1")
         code, _, nodes = run.result()
     finally:
-        scripted.let_pass(checkout, label(REFERENCE))
+        let_pass(checkout)
     assert code == 6
     (node,) = nodes.values()
     assert "stopped this node" in node["reasons"][0], node
