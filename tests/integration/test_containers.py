@@ -154,6 +154,7 @@ def test_a_container_over_its_time_is_killed_and_removed(engine: Engine, small_i
     assert containers_of(small_image) == []
 
 
+@pytest.mark.usefixtures("heard_signals")
 def test_a_run_that_is_interrupted_again_while_it_ends_leaves_no_container(
     engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
