@@ -13,16 +13,14 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
-import time
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import requests
 
+import registry_process
 import scripted
 import small_postgres
 import small_stacks
@@ -68,15 +66,6 @@ LONGEST = (
     "test_bad_days",
 )
 LAST = "test_fleet_network"  # judges the speed of links, so others' work must not slow some of them
-
-REGISTRY_CONFIG = """\
-version: 0.1
-log: {{level: error}}
-storage:
-  filesystem: {{rootdirectory: {root}}}
-  delete: {{enabled: true}}
-http: {{addr: "127.0.0.1:{port}"}}
-"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -281,31 +270,8 @@ def registry_program() -> Path:
 @pytest.fixture(scope="session")
 def registry(registry_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a real registry on loopback; it keeps no list of referrers."""
-    folder = tmp_path_factory.mktemp("registry")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = folder / "config.yml"
-    config.write_text(REGISTRY_CONFIG.format(root=folder / "data", port=port))
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([registry_program, "serve", config], stdout=log, stderr=log)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/v2/", process, folder / "log")
+    with registry_process.running(registry_program, tmp_path_factory.mktemp("registry")) as port:
         yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=START_TIMEOUT_S)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        with contextlib.suppress(requests.ConnectionError):
-            if requests.get(url, timeout=START_TIMEOUT_S).ok:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"{url} did not answer in {START_TIMEOUT_S:g} s: {log.read_text()}")
 
 
 @pytest.fixture(scope="session")

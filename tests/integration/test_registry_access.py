@@ -9,7 +9,6 @@ import ipaddress
 import json
 import os
 import socket
-import subprocess
 import threading
 import time
 import uuid
@@ -19,13 +18,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import requests
-import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import NameOID
 
+import registry_process
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import publish, verify
 from stackcheck.errors import StackcheckError
@@ -95,30 +94,8 @@ def registry_with(
     folder: Path, name: str = "127.0.0.1", address: str = "127.0.0.1", **sections: Any
 ) -> Iterator[str]:
     """HOST:PORT of Debian's docker-registry with sections of its configuration."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind((address, 0))
-        port = free.getsockname()[1]
-    http = sections.pop("http", {}) | {"addr": f"{address}:{port}"}
-    storage = {"filesystem": {"rootdirectory": str(folder / "data")}, "delete": {"enabled": True}}
-    config = {"version": 0.1, "log": {"level": "error"}, "http": http}
-    config["storage"] = storage | sections.pop("storage", {})
-    (folder / "config.yml").write_text(yaml.safe_dump(config | sections))
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            ["docker-registry", "serve", folder / "config.yml"], stdout=log, stderr=log
-        )
-    try:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=60):
-                break
-            assert process.poll() is None, (folder / "log").read_text()
-            time.sleep(0.05)
+    with registry_process.running("docker-registry", folder, address=address, settings=sections) as port:
         yield f"{name}:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=300)
 
 
 pytestmark = pytest.mark.usefixtures("registry_program")
