@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet.job import read_state
+from stackcheck.fleet.job import NodeState, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-START_LIMIT_S = (
-    300  # between the first container of a group and the last one; less than torchrun waits itself
-)
+# From the first container of a group to its last one; less than torchrun itself waits for the others.
+START_LIMIT_S = 300
+AROUND_S = 300  # for the work of a job outside its groups: to load the image, to write the files
 POLL_S = 0.2
 LOOK_S = 5.0  # at the states of all nodes, which are many small files on a shared disk
 
@@ -86,20 +86,25 @@ def missing(attempt: Path, files: Mapping[str, Path], limit_s: float) -> dict[st
 
 def why_ended(attempt: Path) -> dict[str, str]:
     """Node -> its error, of the nodes whose own stackcheck has ended."""
-    states = [state for folder in attempt.glob("[0-9]*") if (state := read_state(folder))]
     return {
-        state.node: in_one_line(state.error or "it has ended") for state in states if state.state != "running"
+        state.node: in_one_line(state.error or "it has ended")
+        for state in _states(attempt)
+        if state.state != "running"
     }
 
 
 def refusals(attempt: Path, names: Iterable[str], folder: Path) -> dict[str, str]:
     """Node -> its error, of the nodes that failed before their container was up: they refused the job."""
-    states = [state for path in attempt.glob("[0-9]*") if (state := read_state(path))]
     return {
         state.node: in_one_line(state.error or "")
-        for state in states
+        for state in _states(attempt)
         if state.state == "failed" and state.node in names and not up_file(folder, state.node).exists()
     }
+
+
+def _states(attempt: Path) -> list[NodeState]:
+    """What each node that wrote anything says of itself."""
+    return [state for folder in attempt.glob("[0-9]*") if (state := read_state(folder))]
 
 
 def in_one_line(error: str) -> str:

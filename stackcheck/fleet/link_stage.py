@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from stackcheck.fleet.job import Job
 
 LIMIT_S = 300  # for a group, from the time when all its containers are up to their end
-FIRST_PORT = 29500
+ROUND_S = 30  # for the reports of a round, beside the time of its groups
+FIRST_PORT, PORTS = 29500, 1000  # a port is free again only after a while, so the next round takes others
 REPORT_LIMIT_BYTES = 1 << 20
 PLAN = "links.json"
 
@@ -106,8 +107,8 @@ def make(
             for number, group in enumerate(each)
         ]
         planned.append(made)
-        port = FIRST_PORT + (port + len(each) - FIRST_PORT) % 1000  # a port is free again only after a while
-    limit = (gate.START_LIMIT_S + limit_s + 30) * len(planned) + 300
+        port = FIRST_PORT + (port + len(each) - FIRST_PORT) % PORTS
+    limit = (gate.START_LIMIT_S + limit_s + ROUND_S) * len(planned) + gate.AROUND_S
     changes = {"id": f"{job.id}-links", "nodes": len(names), "stage": "links", "limit_s": limit}
     return job.model_copy(update=changes), Plan(rounds=planned, limit_s=limit_s)
 

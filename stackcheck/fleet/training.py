@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stackcheck.fleet.job import Job
 
 PLAN = "training.json"
-PORT = 29400
+PORT, PORTS = 29400, 100  # a port is free again only after a while, so the next try takes another
 LIMIT_S = 900  # for the containers of one try, from the time when all are up
 STEP_LIMIT_S = 120  # a step of the tiny job takes milliseconds; one that waits for a lost node never ends
 STEPS, EVERY = 30, 5
@@ -150,13 +150,13 @@ def make(
         | {
             "names": chosen,
             "address": addresses[chosen[0]],
-            "port": PORT + number % 100,  # a port is free again only after a while
+            "port": PORT + number % PORTS,
             "batch": batch,
             "checkpoints": str(job.folder / "checkpoints"),
         }
     )
     changes = {"id": f"{job.id}-training-{number}", "nodes": len(chosen), "stage": "training"}
-    return job.model_copy(update=changes | {"limit_s": plan.start_s + plan.limit_s + 300}), plan
+    return job.model_copy(update=changes | {"limit_s": plan.start_s + plan.limit_s + gate.AROUND_S}), plan
 
 
 def save(job: Job, plan: TrainingPlan) -> None:

@@ -233,7 +233,7 @@ def _require_accepted(found: Interpreter, body: bytes, accepted: Collection[str]
         f"the image's {NAME} belongs to no package",
         where=f"{reference}: {found.file}",
         got=f"{found.sha256}, which no installed package has at this path",
-        expected="a file that dpkg or conda installed, unchanged, which this script cannot be",
+        expected="a program that dpkg or conda installed, unchanged; a script cannot be accepted",
         next_step=NEXT_STEP,
     )
 

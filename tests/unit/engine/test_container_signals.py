@@ -10,13 +10,12 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import docker
 import pytest
 
 from stackcheck.engine import container, image_files, interrupts, leftovers
 from stackcheck.engine.container import RunSpec
 from stackcheck.errors import EngineError
-
-docker = pytest.importorskip("docker")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
