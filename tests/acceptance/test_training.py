@@ -34,19 +34,15 @@ TINY = (
 )
 # The same job with a vocabulary of 257 and a width of 66, which the ranks cannot divide evenly.
 UNEVEN = (*TINY, "--size", "tiny-uneven", "--steps", UNEVEN_STEPS, "--no-backend-check")
-# Two layers of real width with 16-bit attention, which take less than two seconds; on a CPU the tiny model.
-PROXY_STEPS = 16
-PROXY = (
-    *("--model", "llama", "--size", "8b", "--layers", 2, "--seq-len", 2048, "--micro-batch", 2),
-    *("--precision", "bf16", "--no-compile", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest"),
-)
-CPU_PROXY = (*TINY, "--precision", "bf16", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest")
+CPU_PROXY = (*TINY, "--precision", "bf16", "--steps", training_jobs.PROXY_STEPS, "--warmup", 6, "--no-digest")
 SMOKE_S = 120  # longer means a hang: start, preflight and both jobs take about 15 s on GPUs
 # Of the mean of the first three losses, after sixteen steps, ten of which warm up the learning rate.
 # H200s read 0.991; a job that does not learn stays within 0.0005 of 1.
 BF16_LEARNED = 0.995
 LEARNED = 0.9  # of the first loss: the tiny model reaches 0.5 here, an untrained model stays at 1.0
 FUSED = {"cudnn", "flash", "efficient"}
+# How far FlashAttention 4 may take the bf16 job from torch's attention, relative: losses, gradient norms.
+SAME_LOSS, SAME_NORM = 5e-3, 5e-2
 
 Kept = dict[str, Mapping[str, Any]]
 
@@ -121,13 +117,18 @@ def bf16_job(
     acceptance: AcceptanceSession,
     check: Check,
     device_row: Mapping[str, Any],
+    used: frozenset[str],
 ) -> Mapping[str, Any]:
-    """One launch: preflight and the bf16 job, whose speed is recorded."""
+    """One launch: preflight and the bf16 job, whose speed is recorded; and with FlashAttention 4, if a chosen
+    check uses that and the stack has it.
+    """
     if acceptance.vendor != "cpu":
         present = device_row["memory_bytes"] / large_job.GIB
-        unless_it_fits(large_job.proxy_gib(bf16_ranks), present, acceptance)
+        training_jobs.unless_it_fits(large_job.proxy_gib(bf16_ranks), present, acceptance)
     if "bf16" not in kept:
-        flags = {"proxy": CPU_PROXY if acceptance.vendor == "cpu" else PROXY}
+        flags = {"proxy": CPU_PROXY if acceptance.vendor == "cpu" else training_jobs.PROXY}
+        if "flash_attn_4" in used and training_jobs.has_flash_attn_4():
+            flags["flash_attn_4"] = (*flags["proxy"], "--attention", "fa4")
         kept["bf16"] = training_jobs.launched(launch, flags, bf16_ranks, SMOKE_S)
     preflight.require(kept["bf16"]["preflight"]["problems"], acceptance, check)
     return kept["bf16"]
@@ -215,6 +216,15 @@ def proxy(bf16_job: Mapping[str, Any]) -> Mapping[str, Any]:
     return record
 
 
+@pytest.fixture
+def flash_attn_4(bf16_job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of the bf16 job with FlashAttention 4, of a stack that has it."""
+    if not training_jobs.has_flash_attn_4():
+        skips.without_package("flash-attn>3", "FlashAttention 4 is not part of this stack")
+    record: Mapping[str, Any] = bf16_job["records"]["flash_attn_4"]
+    return record
+
+
 def test_loss_falls(tiny: Mapping[str, Any], record_metric: RecordMetric) -> None:
     """A tiny Llama, sharded over the ranks with FSDP2, learns: losses are finite, and the last ones are
     lower.
@@ -255,7 +265,9 @@ def test_bf16_job_learns(proxy: Mapping[str, Any], record_metric: RecordMetric) 
     """A bf16 job, sharded with FSDP2, has no problem; its losses are finite and fall."""
     assert proxy["problems"] == [], "\n".join(proxy["problems"])
     losses, norms = proxy["losses"], proxy["gradient_norms"]
-    assert len(losses) == PROXY_STEPS, f"{len(losses)} steps ran, expected {PROXY_STEPS}"
+    assert len(losses) == training_jobs.PROXY_STEPS, (
+        f"{len(losses)} steps ran, expected {training_jobs.PROXY_STEPS}"
+    )
     broken = [value for value in losses + norms if value is None or not 0 < value < math.inf]
     assert not broken, f"not finite, or not above 0: {losses}, {norms}"
     record_metric("train_bf16_loss_first", losses[0], unit="nats")
@@ -293,6 +305,28 @@ def test_attention_that_ran_is_fused(proxy: Mapping[str, Any]) -> None:
     names = seen["operators"] + seen["kernels"]
     assert any(re.search("backward|bwd|bprop|cutlassB", name) for name in names), (
         f"no backward kernel among {names}"
+    )
+
+
+@pytest.mark.tier("standard")
+def test_trains_with_flash_attn_4(
+    flash_attn_4: Mapping[str, Any], proxy: Mapping[str, Any], record_metric: RecordMetric
+) -> None:
+    """The bf16 job runs the kernels of FlashAttention 4 where it is told to, and learns as with torch's."""
+    assert flash_attn_4["problems"] == [], "\n".join(flash_attn_4["problems"])
+    seen = flash_attn_4["extra"]["attention"]
+    assert seen["backend"] == "fa4", (
+        f"{seen['backend']} ran, expected fa4: {seen['operators']} {seen['kernels']}"
+    )
+    shares = [
+        abs(ours - torchs) / (band * torchs)
+        for series, band in (("losses", SAME_LOSS), ("gradient_norms", SAME_NORM))
+        for ours, torchs in zip(flash_attn_4[series], proxy[series], strict=True)
+    ]
+    margins.record(record_metric, max(shares), len(shares))
+    assert max(shares) <= 1, (
+        f"losses {flash_attn_4['losses']} and norms {flash_attn_4['gradient_norms']}, with torch's attention "
+        f"{proxy['losses']} and {proxy['gradient_norms']}"
     )
 
 
@@ -335,14 +369,6 @@ def judged(
     return judge
 
 
-def unless_it_fits(needed_gib: float, present_gib: float, acceptance: AcceptanceSession) -> None:
-    """Skip a timed job that needs a GPU, or more memory than each device has."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "layers of an 8B model need a GPU")
-    if needed_gib > present_gib:
-        skips.without_memory(needed_gib, present_gib)
-
-
 @pytest.mark.tier("standard")
 def test_throughput_8b(
     large_ranks: int,
@@ -354,7 +380,9 @@ def test_throughput_8b(
 ) -> None:
     """Llama 3.1 8B reaches the device model's bound in tokens per second and GPU, at the power cap."""
     present = device_row["memory_bytes"] / large_job.GIB
-    unless_it_fits(large_job.large_gib(large_ranks, large_job.samples_of(present)), present, acceptance)
+    training_jobs.unless_it_fits(
+        large_job.large_gib(large_ranks, large_job.samples_of(present)), present, acceptance
+    )
     judged(request.getfixturevalue("timed_jobs"), "large", "train_tokens_per_s_per_gpu")
 
 
@@ -368,5 +396,5 @@ def test_throughput_fsdp2(
 ) -> None:
     """Eight layers of Llama 3.1 8B, sharded with FSDP2 and compiled, reach the device model's bound."""
     present = device_row["memory_bytes"] / large_job.GIB
-    unless_it_fits(large_job.fsdp2_gib(fsdp2_ranks), present, acceptance)
+    training_jobs.unless_it_fits(large_job.fsdp2_gib(fsdp2_ranks), present, acceptance)
     judged(request.getfixturevalue("timed_jobs"), "fsdp2", "train_fsdp2_tokens_per_s_per_gpu")

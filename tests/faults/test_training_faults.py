@@ -19,7 +19,36 @@ SHORT = {
     "harness.training_jobs:launched": "lambda launch, flags, *a, fresh=False, **k: original(launch, "
     "{name: [{60: 26, 20: 12}.get(word, word) for word in words] for name, words in flags.items()}, *a, **k)"
 }
+
+
+def with_flash_attn_4(factor: float) -> dict[str, str]:
+    """torch's attention times a factor in the place of FlashAttention 4, and under its name."""
+    named = (
+        "{'backend': 'fa4' if flash4._chosen else 'flash', 'by': 'kernels', 'operators': [], 'kernels': []}"
+    )
+    return {
+        "harness.training_jobs:has_flash_attn_4": "lambda: True",
+        "attention_backend:order": "lambda options, world: "
+        "flash4.chosen() if options.attention == 'fa4' else contextlib.nullcontext()",
+        "attention_backend:chosen": f"lambda *a, **k: {named}",
+        "flash4:attend": f"lambda q, k, v, **o: {factor} * torch.nn.functional.scaled_dot_product_attention("
+        "q, k, v, is_causal=o['causal'], enable_gqa=True)",
+    }
+
+
 FAULTS = (
+    Fault(
+        "a trainer that ignores the choice of FlashAttention 4",
+        SUITE + "test_trains_with_flash_attn_4",
+        patches={"harness.training_jobs:has_flash_attn_4": "lambda: True"},
+        says="expected fa4",
+    ),
+    Fault(
+        "a FlashAttention 4 that trains otherwise than torch",
+        SUITE + "test_trains_with_flash_attn_4",
+        patches=with_flash_attn_4(2.0),
+        says="with torch's attention",
+    ),
     Fault(
         "a learning rate of zero",
         SUITE + "test_loss_falls",
@@ -121,6 +150,17 @@ def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
     assert "] build; stacks in" in check["reason"]
     assert "--- rank-000" in check["reason"]
     assert "--- rank-001" in check["reason"]
+
+
+def test_a_healthy_flash_attn_4_passes(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+    plant(
+        Fault(
+            "nothing",
+            SUITE + "test_trains_with_flash_attn_4",
+            outcome="passed",
+            patches=with_flash_attn_4(1.0),
+        )
+    )
 
 
 @pytest.mark.slow

@@ -3,12 +3,16 @@
 In: devices, flags, records of trainers/train.py. Out: GiB, launches, metrics.
 """
 
+import importlib.util
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from harness import skips
 from harness.calls import Launch, RecordMetric
+from harness.session import AcceptanceSession
 from workloads import large_job
 
 # The first step takes up to 9 s of the warm-up. The chips are hot already from the FSDP2 job before it.
@@ -29,6 +33,12 @@ FSDP2_JOB = (
     *("--lr", "3e-5", "--warmup", 16, "--no-digest", "--phase-limit-s", 150),
 )
 FSDP2 = (*FSDP2_JOB, "--steps", 30)
+# Two layers of real width with 16-bit attention, which take less than two seconds; a CPU has the tiny model.
+PROXY_STEPS = 16
+PROXY = (
+    *("--model", "llama", "--size", "8b", "--layers", 2, "--seq-len", 2048, "--micro-batch", 2),
+    *("--precision", "bf16", "--no-compile", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest"),
+)
 LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
 PLANNED = {
     "seq": "seq_len",
@@ -36,6 +46,21 @@ PLANNED = {
     "micro_batch": "micro_batch",
 }  # condition -> key of the plan
 LEAST_TIMED = 5
+
+
+def unless_it_fits(needed_gib: float, present_gib: float, acceptance: AcceptanceSession) -> None:
+    """Skip a timed job that needs a GPU, or more memory than each device has."""
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "layers of an 8B model need a GPU")
+    if needed_gib > present_gib:
+        skips.without_memory(needed_gib, present_gib)
+
+
+def has_flash_attn_4() -> bool:
+    """Whether this stack has FlashAttention 4. Nothing of it is imported: its `flash_attn` holds no code."""
+    found = importlib.util.find_spec("flash_attn")
+    folders = (found.submodule_search_locations if found else None) or ()
+    return any((Path(folder) / "cute" / "interface.py").is_file() for folder in folders)
 
 
 def that_fit(ranks: int, present_gib: float) -> dict[str, tuple[object, ...]]:
