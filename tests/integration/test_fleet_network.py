@@ -82,9 +82,10 @@ def image_of(stack: Stack) -> str:
     return found
 
 
-def left_behind() -> list[str]:
+def left_behind(network: Network) -> set[str]:
+    """Of this network: one whose test was killed may have left others on this machine."""
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return [line for line in spaces.splitlines() if "stackcheck-" in line]
+    return {line.split()[0] for line in spaces.splitlines()} & set(network.spaces.values())
 
 
 def culprits(done: FleetRun) -> list[tuple[str, tuple[str, ...]]]:
@@ -108,7 +109,7 @@ def test_a_slow_and_a_blackholed_link_are_named_and_neither_the_others_nor_a_nod
     assert len(done.links.speeds) == 5
     assert done.links.whole_error, "all together need the link that takes no packet"
     assert done.status == "FAILED"
-    assert left_behind() == []
+    assert left_behind(network) == set()
 
 
 def test_a_lossy_link_is_named_of_three_nodes_and_healthy_links_pass(
@@ -158,7 +159,7 @@ def test_two_nodes_train_one_job_and_the_rest_resumes_it_when_one_is_lost(
     assert all(math.isfinite(loss) for loss in found.records["hsdp"].losses)
     document: Any = json.loads((before.job.folder / "fleet.json").read_text())
     assert document["training"]["lost"][0]["node"] == "node2"
-    assert left_behind() == []
+    assert left_behind(network) == set()
 
 
 def lose_in_the_middle(done: FleetRun, engine: NodesEngine, name: str) -> None:

@@ -21,7 +21,7 @@ TINY = "--size tiny --steps 6 --no-preflight"
 
 def run(out: Path, *arguments: str) -> str:
     command = [sys.executable, BENCHMARKS / "train.py", "--out", out, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 @pytest.mark.parametrize("base", sorted(ablation.BASES))
@@ -104,12 +104,12 @@ def timing() -> ModuleType:
 @pytest.mark.slow
 def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path: Path) -> None:
     flags = "slow: --size tiny --steps 100000000"
-    for limit in ("40", "80", "160"):  # on a busy machine the first ones end before it has loaded torch
+    for limit in ("40", "80", "160", "320"):  # on a busy machine the first ones end before the steps begin
         said = run(tmp_path / f"{limit}.jsonl", "--limit-s", limit, "2", flags)
         assert f"did not end in {limit} s in phase" in said
-        if "importing" not in said.partition("\n")[0]:
+        if "timed" in said.partition("\n")[0]:
             break
-    assert "timed" in said.partition("\n")[0]
+    assert "timed" in said.partition("\n")[0], said
     assert said.count("train.py") >= 2, said
     assert said.count("most recent call first") >= 2, said  # the stacks of both ranks
 
