@@ -103,7 +103,7 @@ class Network:
 
     def lossy(self, one: str, other: str) -> None:
         """Every fiftieth packet is lost on its way. A packet is as large as on a cable: of the 64 KiB that
-        Linux hands over at once between namespaces a transfer may lose none, and it is as fast as without loss.
+        Linux hands over at once between namespaces a transfer may lose none, and that is as fast as any.
         """
         for here, there in ((one, other), (other, one)):
             self.ip(here, "link", "set", f"to-{there}", "gso_max_segs", "1")
