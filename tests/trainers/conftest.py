@@ -56,3 +56,9 @@ def record(program: Callable[..., dict[str, Any]]) -> Record:
 def scales(program: Callable[..., dict[str, Any]]) -> Record:
     """Every FP8 scale of train.py on so many ranks."""
     return functools.partial(program, Path(__file__).with_name("scales.py"))
+
+
+@pytest.fixture(scope="session")
+def gathered(program: Callable[..., dict[str, Any]]) -> Record:
+    """The record of train.py on so many ranks, with the bytes that its all-gathers made."""
+    return functools.partial(program, Path(__file__).with_name("gathered.py"))

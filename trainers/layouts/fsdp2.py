@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from layouts import job, optimizer, prepare
+from layouts import fp8_weights, job, optimizer, prepare
 from layouts.sharding import DTensor, MixedPrecisionPolicy, fully_shard
 
 if TYPE_CHECKING:
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 
 class Fsdp2:
-    """FSDP2 over the dimensions shard and replicas, tensor parallel over tp. `stages`: of a pipeline."""
+    """FSDP2 over the dimensions shard and replicas, tensor parallel over tp.
+
+    `stages`: of a pipeline. `form`: of the state in a checkpoint.
+    """
 
     stages: dist.ProcessGroup | None = None
+    form: StateDictOptions | None = None
 
     def __init__(self, model: BlockModel, options: Options, world: World) -> None:
         self.options, self.mesh, self.model = options, job.mesh(options, world), model
@@ -39,6 +43,7 @@ class Fsdp2:
         self.data_rank = self.mesh["replicas"].get_local_rank() * self.mesh["shard"].size()
         self.data_rank += self.mesh["shard"].get_local_rank()
         self.optimizer = optimizer.adamw(model, options)
+        fp8_weights.compute_scales(model)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Job. Only the last microbatch of a step reduces gradients and frees gathered weights."""
@@ -53,22 +58,19 @@ class Fsdp2:
         norm = optimizer.global_norm(self.model.parameters(), self.stages)
         optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
         optimizer.update(self.optimizer, lr)
-        if self.options.precision == "fp8":
-            from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
-
-            precompute_float8_dynamic_scale_for_fsdp(self.model)
+        fp8_weights.compute_scales(self.model)
         return norm
 
     def state(self) -> dict[str, Any]:
         """As Job."""
-        model, moments = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": moments}
+        model, moments = get_state_dict(self.model, self.optimizer, options=self.form)
+        return {"model": {name: fp8_weights.plain(x) for name, x in model.items()}, "optimizer": moments}
 
     def restore(self, state: dict[str, Any]) -> None:
         """As Job."""
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **parts, options=self.form)
+        fp8_weights.compute_scales(self.model)
 
     def state_bytes(self) -> int:
         """As Job."""
@@ -81,6 +83,7 @@ class Fsdp2:
 
 def whole(value: Tensor) -> Tensor:
     """A tensor that may be spread over ranks, whole, in float32 on the CPU."""
+    value = fp8_weights.plain(value)
     value = value.full_tensor() if isinstance(value, DTensor) else value
     return value.detach().float().cpu()
 
@@ -93,6 +96,7 @@ def shard(model: BlockModel, options: Options, meshes: DeviceMesh) -> FSDPModule
         reduce_dtype=torch.float32 if options.reduce == "fp32" else torch.bfloat16,
         cast_forward_inputs=False,  # embeddings are bfloat16 already; the rotary table must stay float32
     )
+    fp8_weights.unwrap_uneven(model, meshes["shard"].size())
     for name, unit in list(prepare.units(model)):
         stays = name == "head" or not options.reshard
         fully_shard(unit, mesh=over, mp_policy=policy, reshard_after_forward=not stays)

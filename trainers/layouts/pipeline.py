@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from errors import RefusedError
@@ -90,6 +90,8 @@ class Flow:
 class Pipelined(fsdp2.Fsdp2):
     """The Job with FSDP2 inside a stage."""
 
+    form = FLATTENED
+
     def __init__(self, model: BlockModel, plan: Plan, options: Options, world: World) -> None:
         super().__init__(model, options, world)
         self.stages = self.mesh["pp"].get_group()
@@ -98,16 +100,6 @@ class Pipelined(fsdp2.Fsdp2):
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Flow.microbatch."""
         return self.flow.microbatch(batch, last=last, share=share)
-
-    def state(self) -> dict[str, Any]:
-        """As Job."""
-        model, moments = get_state_dict(self.model, self.optimizer, options=FLATTENED)
-        return {"model": model, "optimizer": moments}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """As Job."""
-        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **parts, options=FLATTENED)
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""

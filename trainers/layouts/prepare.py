@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 import initial
+from layouts import fp8_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from models.layers import BlockModel
-    from options import CompileScope, Options, Precision
+    from options import CompileScope, Options
     from world import World
 
 STD = 0.02  # of initial weights, as GPT-2 and LLM Foundry draw them
@@ -45,7 +46,7 @@ def skeleton(family: Any, config: Any, **arguments: Any) -> BlockModel:
 def prepare(model: BlockModel, options: Options, world: World, tp: DeviceMesh | None) -> None:
     """Give weights to every unit, then apply everything that must come before sharding."""
     if options.precision.startswith("fp8"):
-        use_fp8_linears(model, options.precision)
+        use_fp8_linears(model, options)
     for name, unit in list(units(model)):
         give_weights(model, unit, name, options, world.device)
     give_weights(model, model, "", options, world.device)
@@ -110,13 +111,13 @@ def give_weights(
         if id(parameter) not in done:
             name = f"{prefix}.{path}" if prefix else path
             value = initial_value(model.our_name(name), parameter.shape, model.config.layers, options, device)
-            done[id(parameter)] = nn.Parameter(value)
+            done[id(parameter)] = nn.Parameter(fp8_weights.like(parameter, value))
         setattr(module.get_submodule(owner), leaf, done[id(parameter)])
 
 
-def use_fp8_linears(model: nn.Module, recipe: Precision) -> None:
-    """Replace the blocks' linear layers by torchao's FP8 ones: tensorwise with FP8 all-gather,
-    or row-wise.
+def use_fp8_linears(model: nn.Module, options: Options) -> None:
+    """Replace the blocks' linear layers by torchao's FP8 ones: tensorwise, in FSDP2 with FP8
+    all-gather, or row-wise.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -124,10 +125,10 @@ def use_fp8_linears(model: nn.Module, recipe: Precision) -> None:
         raise RuntimeError(
             "--precision fp8 needs torchao; pip install torchao, or use --precision bf16"
         ) from error
-    if recipe == "fp8-rowwise":
+    if options.precision == "fp8-rowwise":
         config = Float8LinearConfig.from_recipe_name("rowwise")
     else:
-        config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=options.parallel == "fsdp2")
     convert_to_float8_training(
         model, config=config, module_filter_fn=lambda _, name: "blocks" in name and "router" not in name
     )

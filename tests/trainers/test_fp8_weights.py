@@ -1,0 +1,62 @@
+"""torchao's FP8 under FSDP2: weights are gathered in 8 bits, and checkpoints hold plain float32."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import Record
+
+pytest.importorskip("torchao")
+
+JOB = ("--global-batch", "8", "--seed", "3", "--steps", "4", "--no-backend-check")
+FP8 = (*JOB, "--precision", "fp8")
+KEPT = ("--checkpoint-every", "2", "--full-every", "2")
+BAND = 2e-3  # as test_layouts has it
+SLOW = pytest.mark.slow
+
+
+def test_weights_are_gathered_in_8_bits_and_a_job_resumes_exactly(gathered: Record, tmp_path: Path) -> None:
+    kept = (*KEPT, "--checkpoint", str(tmp_path))
+    half, whole = gathered(2, *JOB, "--precision", "bf16"), gathered(2, *FP8, *kept)
+    assert whole["losses"] == pytest.approx(half["losses"], rel=BAND)
+    # Embedding, head and norms stay in 16 bits: they are a fifth of the tiny model.
+    assert 0.5 < whole["gathered_bytes"] / half["gathered_bytes"] < 0.65
+    (tmp_path / "step_00000004").rename(tmp_path / "later")
+    again = gathered(2, *FP8, *kept)
+    assert again["first_step"] == 2
+    assert again["losses"] == whole["losses"][2:], "scales are those of the loaded weights"
+    assert again["digest"] == whole["digest"]
+    weights = torch.load(tmp_path / "step_00000002" / "weights.pt")
+    assert {(type(value), value.dtype) for value in weights.values()} == {(torch.Tensor, torch.float32)}
+
+
+@SLOW
+def test_a_checkpoint_of_fp8_continues_in_16_bits_on_one_rank(record: Record, tmp_path: Path) -> None:
+    kept = (*KEPT, "--checkpoint", str(tmp_path), "--asynchronous")
+    whole = record(2, *FP8, *kept)
+    (tmp_path / "step_00000004").rename(tmp_path / "later")
+    again = record(1, *JOB, *kept, "--precision", "bf16", "--micro-batch", "8")
+    assert again["first_step"] == 2
+    assert again["losses"] == pytest.approx(whole["losses"][2:], rel=BAND)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("ranks", "flags", "share"),
+    [
+        (4, ("--replicas", "2", "--micro-batch", "2"), 0.65),
+        (4, ("--tp", "2", "--micro-batch", "2"), 0.75),  # norms and embedding are whole on each tensor rank
+        (4, ("--pp", "2", "--micro-batch", "1"), 0.75),  # a stage has one end of the model
+        (3, ("--global-batch", "6"), 1.01),  # three ranks cannot share these weights evenly
+    ],
+    ids=["replicas", "tensor", "pipeline", "uneven"],
+)
+def test_every_division_of_the_ranks_gathers_what_it_can_in_8_bits(
+    ranks: int, flags: tuple[str, ...], share: float, gathered: Record
+) -> None:
+    flags = ("--until", "2", *flags)
+    half, got = gathered(ranks, *JOB, *flags, "--precision", "bf16"), gathered(ranks, *FP8, *flags)
+    assert got["losses"] == pytest.approx(half["losses"], rel=BAND)
+    assert got["ranks_agree"]
+    assert share - 0.3 < got["gathered_bytes"] / half["gathered_bytes"] < share

@@ -1,0 +1,69 @@
+"""Weights of torchao's FP8 layers under FSDP2: cast before they are gathered, so half the bytes travel.
+
+In: a model whose FP8 layers hold torchao's class of weights. Out: the same, or plain tensors for a
+checkpoint. Such a weight is a float32 tensor in a wrapper, which FSDP2 asks for what to send. Every rank must
+send the same number of bytes, so a weight that the ranks cannot share evenly is gathered in bfloat16, and
+cast then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from layouts.sharding import DTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INNER = "_tensor"  # where torchao's wrapper holds the float32 values
+
+
+def like(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """This value in the class of a weight that has none yet."""
+    if not casts_itself(parameter):
+        return value
+    wrapped = torch.empty_like(parameter, device=value.device, requires_grad=False)
+    with torch.no_grad():
+        wrapped.copy_(value)
+    return wrapped
+
+
+def casts_itself(value: Tensor) -> bool:
+    """Whether FSDP2 gathers this tensor, or this rank's part of it, in what the tensor makes of itself."""
+    return hasattr(_local(value), "fsdp_pre_all_gather")
+
+
+def plain(value: Any) -> Any:
+    """A tensor without the wrapper, in the same memory; anything else as it is."""
+    if not (isinstance(value, torch.Tensor) and casts_itself(value)):
+        return value
+    inner: Tensor = getattr(_local(value), INNER)
+    if not isinstance(value, DTensor):
+        return inner
+    shape = {"shape": value.shape, "stride": value.stride()}
+    return DTensor.from_local(inner, value.device_mesh, value.placements, run_check=False, **shape)
+
+
+def unwrap_uneven(model: nn.Module, ranks: int) -> None:
+    """Leave no weight in the wrapper whose first dimension `ranks` do not divide."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if casts_itself(parameter) and _local(parameter).shape[0] % ranks:
+                setattr(module, name, nn.Parameter(plain(parameter.detach())))
+
+
+def compute_scales(model: nn.Module) -> None:
+    """Find the scale of every weight with one all-reduce. Without it each weight needs one of its own when it
+    is gathered; with it the scale is as old as the values, so this must follow every change of them.
+    """
+    if any(casts_itself(parameter) for parameter in model.parameters()):
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
