@@ -30,7 +30,8 @@ def ended_at(flags: dict[str, float | None], after_s: list[float], monkeypatch: 
     nothing = SimpleNamespace(enter=lambda _: None, alive=lambda: None)
     run = SimpleNamespace(
         options=SimpleNamespace(**given | flags), first_step=0, phases=nothing, begin_s=0.0, clock=Clock(),
-        first_step_s=None, stopped=False, joules=None, data_wait_s=[], store=None, compiled_at_s=0.0, timed_at_s=0.0,
+        first_step_s=None, stopped=False, joules=None, data_wait_s=[], store=None,
+        compiled_at_s=0.0, timed_at_s=0.0,
     )  # fmt: skip
     for done, elapsed_s in enumerate(after_s, start=1):
         agreed = SimpleNamespace(agreed=lambda _, now=elapsed_s: (False, now))
