@@ -265,6 +265,7 @@ def test_both_sides_of_a_comparison_are_one_job_but_for_what_is_compared(
     one = measures.Bench(machine=machine(1), ranks=1, tiny=False, seconds=10, limit_s=80)
     measures.measure(compile_row, one)
     assert [options.parse([*job]).implementation for job in here.jobs[-2:]] == ["native", "native"]
+    assert [options.parse([*job]).micro_batch for job in here.jobs[-2:]] == ["1", "1"], "autograd keeps more"
 
 
 @pytest.mark.parametrize("metric", ["compile", "gpt-22b-tensor-2", "weak-scaling-175b"])

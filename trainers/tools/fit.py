@@ -169,7 +169,7 @@ def _lean(row: Row, flags: list[str]) -> list[str]:
         and parsed.precision in {"bf16", "fp8"}
         and parsed.recompute == "none"
     )
-    fused = fused and parsed.tp * parsed.pp == 1
+    fused = fused and parsed.tp * parsed.pp == 1 and "--implementation" not in flags
     if row.precision == "fp8" and not fused:
         return flags
     words = [*words, "--parallel", "zero1", "--reduce", "bf16", "--moments", "bf16"]

@@ -206,8 +206,8 @@ def _attention(row: Row, bench: Bench) -> Found:
 
 
 def _compile(row: Row, bench: Bench) -> Found:
-    plain = ("--implementation", "native")  # the fused layer has nothing to compile
-    return _ab(row, bench, (*plain, "--compile"), (*plain, "--no-compile"), "compiled over not compiled")
+    plain = replace(row, flags=(*row.flags, "--implementation", "native"))  # the fused layer compiles nothing
+    return _ab(plain, bench, ("--compile",), ("--no-compile",), "compiled over not compiled")
 
 
 def _model_parallel(flag: str) -> Callable[[Row, Bench], Found]:
