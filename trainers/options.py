@@ -40,6 +40,7 @@ class Options:
     warmup: int
     warmup_s: float
     budget_s: float | None
+    timed_s: float | None
     seq_len: int | None
     micro_batch: str
     global_batch: int | None
@@ -245,6 +246,12 @@ def _what(group: argparse._ArgumentGroup) -> None:
         help="and at least so many seconds that are not timed: a chip reaches its power cap within a minute",
     )
     add("--budget-s", type=float, help="end at the next step after this many seconds")
+    add(
+        "--timed-s",
+        type=float,
+        help="end after so many seconds of timed steps, three at least; --warmup-s then begins behind the "
+        "first step, so that a long compilation takes nothing from either",
+    )
     add("--seq-len", type=int, help="tokens per sequence")
     add(
         "--micro-batch",

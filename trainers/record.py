@@ -127,6 +127,8 @@ def fallback(options: Options, attention: dict[str, Any] | None, *, gpu: bool) -
     if attention is None or not gpu:
         return []
     ran, named = attention["backend"], options.attention
+    if named == "math" and ran is None and not attention["kernels"]:
+        return []  # the compiler turns plain attention into products, and then nothing has its name
     if named not in {"auto", ran}:
         return [
             f"--attention {named} was asked for and {ran} ran: {attention['kernels'] or 'no kernel seen'}"

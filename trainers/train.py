@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 LR_FLOOR = 0.1  # of the peak learning rate, reached at the last step (arXiv 2302.13971, section 2.3)
 GC_EVERY = 50  # steps between two garbage collections, as in pytorch/torchtitan
+LEAST_TIMED = 3  # steps of a run that --timed-s ends: fewer have no median
 
 STOPPED, REFUSED, UNSOUND, OUT_OF_MEMORY, UNFIT = 1, 2, 3, 4, 5  # exit codes; phases.HUNG is 6
 
@@ -132,6 +133,8 @@ class Run:
     phases: Phases
     begin_s: float
     first_step_s: float | None = None
+    compiled_at_s: float = 0.0  # seconds after begin_s, by the slowest rank: the ranks agree on them
+    timed_at_s: float = 0.0
 
 
 def job(options: Options, world: World, phases: Phases, fitness: dict[str, Any] | None) -> dict[str, Any]:
@@ -269,12 +272,25 @@ def between_steps(run: Run, done: int) -> bool:
     # Ranks decide together: one that leaves the loop alone would leave the others waiting in their next
     # collective.
     stop, elapsed_s = run.world.stop.agreed(time.perf_counter() - run.begin_s)
-    over = options.budget_s is not None and elapsed_s > options.budget_s
-    ends = stop or over or done == options.last_step
+    ends = stop or over(run, elapsed_s) or done == options.last_step
     run.stopped = stop and done < options.last_step
-    mark_time(run, warm=here >= options.warmup and elapsed_s >= options.warmup_s, first=here == 1)
+    if here == 1 and options.timed_s is not None:
+        run.compiled_at_s = elapsed_s
+    warm = here >= options.warmup and elapsed_s - run.compiled_at_s >= options.warmup_s
+    if warm and not run.clock.marks:
+        run.timed_at_s = elapsed_s
+    mark_time(run, warm=warm, first=here == 1)
     save(run, done, ends=ends)
     return ends
+
+
+def over(run: Run, elapsed_s: float) -> bool:
+    """Whether the time of --budget-s, or that of the timed steps, is used up."""
+    budget_s, timed_s = run.options.budget_s, run.options.timed_s
+    if budget_s is not None and elapsed_s > budget_s:
+        return True
+    enough = len(run.clock.marks) >= LEAST_TIMED  # the mark of this step is not there yet
+    return timed_s is not None and enough and elapsed_s - run.timed_at_s >= timed_s
 
 
 def mark_time(run: Run, *, warm: bool, first: bool) -> None:

@@ -103,6 +103,9 @@ def test_a_silent_fallback_is_a_problem_of_the_record() -> None:
     assert record.fallback(Asked("auto"), seen, gpu=True) == []
     assert record.fallback(Asked("flash"), seen, gpu=True) == []
     assert "cudnn was asked for and flash ran" in record.fallback(Asked("cudnn"), seen, gpu=True)[0]
+    compiled = attention_backend.chosen({"aten::bmm"}, {GEMM}, gpu=True)
+    assert record.fallback(Asked("math"), compiled, gpu=True) == [], "products and no name of attention"
+    assert "math was asked for and flash ran" in record.fallback(Asked("math"), seen, gpu=True)[0]
     assert "no fused attention" in record.fallback(Asked("auto"), slow, gpu=True)[0]
     assert record.fallback(Asked("auto", "fp32"), slow, gpu=True) == []
 

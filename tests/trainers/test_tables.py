@@ -1,6 +1,8 @@
 """The tables around a run: published beside ours, what a token costs, and one system in another's terms."""
 
 import json
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 import options
 import rows
-from tools import cost, fit, measures, ratio, table
+from tools import cost, fit, launch, measures, ratio, table
 
 H200 = 150754820096
 
@@ -175,6 +177,116 @@ def test_the_table_refuses_a_machine_and_a_document_that_it_does_not_know(
     assert "no document amd; rows.yaml has amd-container, mosaicml-june" in capsys.readouterr().err
     assert table.main(["amd-container", "--device", "MI999"]) == 2
     assert "--device MI999: not in" in capsys.readouterr().err
+
+
+class Machine:
+    """In place of launch.run: two GPUs on which four samples of the fused layer run out of memory."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[str, ...]] = []
+        self.gpus: Counter[str] = Counter()
+        self.both = threading.Barrier(2)
+
+    def run(self, system: launch.System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:
+        self.jobs.append(tuple(flags))
+        assert timeout_s <= 90
+        gpu = next((word for word in system.command if word.startswith("CUDA_VISIBLE_DEVICES=")), "all")
+        if gpu != "all":
+            self.gpus[gpu] += 1
+        if len(self.jobs) <= 2 and gpu != "all":
+            self.both.wait(60)  # one job alone never comes through
+        if "fused" in flags and flags[flags.index("--micro-batch") + 1] == "4":
+            raise launch.RunError("here ended with 1\nncclUnhandledCudaError: Out of memory", 1)
+        return record(50_000, device="H200", unit="images" if "flux" in flags else "tokens")
+
+
+def test_rows_of_one_gpu_run_side_by_side_and_a_call_that_was_cut_continues(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, out = Machine(), tmp_path / "rows.jsonl"
+    monkeypatch.setattr(launch, "run", here.run)
+    command = ["amd-container", "--device", "H200", "--count", "2", "--beside", "0,1", "--out", str(out)]
+    command += ["--seconds", "10", "--limit-s", "80", "--only", "llama-8b,mistral"]
+    assert table.main(command) == 0
+    assert set(here.gpus) == {"CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1"}
+    assert max(Counter(here.jobs).values()) == 1, "rows of one job share its record, and its lack of memory"
+    assert [job for job in here.jobs if "4" in job], "4,096 tokens: four samples are tried first"
+    table_shown = capsys.readouterr().out
+    assert "true size; batch 3; ZeRO-1, 16-bit sums and moments" in table_shown
+    lines_kept = out.read_text().splitlines(keepends=True)
+    assert len(lines_kept) == 12
+
+    # The last two lines are lost, one of them in the middle: only their rows run again, and not their jobs.
+    begun, kept_rows = len(here.jobs), {json.loads(line)["row"] for line in lines_kept[:10]}
+    out.write_text("".join(lines_kept[:10]) + lines_kept[10][:100])
+    assert table.main([*command, "--budget-s", "0"]) in {0, 1}
+    again = capsys.readouterr().out
+    assert len(here.jobs) == begun, "a record that is kept serves every row of its job"
+    assert all(f"| {row} |" in again for row in kept_rows)
+    assert len(again.splitlines()) == len(table_shown.splitlines())
+
+    assert table.main(["amd-container", "--show", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "not run: no result in rows.jsonl" in said
+    assert said.count("true size") >= 10
+    assert table.main(["amd-container", "--show"]) == 2
+
+
+def test_without_time_no_row_begins_and_the_table_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    here, out = Machine(), tmp_path / "rows.jsonl"
+    monkeypatch.setattr(launch, "run", here.run)
+    command = ["frontier", "--device", "H200", "--count", "2", "--budget-s", "10", "--out", str(out)]
+    assert table.main(command) == 1
+    assert "no time is left to start it" in capsys.readouterr().out
+    assert not here.jobs
+    assert table.main(["frontier", "--show", "--out", str(out)]) == 0
+    assert "no time is left to start it" in capsys.readouterr().out, "the reason is kept"
+
+
+def test_both_sides_of_a_comparison_are_one_job_but_for_what_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Machine()
+    monkeypatch.setattr(launch, "run", here.run)
+    frontier = {row.id: row for row in rows.document("frontier").rows}
+    bench = measures.Bench(machine=machine(2), ranks=2, tiny=False, seconds=10, limit_s=80)
+    for name in ("gpt-22b-tensor-2", "gpt-22b-pipeline-2", "strong-scaling-175b", "flash-attention-gain"):
+        measures.measure(frontier[name], bench)
+    tried = [options.parse([*job]) for job in here.jobs]
+    plain, tensor, stages, alone, both, slow, fast = tried
+    assert (tensor.tp, stages.pp, plain.tp * plain.pp) == (2, 2, 1)
+    assert plain.global_batch == tensor.global_batch == stages.global_batch == 4
+    assert plain.layers == tensor.layers == stages.layers
+    assert (alone.global_batch, alone) == (4, both), "strong scaling: the same step on one GPU and on two"
+    assert (slow.attention, fast.attention) == ("math", "flash")
+    compile_row = next(row for row in rows.document("spheron").rows if row.id == "compile")
+    one = measures.Bench(machine=machine(1), ranks=1, tiny=False, seconds=10, limit_s=80)
+    measures.measure(compile_row, one)
+    assert [options.parse([*job]).implementation for job in here.jobs[-2:]] == ["native", "native"]
+    assert [options.parse([*job]).micro_batch for job in here.jobs[-2:]] == ["1", "1"], "autograd keeps more"
+
+
+@pytest.mark.parametrize("metric", ["compile", "gpt-22b-tensor-2", "weak-scaling-175b"])
+def test_a_second_side_that_fails_is_a_failed_row_and_not_the_end_of_the_table(
+    metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter([record(50_000), launch.RunError("here did not end in 90 s", None)])
+
+    def run(*_: object, **__: object) -> dict[str, Any]:
+        found = next(calls)
+        if isinstance(found, launch.RunError):
+            raise found
+        return found
+
+    monkeypatch.setattr(launch, "run", run)
+    every = {row.id: row for name in ("frontier", "spheron") for row in rows.document(name).rows}
+    result = table.measured(
+        every[metric], measures.Bench(machine=machine(2), ranks=2, tiny=False, seconds=10)
+    )
+    assert (result["ours"], result["failed"]) == (None, True)
+    assert "did not end in 90 s" in result["reason"]
 
 
 @pytest.mark.slow

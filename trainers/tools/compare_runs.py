@@ -7,7 +7,8 @@
 Out: one JSON line: the largest gap between the losses, the gap over the last tenth, the ratio of the rates,
 and the verdict. Exit code 0: in the band. 1: outside, or an arm failed. 2: the arms are different jobs, or
 the first one cannot be a reference. The shipped text is small: a wide model knows it by heart after a hundred
-steps.
+steps. --beside runs the arms at the same time, each on its own GPU. With --out each arm's record is kept
+beside that file when it is done, and the same command does not run it again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import dataclasses
 import json
 import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +49,22 @@ def main(arguments: list[str]) -> int:
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Run both arms, one after the other."""
+    """Run both arms, one after the other or side by side."""
     if len(options.arm) != 2:
         raise RefusedError(f"expected two --arm, got {len(options.arm)}")
-    flags = [*launch.COMPARABLE, *options.flags, "--steps", str(options.steps)]
     arms = [launch.parse_system(text) for text in options.arm]
-    first = launch.run(arms[0], flags, timeout_s=options.timeout_s)
+    if arms[0].name == arms[1].name:
+        raise RefusedError(f"both --arm have the name {arms[0].name}; give two names")
+    gpus = options.beside or [None, None]
+    if len(gpus) != 2:
+        raise RefusedError(f"--beside names a GPU for each arm: expected two, got {len(gpus)}")
+    with ThreadPoolExecutor(2 if options.beside else 1) as pool:
+        both = [
+            pool.submit(_record, launch.on_gpu(arm, gpu), options)
+            for arm, gpu in zip(arms, gpus, strict=True)
+        ]
+        first, second = (one.result() for one in both)
     curve = loss_curve.reference(first, options.band, measured=launch.timestamp())
-    second = launch.run(arms[1], flags, timeout_s=options.timeout_s)
     loss_curve.comparable(curve, second)
     verdict = loss_curve.judge(curve, second["losses"])
     return {
@@ -66,6 +76,22 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "band": dataclasses.asdict(curve.band),
         "verdict": dataclasses.asdict(verdict),
     }
+
+
+def _record(arm: launch.System, options: argparse.Namespace) -> dict[str, Any]:
+    """The record of this arm: kept beside --out by an earlier call of the same job, or run now."""
+    flags = [*launch.COMPARABLE, *options.flags, "--steps", str(options.steps)]
+    path = options.out.with_suffix(f".{arm.name}.json") if options.out else None
+    if path is not None and path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        if kept["job"] == [*arm.command, *flags]:
+            return kept
+    record = {**launch.run(arm, flags, timeout_s=options.timeout_s), "job": [*arm.command, *flags]}
+    if path is not None:
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(record))
+        partial.rename(path)
+    return record
 
 
 def gap(first: list[float | None], second: list[float | None], tail: int) -> dict[str, float | None]:
@@ -101,6 +127,12 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="twice: a system and what differs, NAME: --ranks N FLAGS",
     )
+    add(
+        "--beside",
+        type=lambda text: text.split(","),
+        metavar="I,J",
+        help="run both arms at the same time, the first on GPU I and the second on GPU J, with a rank each",
+    )
     add("--steps", type=int, default=500, help="steps of each arm")
     add(
         "--band", type=loss_curve.Band.parse, default="2e-3:3e-2", help="relative half width, FIRST:LAST step"
@@ -112,4 +144,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    launch.stop_runs_on_sigterm()
     sys.exit(main(sys.argv[1:]))

@@ -88,4 +88,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    launch.stop_runs_on_sigterm()
     sys.exit(main(sys.argv[1:]))

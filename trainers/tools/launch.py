@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ COMPARABLE = ["--portable", "--no-digest", "--no-backend-check"]
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause of", "During handling of the above exception")
 STACK_S = 0.3  # between the stacks of two ranks
+RUNNING: set[subprocess.Popen[bytes]] = set()
+STOPPED = threading.Event()
 GRACE_S = 15.0  # torchrun gives its ranks 30 s after SIGTERM; after a time limit there is nothing to save
 
 
@@ -67,14 +70,39 @@ def torchrun(ranks: str | int) -> tuple[str, ...]:
     return (*run, "--nproc-per-node", str(ranks), str(TRAIN))
 
 
+def on_gpu(system: System, gpu: str | None) -> System:
+    """The system with this one GPU of the host; HIP reads this variable too."""
+    return (
+        system
+        if gpu is None
+        else System(system.name, ("env", f"CUDA_VISIBLE_DEVICES={gpu}", *system.command))
+    )
+
+
+def stop_runs_on_sigterm() -> None:
+    """SIGTERM to this program ends its runs too: each has a session of its own, and would hold its GPUs."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        STOPPED.set()
+        for process in tuple(RUNNING):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
 def run(system: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:
     """The record of this job on this system. Raises RunError."""
+    if STOPPED.is_set():
+        raise RunError(f"{system.name} was not started: SIGTERM", None)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "stdout", Path(folder) / "stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 [*system.command, *flags], stdout=stdout, stderr=stderr, start_new_session=True
             )
+        RUNNING.add(process)
         try:
             code: int | None = process.wait(timeout_s)
             said = out.read_text(errors="replace")
@@ -83,6 +111,7 @@ def run(system: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]
             ask_for_stacks(process)
         finally:
             end(process)
+            RUNNING.discard(process)
         lines = said.splitlines()
         found = next((line for line in reversed(lines) if line.startswith("{")), None)
         if found is None or code is None:

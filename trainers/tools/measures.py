@@ -1,12 +1,17 @@
 """Measure each kind of published figure on this machine. In: a row, a Bench. Out: a value in the row's unit.
 
 A figure that is a ratio of two jobs runs both, one after the other. A job runs once, however many rows need
-it. What is no measurement of a machine (prices, token budgets) is computed, or named with the reason.
+it, also where it ran out of memory. What is no measurement of a machine (prices, token budgets) is computed,
+or named with the reason.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import metrics
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = 4
 START_S = 400.0  # a start, a preflight, compilation
+LEAST_S = 20.0  # no job starts with less than this left
 WARM = 0.4  # of a timed job's seconds
 
 
@@ -43,33 +49,61 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Where and how long jobs run; what they gave so far."""
+    """Where and how long jobs run; what they gave so far. `gpu`: the one that jobs see, where several benches
+    work side by side. `deadline`: of time.monotonic(), for all jobs.
+    """
 
     machine: fit.Machine
     ranks: int
     tiny: bool
     seconds: float
     more: tuple[str, ...] = ()
-    ran: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+    gpu: str | None = None
+    limit_s: float = START_S
+    deadline: float = math.inf
+    ran: dict[tuple[str, ...], dict[str, Any] | launch.RunError] = field(default_factory=dict)
+    turns: dict[tuple[str, ...], threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     def record(self, flags: tuple[str, ...], ranks: int) -> dict[str, Any]:
         """The record of this job, run now or before. Raises launch.RunError."""
         name = (str(ranks), *flags)
-        if name not in self.ran:
-            self.ran[name] = launch.run(
-                launch.System("here", launch.torchrun(ranks)),
-                [*flags, *self._timing(), *self.more],
-                timeout_s=self.seconds + START_S,
+        with self.turns[name]:  # another GPU may run the same job for another row
+            if name not in self.ran:
+                self.ran[name] = self._run(flags, ranks)
+            found = self.ran[name]
+        if isinstance(found, launch.RunError):
+            raise found
+        return found
+
+    def _run(self, flags: tuple[str, ...], ranks: int) -> dict[str, Any] | launch.RunError:
+        """The record with the name of its job, or the error of a job that does not fit."""
+        left = self.deadline - time.monotonic()
+        if left < LEAST_S:
+            raise CannotRunError(f"no time is left to start it: {max(left, 0):.0f} s", failed=True)
+        here = launch.on_gpu(launch.System("here", launch.torchrun(ranks)), self.gpu)
+        try:
+            record = launch.run(
+                here, [*flags, *self._timing(), *self.more], timeout_s=min(self.seconds + self.limit_s, left)
             )
-        return self.ran[name]
+        except launch.RunError as error:
+            if out_of_memory(error):
+                return error
+            raise
+        return {**record, "job": [str(ranks), *flags]}
 
     def _timing(self) -> list[str]:
         """Flags that bound the run: a few steps on a CPU, seconds on a GPU."""
         if self.tiny:
             return ["--steps", "4", "--warmup", "1", "--no-digest", "--no-preflight", "--device", "cpu"]
         warm = [str(WARM * self.seconds)]
-        timing = ["--steps", "1000", "--warmup", "3", "--warmup-s", *warm, "--budget-s", str(self.seconds)]
+        timed = [str((1 - WARM) * self.seconds)]
+        timing = ["--steps", "1000", "--warmup", "2", "--warmup-s", *warm, "--timed-s", *timed]
         return [*timing, "--no-digest", "--lr", "3e-5"]
+
+
+def out_of_memory(error: launch.RunError) -> bool:
+    """Whether a smaller job may run. NCCL and cuBLAS say it in words, without torch's error."""
+    return error.code == OUT_OF_MEMORY or (error.code is not None and "out of memory" in str(error).lower())
 
 
 def measure(row: Row, bench: Bench) -> Found:
@@ -87,14 +121,29 @@ def measure(row: Row, bench: Bench) -> Found:
     return MEASURED[row.metric](row, bench)
 
 
-def best(row: Row, bench: Bench, *more: str, ranks: int | None = None) -> tuple[fit.Variant, dict[str, Any]]:
-    """The first variant that runs, with its record. `more`: flags of this side of a comparison."""
+def best(
+    row: Row, bench: Bench, *more: str, ranks: int | None = None, microbatches: int | None = None
+) -> tuple[fit.Variant, dict[str, Any]]:
+    """The first variant that runs, with its record.
+
+    `more`: flags of this side of a comparison. `microbatches`: of a step on all ranks, in place of the row's.
+    """
     count = ranks or bench.ranks
-    for variant in fit.variants(row, bench.machine, count, tiny=bench.tiny):
+    for found in fit.variants(row, bench.machine, count, tiny=bench.tiny):
+        batch = ("--global-batch", str(found.micro_batch * microbatches)) if microbatches else ()
+        variant = replace(found, flags=(*found.flags, *batch))
         record = _tried(bench, (*variant.flags, *more), count)
         if record is not None:
             return variant, sound(record)
     raise CannotRunError(f"does not fit: {fit.arithmetic(row, bench.machine, count)}")
+
+
+def exactly(bench: Bench, flags: tuple[str, ...]) -> dict[str, Any]:
+    """The record of this job and of no smaller one: the other side of its comparison is there."""
+    record = _tried(bench, flags, bench.ranks)
+    if record is None:
+        raise CannotRunError(f"out of memory: {fit.shown(flags)}", failed=True)
+    return sound(record)
 
 
 def _tried(bench: Bench, flags: tuple[str, ...], ranks: int) -> dict[str, Any] | None:
@@ -102,7 +151,7 @@ def _tried(bench: Bench, flags: tuple[str, ...], ranks: int) -> dict[str, Any] |
     try:
         return bench.record(flags, ranks)
     except launch.RunError as error:
-        if error.code == OUT_OF_MEMORY:
+        if out_of_memory(error):
             return None
         raise CannotRunError(f"{fit.shown(flags)}: {error}", failed=True) from error
 
@@ -143,7 +192,7 @@ def _share(row: Row, bench: Bench) -> Found:
 def _ab(row: Row, bench: Bench, with_it: tuple[str, ...], without: tuple[str, ...], what: str) -> Found:
     """The rate of one side over that of the other; both are the same variant."""
     variant, other = best(row, bench, *without)
-    one = sound(bench.record((*variant.flags, *with_it), bench.ranks))
+    one = exactly(bench, (*variant.flags, *with_it))
     gain = rate(one) / rate(other)
     value = 100 * (gain - 1) if row.unit == "%" else gain
     how = f"{_how(row, variant, one)}; {what}"
@@ -157,60 +206,44 @@ def _attention(row: Row, bench: Bench) -> Found:
 
 
 def _compile(row: Row, bench: Bench) -> Found:
-    return _ab(row, bench, ("--compile",), ("--no-compile",), "compiled over not compiled")
+    plain = replace(row, flags=(*row.flags, "--implementation", "native"))  # the fused layer compiles nothing
+    return _ab(plain, bench, ("--compile",), ("--no-compile",), "compiled over not compiled")
 
 
 def _model_parallel(flag: str) -> Callable[[Row, Bench], Found]:
     def of(row: Row, bench: Bench) -> Found:
         if bench.ranks % 2:
             raise CannotRunError(f"{flag} 2 needs two GPUs, this run has {bench.ranks}")
-        plain = tuple(_single(row))
-        base = _with_flags(row, plain)
-        split = _with_flags(row, (*plain, flag, "2"))
-        variant, without = best(base, bench)
-        same = _same_size(split, variant, bench)
-        record = sound(bench.record(same, bench.ranks))
+        # A pipeline needs two microbatches for each stage; both sides do the same work a step.
+        variant, without = best(_alone(row), bench, microbatches=2 * bench.ranks)
+        record = exactly(bench, (*variant.flags, flag, "2"))
         how = f"{_how(row, variant, record)}; {flag} 2 over none, tokens/s"
         return Found(value=rate(record) / rate(without), how=how, comparable=False, records=[record, without])
 
     return of
 
 
-def _same_size(row: Row, variant: fit.Variant, bench: Bench) -> tuple[str, ...]:
-    """The base's job with the flag of the split side: same layers, same samples a step."""
-    layers = variant.flags[variant.flags.index("--layers") :][:2] if "--layers" in variant.flags else ()
-    if bench.tiny:
-        layers = ()
-    flags = list(row.flags if not bench.tiny else fit.tiny_flags(row))
-    samples = variant.micro_batch * bench.ranks * (2 if "--pp" in flags else 1)
-    precision = () if "--precision" in flags else ("--precision", "bf16")
-    micro = ("--micro-batch", str(variant.micro_batch), "--global-batch", str(samples))
-    return (*flags, *layers, *precision, *micro)
-
-
-def _single(row: Row) -> list[str]:
+def _alone(row: Row) -> Row:
+    """The row's job without model parallel, and without its global batch."""
     words = list(row.flags)
     for name in ("--tp", "--pp", "--global-batch"):
         if name in words:
             at = words.index(name)
             del words[at : at + 2]
-    return words
-
-
-def _with_flags(row: Row, flags: tuple[str, ...]) -> Row:
-    from dataclasses import replace
-
-    return replace(row, flags=flags, global_batch=None)
+    return replace(row, flags=tuple(words), global_batch=None)
 
 
 def _scaling(row: Row, bench: Bench) -> Found:
-    """The rate of a GPU in all of them, as a share of the rate of one alone, at the same work a GPU."""
+    """The rate of a GPU in all of them, as a share of the rate of one alone: weak at the same work a GPU,
+    strong at the same work a step.
+    """
     if bench.ranks < 2:
         raise CannotRunError("scaling needs two GPUs or more")
-    alone = _with_flags(row, tuple(_single(row)))
-    variant, one = best(alone, bench, ranks=1)
-    many = sound(bench.record(variant.flags, bench.ranks))
-    how = f"{_how(row, variant, many)}; {bench.ranks} over 1"
+    strong = max(fit.ACCUMULATE, bench.ranks) if row.metric == "strong_scaling" else None
+    variant, one = best(_alone(row), bench, ranks=1, microbatches=strong)
+    many = exactly(bench, variant.flags)
+    work = f"{strong} microbatches a step" if strong else "the same work a GPU"
+    how = f"{_how(row, variant, many)}; {bench.ranks} over 1, {work}"
     return Found(value=100 * rate(many) / rate(one), how=how, comparable=not bench.tiny, records=[many, one])
 
 

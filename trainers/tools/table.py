@@ -2,18 +2,27 @@
 
     python trainers/tools/table.py amd-container --out rows.jsonl
     python trainers/tools/table.py frontier --ranks 2 --only tensor,pipeline --seconds 20
+    python trainers/tools/table.py amd-container --beside 0,1 --budget-s 150 --out rows.jsonl
     python trainers/tools/table.py mosaicml-june --device CPU --tiny
+    python trainers/tools/table.py amd-container --show --out rows.jsonl
 
 Out: a Markdown table; every row of the document is in it, and one that did not run has its reason. With --out
-one JSON line a row, with the records; rows that are there already are not run again. Exit code 0: every row
-that fits ran. 1: one failed. 2: no such document, or no such machine.
+one JSON line a row, with the records; what is there already is not run again, so the same command continues
+one that was ended. --beside runs rows of one GPU on several GPUs at once; each row is printed when it is
+done. Exit code 0: every row that fits ran. 1: one failed, or no time was left. 2: no such document, or no
+such machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +32,10 @@ if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.
 import peaks
 import rows
 from errors import RefusedError
-from tools import measures
+from tools import launch, measures
 from tools.fit import Machine
 
+NO_MACHINE = Machine(model="no machine", count=1, memory_bytes=0.0, fp8=True)  # --show runs nothing
 HEAD = ("row", "published on", "published", "ours", "ratio", "unit", "how")
 
 
@@ -35,12 +45,18 @@ def main(arguments: list[str]) -> int:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options = _parser().parse_args(arguments[:cut])
     options.flags = arguments[cut + 1 :]
+    if options.show and not options.out:
+        print("table.py: --show prints what a file has; name it with --out", file=sys.stderr)
+        return 2
     try:
         document = rows.document(options.document)
-        machine = machine_of(options)
+        machine = NO_MACHINE if options.show else machine_of(options)
     except RefusedError as error:
         print(f"table.py: {error}", file=sys.stderr)
         return 2
+    if options.show:
+        show(document, options)
+        return 0
     print(f"{document.title}; here: {machine.count} x {machine.model}\n", flush=True)
     results = run(document, machine, options)
     return 1 if any(result.get("failed") for result in results) else 0
@@ -48,27 +64,89 @@ def main(arguments: list[str]) -> int:
 
 def run(document: rows.Document, machine: Machine, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure and print row by row, so that a time limit loses nothing."""
-    done = _kept(options.out)
+    ranks = 1 if options.beside else options.ranks or machine.count
+    kept = [one for one in _read(options.out) if one["document"] == document.name and one["ours"] is not None]
     bench = measures.Bench(
         machine=machine,
-        ranks=options.ranks or machine.count,
+        ranks=ranks,
         tiny=options.tiny,
         seconds=options.seconds,
         more=tuple(options.flags),
+        limit_s=options.limit_s,
+        deadline=time.monotonic() + options.budget_s,
+        ran={tuple(record["job"]): record for one in kept for record in one["records"] if "job" in record},
     )
+    done = {one["row"]: one for one in kept if one["ranks"] == ranks}
+    asked = [row for row in document.rows if _asked(row, options)]
     print(_line(HEAD))
     print(_line(["---"] * len(HEAD)), flush=True)
-    results = []
+    work = Work(asked, done, options.out)
+    gpus = options.beside or [None]
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        list(pool.map(lambda gpu: work.all(dataclasses.replace(bench, gpu=gpu)), gpus))
+    return work.results
+
+
+class Work:
+    """The rows that wait, taken by one bench or by several at once. Out: `results`, printed and kept."""
+
+    def __init__(self, waiting: list[rows.Row], done: dict[str, dict[str, Any]], out: Path | None) -> None:
+        self.waiting, self.done, self.out = waiting, done, out
+        self.busy: dict[str | None, tuple[Any, ...]] = {}
+        self.results: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    def all(self, bench: measures.Bench) -> None:
+        """Measure rows on this bench until none waits."""
+        while (row := self._next(bench.gpu)) is not None:
+            known = self.done.get(row.id)
+            result = known or measured(row, bench)
+            if launch.STOPPED.is_set() and result["ours"] is None:
+                return  # it was ended, and did not fail
+            with self.lock:
+                self.results.append(result)
+                print(_line(cells(row, result)), flush=True)
+                if self.out and known is None:
+                    with self.out.open("a") as file:
+                        file.write(json.dumps(result) + "\n")
+
+    def _next(self, gpu: str | None) -> rows.Row | None:
+        """The first row whose job no other GPU runs now: it would wait there for the same record."""
+        with self.lock:
+            self.busy.pop(gpu, None)
+            if not self.waiting or launch.STOPPED.is_set():
+                return None
+            free = [row for row in self.waiting if _job(row) not in self.busy.values()]
+            row = (free or self.waiting)[0]
+            self.waiting.remove(row)
+            self.busy[gpu] = _job(row)
+            return row
+
+
+def _job(row: rows.Row) -> tuple[Any, ...]:
+    return row.flags, row.precision, row.seq_len
+
+
+def _asked(row: rows.Row, options: argparse.Namespace) -> bool:
+    return not options.only or any(word in row.id for word in options.only.split(","))
+
+
+def show(document: rows.Document, options: argparse.Namespace) -> None:
+    """Print what the file has of this document; of a row that never ran there, why it failed last."""
+    found = [one for one in _read(options.out) if one["document"] == document.name]
+    bench = measures.Bench(machine=NO_MACHINE, ranks=1, tiny=False, seconds=0)
+    print(_line(HEAD))
+    print(_line(["---"] * len(HEAD)))
     for row in document.rows:
-        if options.only and not any(word in row.id for word in options.only.split(",")):
+        if not _asked(row, options):
             continue
-        result = done.get((document.name, row.id)) or measured(row, bench)
-        results.append(result)
-        print(_line(cells(row, result)), flush=True)
-        if options.out and (document.name, row.id) not in done:
-            with options.out.open("a") as out:
-                out.write(json.dumps(result) + "\n")
-    return results
+        of_row = [one for one in found if one["row"] == row.id]
+        ran = {(one["machine"], one["ranks"]): one for one in of_row if one["ours"] is not None}
+        computed = row.metric not in measures.MEASURED
+        for result in [*ran.values()] or ([measured(row, bench)] if computed else of_row[-1:]):
+            print(_line(cells(row, result)))
+        if not (of_row or computed):
+            print(_line(cells(row, {"ours": None, "reason": f"no result in {options.out.name}"})))
 
 
 def measured(row: rows.Row, bench: measures.Bench) -> dict[str, Any]:
@@ -110,8 +188,13 @@ def cells(row: rows.Row, result: dict[str, Any]) -> list[str]:
         _number(ours),
         "-" if ratio is None else f"{ratio:.2f}",
         row.unit if row.convention == "none" else f"{row.unit} {row.convention}",
-        result.get("how") or f"not run: {result['reason']}",
+        result.get("how") or f"not run: {_in_a_cell(result['reason'])}",
     ]
+
+
+def _in_a_cell(text: str) -> str:
+    """A reason may be a traceback."""
+    return " ".join(text.split()).replace("|", "/")
 
 
 def _number(value: Any) -> str:
@@ -126,12 +209,17 @@ def _line(values: Any) -> str:
     return f"| {' | '.join(values)} |"
 
 
-def _kept(path: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
-    """Results of an earlier call that ran: what failed or did not fit is tried again."""
+def _read(path: Path | None) -> list[dict[str, Any]]:
+    """Results of earlier calls: what failed or did not fit is tried again. The end of a last line may be
+    missing: a call that was killed wrote it.
+    """
     if path is None or not path.exists():
-        return {}
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(one["document"], one["row"]): one for one in found if one["ours"] is not None}
+        return []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def machine_of(options: argparse.Namespace) -> Machine:
@@ -184,6 +272,25 @@ def _parser() -> argparse.ArgumentParser:
         default=20,
         help="seconds of a timed job, with its warm-up and without its start",
     )
+    add(
+        "--beside",
+        type=lambda text: text.split(","),
+        metavar="I,J",
+        help="run rows on one GPU each, side by side on these GPUs",
+    )
+    add(
+        "--budget-s",
+        type=float,
+        default=math.inf,
+        help="seconds of all rows together; what has not begun by then is for the next call",
+    )
+    add(
+        "--limit-s",
+        type=float,
+        default=measures.START_S,
+        help="longest time of one job beside its --seconds: a job that hangs ends there, with its stacks",
+    )
+    add("--show", action="store_true", help="run nothing; print the table of what is in --out")
     add("--tiny", action="store_true", help="a tiny model in place of each: shows that the commands run")
     add(
         "--device", help="CPU, or a device model whose arithmetic is asked for without running [this machine]"
@@ -196,4 +303,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    launch.stop_runs_on_sigterm()
     sys.exit(main(sys.argv[1:]))
