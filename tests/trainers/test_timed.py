@@ -1,16 +1,20 @@
-"""Time limits: what a run times, and that a program that is ended takes its runs with it."""
+"""Runs within a time: what they time, two side by side, and a program whose end is that of its runs."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import loss_curve
 import train
+from tools import compare_runs, launch
 
 TOOLS = Path(train.__file__).parent
 
@@ -74,3 +78,46 @@ def test_sigterm_to_a_tool_ends_its_runs(tmp_path: Path) -> None:
         tool.wait()
     with pytest.raises(ProcessLookupError):
         os.kill(int(noted.read_text()), 0)
+
+
+def arm_record(losses: list[float]) -> dict[str, Any]:
+    names = (*loss_curve.OPTIONS, "pack", "precision", "parallel", "implementation")
+    return {
+        "options": {**dict.fromkeys(names, "x"), "steps": len(losses)},
+        "plan": dict.fromkeys(loss_curve.PLAN, 1),
+        "losses": losses,
+        "gradient_norms": losses,
+        "problems": [],
+        "first_step": 0,
+        "software": {"torch": "2.13"},
+        "device": {"model": "H200"},
+        "world_size": 1,
+        "performance": {"unit": "tokens", "tokens_per_s_per_gpu": 1000.0},
+    }
+
+
+def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, began = threading.Barrier(2), []
+    losses = [5.0 - 0.02 * step for step in range(100)]
+
+    def run(system: launch.System, *_: object, **__: object) -> dict[str, Any]:
+        began.append(system.command[:2])
+        if len(began) <= 2:
+            both.wait(60)  # one arm alone never comes through
+        if system.name == "fp8" and len(began) <= 2:
+            raise launch.RunError("fp8 ended with 1", 1)
+        return arm_record(losses)
+
+    monkeypatch.setattr(launch, "run", run)
+    command = ["--beside", "0,1", "--arm", "bf16: --ranks 1", "--arm", "fp8: --ranks 1", "--steps", "100"]
+    command += ["--out", str(tmp_path / "compared.json"), "--", "--size", "tiny"]
+    assert compare_runs.main(command) == 1
+    assert "fp8 ended with 1" in capsys.readouterr().err
+    assert sorted(began) == [("env", "CUDA_VISIBLE_DEVICES=0"), ("env", "CUDA_VISIBLE_DEVICES=1")]
+    assert compare_runs.main(command) == 0
+    assert began[2:] == [("env", "CUDA_VISIBLE_DEVICES=1")], "the first arm is kept beside --out"
+    assert compare_runs.main([*command, "--lr", "1e-4"]) == 0
+    assert len(began) == 5, "another job is no finished arm"
+    assert compare_runs.main([*command[:5], "bf16: --ranks 1", *command[6:]]) == 2

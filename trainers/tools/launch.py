@@ -168,7 +168,8 @@ def _code(code: int | None, err: Path) -> int | None:
 def _why(system: System, code: int | None, lines: list[str], errors: str, timeout_s: float) -> str:
     phase = next((line for line in reversed(lines) if line.startswith("[")), "no phase: still importing")
     ended = f"did not end in {timeout_s:g} s" if code is None else f"ended with {code}"
-    own = [line for line in errors.splitlines() if line.startswith(("train.py:", "rank "))]
+    said = errors.splitlines()
+    own = [line for line in said if line.startswith(("train.py:", "rank ")) or "train.py: error: " in line]
     if code is None:
         own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's report
     last = "\n".join(own or raised(errors.splitlines()) or errors.splitlines()[-15:])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = 4
 START_S = 400.0  # a start, a preflight, compilation
-LEAST_S = 20.0  # no job starts with less than this left
+LEAST_S = 30.0  # no job starts with less than this left: a start alone takes 15 s on a GPU
 WARM = 0.4  # of a timed job's seconds
 
 
