@@ -22,7 +22,7 @@ Tiers = dict[str, str]
 
 # One process for all: importing torch takes longer than collecting.
 PROGRAM = """
-import json, sys
+import gc, json, sys
 import pytest
 
 class Scopes:
@@ -33,6 +33,7 @@ class Scopes:
 
 for arguments in json.loads(sys.argv[1]):
     pytest.main(arguments, plugins=[Scopes()])
+    gc.freeze()  # torch is loaded now: pytest looks for garbage many times at each end
 """
 
 
