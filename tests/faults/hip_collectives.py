@@ -1,4 +1,4 @@
-"""A torchrun program on a CPU: the suite's own binding of RCCL, over the stand-in. In: the folder of the
+"""A program of ranks on a CPU: the suite's own binding of RCCL, over the stand-in. In: the folder of the
 libraries.
 
 Out: a JSON line of rank 0, {"holder", "version", "runtime", "elapsed_ms", "wrong": {operation: elements},

@@ -82,7 +82,7 @@ def checks() -> list[str] | None:
     """Every check of tests/acceptance by function, as pytest collects them; None if there is no torch."""
     ended = subprocess.run(
         [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor", "cpu",
-         "--tier", "soak", "--collect-only", "-q", "-p", "no:cacheprovider"],
+         "--tier", "soak", "--collect-only", "-q", "-p", "no:cacheprovider", "--assert=plain"],
         capture_output=True,
         text=True,
         timeout=COLLECT_TIMEOUT_S,

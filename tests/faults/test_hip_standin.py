@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import fakehip  # noqa: E402
+from harness import processes  # noqa: E402
 from vendors import Device, amd, amd_kernel, amd_software, software  # noqa: E402
 
 IDS = tuple(f"GPU-a1b2c3d4e5f6070{number}" for number in range(4))
@@ -38,8 +39,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return made or pytest.skip("no gcc, and build/fakehip is not there: python tests/faults/fakehip makes it")
 
 
-def collectives(python: str, folder: Path, ranks: int, fault: str = "") -> dict[str, Any]:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+def collectives(python: str, folder: Path, ranks: int, stacks: Path, fault: str = "") -> dict[str, Any]:
+    launcher = ("-m", "harness.forked_ranks", str(ranks))  # torchrun and each rank would load torch anew
     environment = {
         **os.environ,
         "FAKEHIP_DEVICES": ",".join(IDS),
@@ -47,6 +48,8 @@ def collectives(python: str, folder: Path, ranks: int, fault: str = "") -> dict[
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(HERE.parent / "acceptance"),
+        processes.STACKS: str(stacks),
     }
     command = (python, *launcher, str(HERE / "hip_collectives.py"), str(folder))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
@@ -57,9 +60,9 @@ def collectives(python: str, folder: Path, ranks: int, fault: str = "") -> dict[
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_suites_binding_of_rccl_gives_right_results(
-    suite_python: str, libraries: tuple[Path, Path], ranks: int
+    suite_python: str, libraries: tuple[Path, Path], tmp_path: Path, ranks: int
 ) -> None:
-    report = collectives(suite_python, libraries[0].parent, ranks)
+    report = collectives(suite_python, libraries[0].parent, ranks, tmp_path)
     assert report["wrong"] == dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), 0)
     assert report["holder"] == "librccl.so.1"
     assert tuple(report["version"]) == (2, 27, 7)
@@ -77,9 +80,9 @@ def test_the_suites_binding_of_rccl_gives_right_results(
     ],
 )
 def test_a_wrong_collective_is_seen(
-    suite_python: str, libraries: tuple[Path, Path], fault: str, operations: set[str]
+    suite_python: str, libraries: tuple[Path, Path], tmp_path: Path, fault: str, operations: set[str]
 ) -> None:
-    wrong = collectives(suite_python, libraries[0].parent, 2, fault)["wrong"]
+    wrong = collectives(suite_python, libraries[0].parent, 2, tmp_path, fault)["wrong"]
     assert {op for op, elements in wrong.items() if elements} == operations
 
 

@@ -151,7 +151,7 @@ def test_extension_that_kills_its_process_is_caught(plant) -> None:
     plant(Fault("a killing extension", I + "test_every_extension_loads", says="SIGABRT", patches=patch))
 
 
-@pytest.mark.parametrize("stem", ["libgomp", "libstdc++"])
+@pytest.mark.parametrize("stem", [pytest.param("libgomp", marks=pytest.mark.slow), "libstdc++"])
 def test_second_copy_of_a_library_is_caught(plant, tmp_path, stem) -> None:
     """A module of the job brings its own copy, as extensions with vendored libraries do."""
     first = next(path for path in mapped_by_torch() if path.name.startswith((stem + ".", stem + "-")))

@@ -124,10 +124,14 @@ def _environ(folder: Path) -> bytes:
     ("patch", "said"),
     [
         # /dev/null, which every child has open, stands for a device.
-        ({"harness.server_main:MEMORY": "-1"}, "loading torch opened /dev/null"),
-        ({"harness.server_main:_asked_device": "lambda: 'asked'"}, "loading torch asked"),
+        pytest.param({"harness.server_main:MEMORY": "-1"}, "loading torch opened /dev/null", id="opened"),
+        pytest.param(
+            {"harness.server_main:_asked_device": "lambda: 'asked'"},
+            "loading torch asked",
+            marks=pytest.mark.slow,  # the way from there on is that of "opened"
+            id="asked",
+        ),
     ],
-    ids=["opened", "asked"],
 )
 def test_children_are_started_anew_and_the_run_says_so_if_loading_torch_touched_a_device(
     patch: dict[str, str], said: str, plant

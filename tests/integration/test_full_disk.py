@@ -108,6 +108,7 @@ def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_i
     assert LABEL in tags(checkout)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_tag_on_what_was_certified_before(checkout: Path, dist: SmallDisk) -> None:
     dist.grow()
     assert stackcheck(checkout, "certify", REFERENCE)[0] == 0
@@ -133,6 +134,7 @@ def test_an_image_that_finds_no_room_in_build_is_no_traceback(checkout: Path, bu
     assert stackcheck(checkout, "certify", REFERENCE)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_certificate_that_finds_no_room_is_not_half_there(checkout: Path, build: SmallDisk) -> None:
     build.grow()
     assert stackcheck(checkout, "test", REFERENCE)[0] == 0

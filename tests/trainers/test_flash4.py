@@ -138,7 +138,9 @@ def _block_and_input(model: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     return llama.Block(config_of_llama).bfloat16(), (x, Rotary.table(24, 16, 1e4, torch.device("cpu")))
 
 
-@pytest.mark.parametrize("model", ["llama", "mistral", "mpt", "flux"])
+@pytest.mark.parametrize(
+    "model", ["llama", "mpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "flux"))]
+)
 def test_blocks_of_every_family_compile_whole_and_learn_the_same(model: str, package: Interface) -> None:
     block, inputs = _block_and_input(model)
 

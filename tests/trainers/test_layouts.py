@@ -93,6 +93,7 @@ def test_fp8_stays_in_its_band(alone: list[float], record: Record) -> None:
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
+@SLOW
 def test_the_librarys_own_model_is_the_same_job_in_our_loop(alone: list[float], record: Record) -> None:
     pytest.importorskip("transformers")
     assert record(2, *BATCH, "--implementation", "transformers")["losses"] == pytest.approx(alone, rel=BAND)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TRAINERS = Path(__file__).resolve().parents[2] / "trainers"
 JOB = "--size tiny --data text --steps 2 --global-batch 8 --no-digest --no-backend-check --no-preflight"
 LAYOUTS = (
@@ -31,6 +33,7 @@ print(json.dumps(left))
 """
 
 
+@pytest.mark.slow
 def test_layout_gives_its_memory_back() -> None:
     flags = json.dumps([f"{JOB} {layout}" for layout in LAYOUTS])
     command = [sys.executable, "-c", PROGRAM, flags]

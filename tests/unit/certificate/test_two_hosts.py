@@ -162,7 +162,7 @@ def actors(world: World, second: str) -> dict[str, Actor]:
     }
 
 
-@pytest.mark.parametrize("referring", [False, True])
+@pytest.mark.parametrize("referring", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("second", [pytest.param("second renewal", marks=pytest.mark.slow), "newer"])
 def test_any_one_request_that_is_held_back_changes_nothing(
     world: World, second: str, referring: bool
