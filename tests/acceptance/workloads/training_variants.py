@@ -27,8 +27,9 @@ import train
 from phases import Phases
 from world import joined_ranks
 
-# On a CPU torchao's recipes deviate by 1.2 half widths of the band at most, and ours by 2.6.
-WIDER_IN_8_BITS = 5.0
+# Where the loss falls fastest, around step 36, chance decides. With torchao's scale for each tensor, one, two
+# and four ranks on CPUs deviate there by 2.0, 1.0 and 1.9 %, and two H200s by 2.2 %, or 7.5 half widths.
+WIDER_IN_8_BITS = 15.0
 
 
 def main(arguments: list[str]) -> None:
