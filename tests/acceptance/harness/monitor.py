@@ -5,6 +5,7 @@ A wedged driver hangs inside the library, so the library runs in a child process
 between readings. After a timeout it is killed, and the next reading starts a new one.
 """
 
+import itertools
 import os
 import pickle
 import select
@@ -128,6 +129,7 @@ class Sampler:
     """Samples devices ten times a second from `start` to `finish`, while a performance check runs."""
 
     PERIOD_S = 0.1
+    LEAST_TRIES = 2  # without a sample: a library may stumble once, however short the check is
 
     def __init__(self, monitor: Monitor, indices: Sequence[int]) -> None:
         self.monitor = monitor
@@ -149,10 +151,10 @@ class Sampler:
         return tuple(self.samples)
 
     def _run(self) -> None:
-        while True:  # at least one sample, however short the check is
+        for tries in itertools.count(1):
             try:
                 self.samples.extend(self.monitor.sample(self.indices))
             except (MonitorError, VendorAbsentError) as error:
                 self.problem = str(error)
-            if self._done.wait(self.PERIOD_S):
+            if self._done.wait(self.PERIOD_S) and (self.samples or tries >= self.LEAST_TRIES):
                 return
