@@ -306,3 +306,9 @@ def test_a_documents_commands_run_on_a_tiny_model(capsys: pytest.CaptureFixture[
     assert "zero1 TP 2 x PP 1 x DP 1 (published: TP 4 x PP 16), native" in said[1]
     assert "zero1 TP 1 x PP 2 x DP 1 (published: TP 1 x PP 8), native" in said[0]
     assert not [line for line in said if "not run" in line], said
+
+
+def test_a_table_shows_how_a_failure_begins_and_ends() -> None:
+    trace = "here ended with 1 in phase build\nTraceback\n  File a\n  File b\nMemoryError: a | b"
+    assert table._in_a_cell(trace) == "here ended with 1 in phase build … MemoryError: a / b"
+    assert table._in_a_cell("the job needs\n 90 GB") == "the job needs 90 GB"

@@ -36,6 +36,7 @@ from tools import launch, measures
 from tools.fit import Machine
 
 NO_MACHINE = Machine(model="no machine", count=1, memory_bytes=0.0, fp8=True)  # --show runs nothing
+SHORT = 3  # lines of a reason that a table shows whole
 HEAD = ("row", "published on", "published", "ours", "ratio", "unit", "how")
 
 
@@ -193,8 +194,10 @@ def cells(row: rows.Row, result: dict[str, Any]) -> list[str]:
 
 
 def _in_a_cell(text: str) -> str:
-    """A reason may be a traceback."""
-    return " ".join(text.split()).replace("|", "/")
+    """A reason may be a traceback: its first line says what ended, its last line why; --out has all of it."""
+    lines = text.strip().splitlines()
+    kept = lines if len(lines) <= SHORT else [lines[0], "…", lines[-1]]
+    return " ".join(" ".join(kept).split()).replace("|", "/")
 
 
 def _number(value: Any) -> str:

@@ -39,7 +39,7 @@ WHERE_PRESENT = {
     "trainers/streams.py": {"numpy", "tokenizers"},
     "trainers/initial.py": {"safetensors"},
     "trainers/rows.py": {"yaml"},
-    "trainers/layouts/fsdp2.py": {"torchao"},
+    "trainers/layouts/fp8_weights.py": {"torchao"},
     "trainers/layouts/prepare.py": {"torchao"},
     "trainers/models/hf_llama.py": {"transformers"},
     "trainers/tools/evaluate.py": {"lm_eval"},
