@@ -13,8 +13,8 @@ import options as cli
 from tools import launch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-import ablation  # noqa: E402 - benchmarks/ has to be on the path first
+sys.path.append(str(BENCHMARKS))  # last: it has a train.py of its own
+import ablation  # noqa: E402 - benchmarks/ has to be on the path
 
 TINY = "--size tiny --steps 6 --no-preflight"
 
