@@ -230,6 +230,8 @@ def test_rows_of_one_gpu_run_side_by_side_and_a_call_that_was_cut_continues(
     assert "not run: no result in rows.jsonl" in said
     assert said.count("true size") >= 10
     assert table.main(["amd-container", "--show"]) == 2
+    assert table.main(["amd-container", "--show", "--out", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: no such file; measure first" in capsys.readouterr().err
 
 
 def test_without_time_no_row_begins_and_the_table_says_so(

@@ -49,6 +49,9 @@ def main(arguments: list[str]) -> int:
     if options.show and not options.out:
         print("table.py: --show prints what a file has; name it with --out", file=sys.stderr)
         return 2
+    if options.show and not options.out.is_file():
+        print(f"table.py: --out {options.out}: no such file; measure first, without --show", file=sys.stderr)
+        return 2
     try:
         document = rows.document(options.document)
         machine = NO_MACHINE if options.show else machine_of(options)
