@@ -69,7 +69,7 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
     return Need(
         state=state,
         gradients=gradients,
-        gradients_stay=options.parallel == "zero1",
+        gradients_stay=options.parallel == "zero1" and options.flat_gradients,
         gathered=_gathered(options, parameters, largest),
         activations=_activations(options, preset.config, tokens),
         logits=_logits(options, preset.config, tokens),

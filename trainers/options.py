@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import presets
+from rules import contradiction
 
 WARMUP = 3  # steps; compilation and the caching allocator settle in them
 
@@ -61,6 +62,8 @@ class Options:
     reshard: bool
     reduce: Storage
     moments: Storage
+    flat_gradients: bool
+    lean: bool
     loss_chunks: int | None
     compile: bool | None
     compile_scope: CompileScope
@@ -123,77 +126,6 @@ def nothing_to_time(options: Options, *, explicit: bool) -> str | None:
             f"give more than {options.warmup} steps, or a warm-up below {options.last_step}"
         )
     return None
-
-
-def contradiction(options: Options) -> str | None:
-    """The first reason why these options cannot run together."""
-    model_parallel = options.tp * options.pp > 1
-    rules = (
-        (
-            model_parallel and options.parallel not in {"fsdp2", "zero1"},
-            "--tp and --pp work with --parallel fsdp2 and zero1 only",
-        ),
-        (
-            model_parallel and options.parallel == "zero1" and options.precision.startswith("fp8"),
-            "--parallel zero1 has FP8 in the fused layer alone, of whole weights; with --tp, --pp take fsdp2",
-        ),
-        (
-            options.tp > 1 and options.model in {"moe", "flux"},
-            f"--tp does not work with --model {options.model}",
-        ),
-        (
-            options.pp > 1 and options.model in {"flux", "moe"},
-            f"--pp does not work with --model {options.model}",
-        ),
-        (
-            options.implementation == "transformers"
-            and not (options.model == "llama" and options.parallel == "fsdp2" and options.precision != "fp8"),
-            "--implementation transformers works with llama, --parallel fsdp2, fp32 or bf16 only",
-        ),
-        (
-            model_parallel and options.implementation != "native",
-            "--tp and --pp work with --implementation native only",
-        ),
-        (
-            options.implementation == "fused" and not (options.parallel == "zero1" and _fusible(options)),
-            "--implementation fused works with llama, mistral, --parallel zero1, --precision bf16, fp8 only",
-        ),
-        (
-            options.parallel == "zero1"
-            and options.precision.startswith("fp8")
-            and options.implementation != "fused",
-            "--parallel zero1 with fp8 needs --implementation fused",
-        ),
-        (
-            options.pack == "masked" and not _masks_documents(options),
-            "--pack masked works with llama, moe, mpt and gpt, native, without --pp; take --pack concat",
-        ),
-        (
-            options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
-            "--replicas works with --parallel fsdp2 and hybrid_shard only",
-        ),
-        (
-            options.full_every % options.checkpoint_every != 0,
-            f"--full-every must be a multiple of --checkpoint-every {options.checkpoint_every}",
-        ),
-        (
-            options.until is not None and not 0 < options.until <= options.steps,
-            f"--until {options.until} must be between 1 and --steps {options.steps}",
-        ),
-    )
-    return next((reason for broken, reason in rules if broken), None)
-
-
-def _fusible(options: Options) -> bool:
-    return options.model in {"llama", "mistral"} and options.precision in {"bf16", "fp8"}
-
-
-def _masks_documents(options: Options) -> bool:
-    return (
-        options.model in {"llama", "moe", "mpt", "gpt"}
-        and options.implementation == "native"
-        and options.pp == 1
-    )
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -315,6 +247,19 @@ def _how(group: argparse._ArgumentGroup) -> None:
     add("--reshard", action=toggle, default=True, help="free gathered weights between forward and backward")
     add("--reduce", choices=get_args(Storage), default="fp32", help="type in which gradients are summed")
     add("--moments", choices=get_args(Storage), default="fp32", help="type of AdamW's moments (zero1)")
+    add(
+        "--flat-gradients",
+        action=toggle,
+        default=True,
+        help="zero1: copy gradients to one buffer of each block; without it, one rank leaves each where "
+        "backward made it: nothing is copied, and none takes memory in forward",
+    )
+    add(
+        "--lean",
+        action=toggle,
+        default=False,
+        help="moe: put tokens in order by gathers alone; flux: turn positions in one pass; the same values",
+    )
     add(
         "--loss-chunks",
         type=int,

@@ -175,12 +175,14 @@ PRESETS: dict[tuple[str, str], Preset] = {
 }
 
 
-def find(family: str, size: str, *, layers: int | None = None) -> Preset:
-    """The preset of this name; with `layers`, its proxy of that many layers at full width."""
+def find(family: str, size: str, *, layers: int | None = None, lean: bool = False) -> Preset:
+    """The preset of this name; with `layers`, its proxy of so many layers at full width; `lean` as --lean."""
     if (family, size) not in PRESETS:
         known = ", ".join(s for f, s in PRESETS if f == family) or f"families: {', '.join(families())}"
         raise RefusedError(f"no preset {family}/{size}; known: {known}; choose one with --model and --size")
     preset = PRESETS[family, size]
+    if lean:
+        preset = dataclasses.replace(preset, config=dataclasses.replace(preset.config, lean=True))
     if layers is None:
         return preset
     if family == "flux":

@@ -160,7 +160,7 @@ def build(options: Options, world: World, phases: Phases) -> Run:
     """Everything that a run needs before its first step."""
     begin_s = time.perf_counter()
     # The shape of the model, and how a step's batch is divided over ranks and microbatches.
-    preset = presets.find(options.model, options.size, layers=options.layers)
+    preset = presets.find(options.model, options.size, layers=options.layers, lean=options.lean)
     plan = settle(options, preset, world)
     folder = options.checkpoint
     return Run(

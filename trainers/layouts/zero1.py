@@ -25,11 +25,11 @@ from torch.distributed.device_mesh import init_device_mesh
 import peaks
 from errors import RefusedError
 from fused import ops
-from layouts import job, prepare
+from layouts import flat, job, prepare
 from layouts.sharding import DTensor, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 # A buffer of a multiple of this many elements divides among 1 to 10, 12, 14, 16 … ranks, and each slice
 # begins at an address that kernels read fast.
 PAD = 128 * 9 * 5 * 7
-ALIGN = 64  # elements; each weight begins at a multiple
 
 
 class Zero1:
@@ -152,7 +151,7 @@ class Zero1:
             exact = torch.empty(unit.length, device=part.device)
             dist.all_gather_into_tensor(exact, part, group=self.data.get_group())
             for path, (parameter, offset) in unit.offsets.items():
-                whole = _as(parameter, _view(exact, parameter, offset))
+                whole = flat.spread_as(parameter, flat.view(exact, parameter, offset))
                 found[path] = (whole.full_tensor() if isinstance(whole, DTensor) else whole).cpu()
         return found
 
@@ -178,6 +177,7 @@ class FlatUnit:
     `low`: the lower 16 bits of this rank's float32 weights; None where weights are float32 themselves.
     `data`: the ranks that share the state. `common`: where the weights begin that every tensor rank holds.
     `mine`: this rank's slice of the buffers. `slice`: the gradients of `mine`, summed over the ranks.
+    `gradients` and `slice` are None with --no-flat-gradients: each gradient stays where autograd made it.
     `fresh`: the next gradients replace the buffer's; otherwise they add up. `work`: the collective under way.
     `cache`: the FP8 copies of the weights, valid until the next update.
     """
@@ -193,12 +193,17 @@ class FlatUnit:
         data: DeviceMesh,
     ) -> None:
         self.name, self.world, self.data = name, world, data
-        self.offsets, self.common, length = _offsets(module, name)
+        self.offsets, self.common, length = flat.offsets(module, name)
         self.length = -(-length // PAD) * PAD
         if self.length % data.size():
             raise RefusedError(
                 f"--parallel zero1 needs a number of data ranks that divides {PAD}, got {data.size()}; "
                 "start fewer"
+            )
+        if data.size() > 1 and not options.flat_gradients:
+            raise RefusedError(
+                f"--no-flat-gradients works on one data rank, got {data.size()}: a reduction needs the "
+                "buffer of all gradients; leave the flag out"
             )
         part = self.length // data.size()
         self.mine = slice(data.get_local_rank() * part, (data.get_local_rank() + 1) * part)
@@ -207,11 +212,14 @@ class FlatUnit:
         gradients = torch.float32 if options.reduce == "fp32" or not half else torch.bfloat16
         moments = torch.float32 if options.moments == "fp32" else torch.bfloat16
         self.weights = torch.zeros(self.length, device=world.device, dtype=kind)
-        self.gradients = torch.zeros(self.length, device=world.device, dtype=gradients)
         self.low = torch.zeros(part, device=world.device, dtype=torch.int16) if half else None
         self.mean, self.variance = (torch.zeros(part, device=world.device, dtype=moments) for _ in range(2))
-        # On a GPU the reduction is in place; gloo gets an output of its own.
-        self.slice = self.gradients[self.mine] if world.gpu else torch.zeros(part, dtype=gradients)
+        self.gradients: Tensor | None = None
+        self.slice: Tensor | None = None
+        if options.flat_gradients:
+            self.gradients = torch.zeros(self.length, device=world.device, dtype=gradients)
+            # On a GPU the reduction is in place; gloo gets an output of its own.
+            self.slice = self.gradients[self.mine] if world.gpu else torch.zeros(part, dtype=gradients)
         self.fresh, self.last, self.missing = True, True, 0
         self.work: dist.Work | None = None
         self.cache: dict[int, Any] = {}
@@ -226,15 +234,16 @@ class FlatUnit:
             value = prepare.initial_value(
                 path, parameter.shape, model.config.layers, options, self.world.device
             )
-            _view(exact, parameter, offset).copy_(_shard(value, parameter))
+            flat.view(exact, parameter, offset).copy_(flat.own_part(value, parameter))
         self.hold(exact)
         for path, (parameter, offset) in self.offsets.items():
-            view = torch.nn.Parameter(_as(parameter, _view(self.weights, parameter, offset)))
-            view.main_grad = _view(self.gradients, parameter, offset)
+            view = torch.nn.Parameter(flat.spread_as(parameter, flat.view(self.weights, parameter, offset)))
             view.unit = self
-            # Not the method itself: the collector does not see what a hook holds, so the unit would stay.
-            view.register_post_accumulate_grad_hook(_weakly(self._collect))
-            for owner, leaf in _owners(model, parameter):
+            if self.gradients is not None:
+                view.main_grad = flat.view(self.gradients, parameter, offset)
+                # Not the method itself: the collector does not see what a hook holds, so the unit would stay.
+                view.register_post_accumulate_grad_hook(_weakly(self._collect))
+            for owner, leaf in flat.owners(model, parameter):
                 setattr(owner, leaf, view)
             self.offsets[path] = (view, offset)
 
@@ -269,15 +278,18 @@ class FlatUnit:
     def begin(self, *, first: bool, last: bool) -> None:
         """Before a microbatch: the first one of a step replaces gradients, the last one has them reduced."""
         self.fresh, self.last, self.missing = first, last, len(self.offsets)
+        if first and self.gradients is None:
+            self._drop()
 
     def begin_many(self, passes: int) -> None:
         """Before all microbatches of a step, whose backwards come in the order of a pipeline's schedule."""
+        assert self.gradients is not None, "a pipeline needs flat gradients"
         self.gradients.zero_()
         self.fresh, self.last, self.missing = False, True, passes * len(self.offsets)
 
     def ready(self) -> None:
         """All gradients of a microbatch are in the buffer; after the last one, start the reduce-scatter."""
-        if not self.last:
+        if not self.last or self.gradients is None:
             return
         if self.data.size() == 1:
             self.slice = self.gradients
@@ -287,8 +299,24 @@ class FlatUnit:
 
     def norm(self, *, common: bool) -> Tensor:
         """Norm of `slice`; with or without the weights that every tensor rank holds."""
+        if self.slice is None:
+            made = [gradient for _, gradient in self._made()]
+            norms = torch._foreach_norm(made, 2, dtype=torch.float32)  # noqa: SLF001
+            return torch.linalg.vector_norm(torch.stack(norms))
         own = self.slice if common else self.slice[: max(0, self.common - self.mine.start)]
         return torch.linalg.vector_norm(own, dtype=torch.float32)
+
+    def _made(self) -> Iterator[tuple[slice, Tensor]]:
+        """Where each weight lies in the buffers, and its gradient as autograd made it, flat."""
+        for path, (parameter, offset) in self.offsets.items():
+            if parameter.grad is None:
+                raise AssertionError(f"backward made no gradient of {path}; leave --no-flat-gradients out")
+            yield slice(offset, offset + parameter.numel()), parameter.grad.flatten()
+
+    def _drop(self) -> None:
+        """Free the gradients that autograd made."""
+        for parameter, _ in self.offsets.values():
+            parameter.grad = None
 
     def wait(self) -> None:
         """Make the device (on a CPU, the caller) wait for the collective under way."""
@@ -298,8 +326,14 @@ class FlatUnit:
 
     def update(self, scale: Tensor, lr: float, step: int) -> None:
         """Step this rank's slice and send it to the others; `wait` before the weights are read."""
-        parts = (self.weights[self.mine], self.low, self.mean, self.variance, self.slice, scale)
-        ops.pick("adamw_", self.world.device)(*parts, lr=lr, step=step)
+        adamw, state = ops.pick("adamw_", self.world.device), (self.low, self.mean, self.variance)
+        if self.slice is None:
+            for part, gradient in self._made():
+                held = (kind if kind is None else kind[part] for kind in state)
+                adamw(self.weights[part], *held, gradient, scale, lr=lr, step=step)
+            self._drop()
+        else:
+            adamw(self.weights[self.mine], *state, self.slice, scale, lr=lr, step=step)
         self.cache.clear()
         self.gather()
 
@@ -321,58 +355,3 @@ def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], 
         found(parameter)
 
     return hook
-
-
-def _offsets(module: nn.Module, prefix: str) -> tuple[dict[str, tuple[Tensor, int]], int, int]:
-    """Offset of each weight in the flat buffer, of the first one that is no shard of tensor parallel, and the
-    buffer's length before padding.
-    """
-    weights = {
-        f"{prefix}.{path}" if prefix else path: parameter
-        for path, parameter in module.named_parameters()
-        if parameter.is_meta
-    }
-    shards = [path for path, parameter in weights.items() if _is_shard(parameter)]
-    at, end, common = {}, 0, 0
-    for path in shards + [path for path in weights if path not in shards]:
-        at[path] = end
-        end += -(-_local(weights[path]).numel() // ALIGN) * ALIGN
-        common = end if path in shards else common
-    return {path: (parameter, at[path]) for path, parameter in weights.items()}, common, end
-
-
-def _is_shard(parameter: Tensor) -> bool:
-    return isinstance(parameter, DTensor) and any(place.is_shard() for place in parameter.placements)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _view(flat: Tensor, parameter: Tensor, offset: int) -> Tensor:
-    local = _local(parameter)
-    return flat[offset : offset + local.numel()].view(local.shape)
-
-
-def _as(parameter: Tensor, local: Tensor) -> Tensor:
-    """This local tensor, spread over the tensor ranks as the parameter is."""
-    if not isinstance(parameter, DTensor):
-        return local
-    shape = {"shape": parameter.shape, "stride": parameter.stride()}
-    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False, **shape)
-
-
-def _shard(whole: Tensor, parameter: Tensor) -> Tensor:
-    """What this tensor rank holds of a whole tensor."""
-    if not isinstance(parameter, DTensor):
-        return whole
-    for dim, place in enumerate(parameter.placements):
-        if place.is_shard():
-            mesh = parameter.device_mesh
-            whole = whole.chunk(mesh.size(dim), place.dim)[mesh.get_local_rank(dim)]
-    return whole
-
-
-def _owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
-    """Every module and attribute that holds this weight: a tied weight has two."""
-    return [(m, leaf) for m in model.modules() for leaf, p in m._parameters.items() if p is parameter]  # noqa: SLF001

@@ -38,6 +38,7 @@ class Config:
     guidance: bool = True
     side: int = 32
     text_tokens: int = 512
+    lean: bool = False  # turn positions in one pass, with tables of every coordinate
 
     @property
     def layers(self) -> int:
@@ -49,7 +50,10 @@ GUIDANCE = 3.5  # FLUX.1-dev is distilled from guided samples: the scale is an i
 
 
 def rotary(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Angles of (index, row, column) by axis, text at zero; [tokens, head_dim / 2] each."""
+    """Cosines and sines of (index, row, column) by axis, text at zero; [tokens, head_dim / 2] each.
+
+    With `lean` [tokens, head_dim] each: every coordinate has its own, the sines with the sign of `turn`.
+    """
     place = torch.arange(config.side**2, device=device)
     image = torch.stack((torch.zeros_like(place), place // config.side, place % config.side), 1)
     ids = torch.cat((image.new_zeros(config.text_tokens, 3), image)).float()
@@ -58,13 +62,20 @@ def rotary(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
         speed = 10000.0 ** -(torch.arange(0, size, 2, device=device) / size)
         parts.append(ids[:, axis, None] * speed)
     angle = torch.cat(parts, 1)
-    return angle.cos(), angle.sin()
+    cos, sin = angle.cos(), angle.sin()
+    if config.lean:
+        return cos.repeat_interleave(2, 1), torch.stack((-sin, sin), -1).flatten(1)
+    return cos, sin
 
 
 def turn(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate neighbouring pairs of x [batch, heads, tokens, head_dim]."""
-    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    """Rotate neighbouring pairs of x [batch, heads, tokens, head_dim], by tables for pairs or coordinates."""
     cos, sin = table
+    exact = x.float()  # once: its gradient adds up in float32
+    pairs = exact.unflatten(-1, (-1, 2))
+    if cos.shape[-1] == x.shape[-1]:
+        return (exact * cos + pairs.flip(-1).flatten(-2) * sin).to(x.dtype)
+    a, b = pairs.unbind(-1)
     return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).to(x.dtype)
 
 

@@ -8,7 +8,7 @@ grouped product serves all experts: the host never waits to learn how many token
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +20,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+BYTES = 256  # experts whose numbers fit a byte
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(llama.Config):
-    """Llama's shape; `ffn` is an expert's. `balance`: weight of the balance loss."""
+    """Llama's shape; `ffn` is an expert's. `balance`: weight of the balance loss. `lean`: tokens come in
+    order, and back, by gathers alone.
+    """
 
     experts: int
     active_experts: int
     balance: float = 0.01
     renormalise: bool = True  # Mixtral: the chosen experts' weights sum to one
+    lean: bool = False
 
 
 class Experts(nn.Module):
@@ -51,14 +57,54 @@ class Experts(nn.Module):
         weight, chosen = chance.topk(config.active_experts, -1)
         if config.renormalise:
             weight = weight / weight.sum(-1, keepdim=True)
-        order = chosen.flatten().argsort(stable=True)
+        if config.lean:
+            order, back_to = orders(chosen, config.experts)
+        else:
+            order = chosen.flatten().argsort(stable=True)
         counts = F.one_hot(chosen, config.experts).sum((0, 1))
         self.load = counts.detach() * config.experts / chosen.numel()
         self.penalty = (self.load * chance.mean(0)).sum()
-        sent = rows[order // config.active_experts]
+        if config.lean:
+            copies = rows[:, None].expand(-1, config.active_experts, -1).flatten(0, 1)
+            sent, scale = permuted(copies, order, back_to), permuted(weight.flatten(), order, back_to)
+        else:
+            sent, scale = rows[order // config.active_experts], weight.flatten()[order]
         gate, up = grouped(sent, self.gate_up, counts).chunk(2, -1)
-        back = grouped(F.silu(gate) * up, self.down, counts) * weight.flatten()[order, None].to(x.dtype)
+        back = grouped(F.silu(gate) * up, self.down, counts) * scale[:, None].to(x.dtype)
+        if config.lean:
+            shares = permuted(back, back_to, order).unflatten(0, (-1, config.active_experts))
+            return shares.sum(1).view_as(x)
         return torch.zeros_like(rows).index_add_(0, order // config.active_experts, back).view_as(x)
+
+
+class _Permuted(torch.autograd.Function):
+    """Rows in another order. An inverse order makes backward a gather too: torch's own backward of an index
+    adds rows up, which needs atomics or a sort on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return x[order]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (inverse,) = ctx.saved_tensors
+        return grad[inverse], None, None
+
+
+def permuted(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """Rows x[order]; `inverse` is the inverse permutation of `order`."""
+    found: Tensor = _Permuted.apply(x, order, inverse)
+    return found
+
+
+def orders(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """The order that sorts choices by expert, and its inverse. A GPU sorts bytes in 1 pass, longs in 8."""
+    kind = torch.uint8 if experts <= BYTES else torch.int32
+    order = chosen.flatten().to(kind).argsort(stable=True)
+    place = torch.arange(order.numel(), device=order.device)
+    return order, torch.zeros_like(order).scatter(0, order, place)
 
 
 def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

@@ -1,0 +1,94 @@
+"""Which flags of train.py cannot work together. In: Options. Out: the first reason, or None."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from options import Options
+
+
+def contradiction(options: Options) -> str | None:
+    """The first reason why these options cannot run together."""
+    model_parallel = options.tp * options.pp > 1
+    rules = (
+        (
+            model_parallel and options.parallel not in {"fsdp2", "zero1"},
+            "--tp and --pp work with --parallel fsdp2 and zero1 only",
+        ),
+        (
+            model_parallel and options.parallel == "zero1" and options.precision.startswith("fp8"),
+            "--parallel zero1 has FP8 in the fused layer alone, of whole weights; with --tp, --pp take fsdp2",
+        ),
+        (
+            options.tp > 1 and options.model in {"moe", "flux"},
+            f"--tp does not work with --model {options.model}",
+        ),
+        (
+            options.pp > 1 and options.model in {"flux", "moe"},
+            f"--pp does not work with --model {options.model}",
+        ),
+        (
+            options.implementation == "transformers"
+            and not (options.model == "llama" and options.parallel == "fsdp2" and options.precision != "fp8"),
+            "--implementation transformers works with llama, --parallel fsdp2, fp32 or bf16 only",
+        ),
+        (
+            model_parallel and options.implementation != "native",
+            "--tp and --pp work with --implementation native only",
+        ),
+        (
+            options.implementation == "fused" and not (options.parallel == "zero1" and _fusible(options)),
+            "--implementation fused works with llama, mistral, --parallel zero1, --precision bf16, fp8 only",
+        ),
+        (
+            options.parallel == "zero1"
+            and options.precision.startswith("fp8")
+            and options.implementation != "fused",
+            "--parallel zero1 with fp8 needs --implementation fused",
+        ),
+        (
+            not options.flat_gradients and not _keeps_gradients(options),
+            "--no-flat-gradients needs --parallel zero1, native, no --tp or --pp, and --reduce bf16 or --precision fp32",
+        ),
+        (
+            options.lean and options.model not in {"moe", "flux"},
+            f"--lean works with --model moe and flux only, not {options.model}",
+        ),
+        (
+            options.pack == "masked" and not _masks_documents(options),
+            "--pack masked works with llama, moe, mpt and gpt, native, without --pp; take --pack concat",
+        ),
+        (
+            options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
+            "--replicas works with --parallel fsdp2 and hybrid_shard only",
+        ),
+        (
+            options.full_every % options.checkpoint_every != 0,
+            f"--full-every must be a multiple of --checkpoint-every {options.checkpoint_every}",
+        ),
+        (
+            options.until is not None and not 0 < options.until <= options.steps,
+            f"--until {options.until} must be between 1 and --steps {options.steps}",
+        ),
+    )
+    return next((reason for broken, reason in rules if broken), None)
+
+
+def _fusible(options: Options) -> bool:
+    return options.model in {"llama", "mistral"} and options.precision in {"bf16", "fp8"}
+
+
+def _masks_documents(options: Options) -> bool:
+    return (
+        options.model in {"llama", "moe", "mpt", "gpt"}
+        and options.implementation == "native"
+        and options.pp == 1
+    )
+
+
+def _keeps_gradients(options: Options) -> bool:
+    """Whether autograd makes gradients of the type in which they are summed, and no rank shares them."""
+    same_type = options.reduce == "bf16" or not options.below_fp32
+    alone = options.parallel == "zero1" and options.tp * options.pp == 1
+    return alone and same_type and options.implementation == "native"
