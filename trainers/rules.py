@@ -49,7 +49,7 @@ def contradiction(options: Options) -> str | None:
         ),
         (
             not options.flat_gradients and not _keeps_gradients(options),
-            "--no-flat-gradients needs --parallel zero1, native, no --tp or --pp, and --reduce bf16 or --precision fp32",
+            "--no-flat-gradients needs --parallel zero1, native, no --tp, --pp, and --reduce bf16 below fp32",
         ),
         (
             options.lean and options.model not in {"moe", "flux"},
