@@ -46,6 +46,12 @@ def test_the_least_lies_under_what_was_measured(
     assert 0.96 * measured < fit.planned(found, how) / memory.GIB < 1.2 * measured
 
 
+def test_gradients_left_in_place_take_no_memory_beside_the_activations() -> None:
+    flags = f"--model flux --size dev-512 {ONE}"
+    flat, apart = need(flags, 1, 4), need(f"{flags} --no-flat-gradients", 1, 4)
+    assert flat.least - apart.least == pytest.approx(min(flat.gradients, flat.activations))
+
+
 def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_one_that_fits() -> None:
     parsed, preset = (
         options.parse(["--size", "70b", "--precision", "bf16", "--no-reshard"]),
