@@ -87,12 +87,11 @@ def variants(row: Row, machine: Machine, ranks: int, *, tiny: bool = False) -> I
         whole.reverse()
     for flags, changed in whole:
         yield from _fitting(row, flags, machine, ranks, batches=batches, changed=changed)
-    for layers in PROXIES:
-        if layers < _layers(base):
-            flags = [*base, "--layers", str(layers)]
-            yield from _fitting(
-                row, flags, machine, ranks, batches=batches, proxy=f"{layers} layers of true width"
-            )
+    for fewer in PROXIES:
+        if fewer < layers(base):
+            flags = [*base, "--layers", str(fewer)]
+            proxy = f"{fewer} layers of true width"
+            yield from _fitting(row, flags, machine, ranks, batches=batches, proxy=proxy)
 
 
 def arithmetic(row: Row, machine: Machine, ranks: int) -> str:
@@ -202,7 +201,8 @@ def _tiny(row: Row, ranks: int) -> Variant:
     return Variant(flags=tuple(flags), micro_batch=2, proxy="tiny: not comparable", changed="")
 
 
-def _layers(flags: list[str]) -> int:
+def layers(flags: list[str]) -> int:
+    """Layers of the model that these flags train; 0 where it has two kinds of blocks."""
     return int(getattr(_parsed(flags)[1].config, "layers", 0))
 
 
