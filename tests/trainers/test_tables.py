@@ -270,6 +270,15 @@ def test_both_sides_of_a_comparison_are_one_job_but_for_what_is_compared(
     assert [options.parse([*job]).micro_batch for job in here.jobs[-2:]] == ["1", "1"], "autograd keeps more"
 
 
+def test_gradients_of_earlier_microbatches_leave_less_room_for_activations() -> None:
+    june, october = (
+        next(row for row in rows.document(document).rows if row.id == name)
+        for document, name in (("mosaicml-june", "mpt-7b"), ("mosaicml-october", "strong-scaling-4"))
+    )
+    once, accumulated = (next(fit.variants(row, machine(1), 1)) for row in (june, october))
+    assert (once.micro_batch, accumulated.micro_batch) == (4, 3), "the same model: 26.6 GB of gradients more"
+
+
 def test_a_proxy_of_one_layer_has_no_two_stages_and_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Machine()
     monkeypatch.setattr(launch, "run", here.run)

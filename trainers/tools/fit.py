@@ -118,17 +118,24 @@ def _fitting(
         # On the machine of the document the published size is tried, even if it fits by a hair.
         as_published = (row.device, row.count) == (machine.model, ranks)
         room = machine.memory_bytes if as_published else USABLE * machine.memory_bytes
-        if (found.least if as_published else planned(found, parsed)) > room:
-            continue
         steps = _global_batch(row, samples, ranks // (parsed.tp * parsed.pp), parsed.pp)
+        wanted = found.least if as_published else planned(found, parsed, accumulated=bool(steps))
+        if wanted > room:
+            continue
         given = (*flags, "--micro-batch", str(samples), *steps)
         yield Variant(flags=given, micro_batch=samples, proxy=proxy, changed=changed, arithmetic=str(found))
 
 
-def planned(need: memory.Need, options: Options) -> float:
-    """Bytes that a job will take. FSDP's gradients grow while backward frees activations."""
+def planned(need: memory.Need, options: Options, *, accumulated: bool = False) -> float:
+    """Bytes that a job will take. FSDP's gradients grow while backward frees activations, but those of the
+    microbatches before are there already.
+    """
     activations = need.activations * (FUSED if options.implementation == "fused" else AUTOGRAD)
-    growing = activations + need.gradients if need.gradients_stay else max(activations, need.gradients)
+    growing = (
+        activations + need.gradients
+        if need.gradients_stay or accumulated
+        else max(activations, need.gradients)
+    )
     return SPARE * (need.state + need.gathered + need.logits + growing) + CONTEXT
 
 
