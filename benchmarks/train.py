@@ -5,7 +5,8 @@
     python benchmarks/train.py --out records.jsonl --budget-s 600 --ablate native --beside 0,1,2,3
 
 A number is the number of GPUs for the settings after it. Every result is written when it comes, a failure
-too. A setting that is in --out does not run again, so the same command continues one that ran out of time.
+too. A setting that is in --out does not run again, so the same command continues one that ran out of time,
+or one that SIGTERM ended together with the setting that ran.
 Under a power cap a cold chip is faster: give the first setting a minute of --warmup-s. --beside runs one-GPU
 settings on several GPUs at once. Chips of one model differ by 2 %, so each GPU measures the base first, and a
 lever is compared with the base of its own GPU.
@@ -162,4 +163,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    launch.stop_runs_on_sigterm()
     main()

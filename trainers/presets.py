@@ -90,6 +90,9 @@ _MIXTRAL = moe.Config(
     experts=8,
     active_experts=2,
 )
+_MOE_125M = moe.Config(
+    layers=8, width=512, heads=8, kv_heads=4, ffn=1024, vocab=32000, head_dim=64, experts=8, active_experts=2
+)
 # ZAYA1 compresses its attention with convolutions; this shape has plain attention with the same head counts.
 _ZAYA = moe.Config(
     layers=40,
@@ -114,6 +117,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("llama", "tiny"): _tiny(_TINY_LLAMA),
     # No size divides by many ranks: the vocabulary and the hidden width are odd.
     ("llama", "tiny-uneven"): _tiny(dataclasses.replace(_TINY_LLAMA, width=66, ffn=161, vocab=257)),
+    ("llama", "125m"): Preset(
+        config=llama.Config(layers=12, width=768, heads=12, kv_heads=4, ffn=2048, vocab=32000, head_dim=64),
+        seq_len=2048,
+        micro_batch=16,
+        lr=6e-4,
+        source="the width and depth of MPT-125m, for curves that a CPU can repeat",
+    ),
     ("llama", "1b"): Preset(
         config=_llama(16, 2048, 32, 8192, head_dim=64, tied=True),
         seq_len=8192,
@@ -133,6 +143,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
         1024, "AMD-AIG-AIMA/pytorch-training-benchmark, mistral-7b-v0.1.json"
     ),
     ("moe", "tiny"): _tiny(_TINY_MOE),
+    ("moe", "125m"): Preset(
+        config=_MOE_125M, seq_len=2048, micro_batch=8, lr=6e-4, source="for curves that a CPU can repeat"
+    ),
     ("moe", "mixtral-8x7b"): Preset(
         config=_MIXTRAL,
         seq_len=4096,

@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -112,6 +115,32 @@ def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path: Path) ->
     assert "timed" in said.partition("\n")[0], said
     assert said.count("train.py") >= 2, said
     assert said.count("most recent call first") >= 2, said  # the stacks of both ranks
+
+
+def test_sigterm_ends_the_setting_that_runs_and_keeps_nothing_of_it(tmp_path: Path) -> None:
+    noted, out = tmp_path / "pid", tmp_path / "out.jsonl"
+    program = f"""
+import runpy, sys
+sys.path[:0] = [{str(BENCHMARKS)!r}, {str(launch.TRAIN.parent)!r}]
+from tools import launch
+launch.torchrun = lambda ranks: ("sh", "-c", "echo $$ > {noted}; exec sleep 600")
+sys.argv = ["train.py", "--out", {str(out)!r}, "1", "long: --size tiny", "next: --size tiny"]
+runpy.run_path({str(BENCHMARKS / "train.py")!r}, run_name="__main__")
+"""
+    tool = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        limit = time.monotonic() + 60
+        while not (noted.exists() and noted.read_text().strip()):
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        tool.send_signal(signal.SIGTERM)
+        assert tool.wait(60) == 128 + signal.SIGTERM
+    finally:
+        tool.kill()
+        tool.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(noted.read_text()), 0)
+    assert not out.exists()
 
 
 def test_nothing_starts_when_the_budget_is_spent(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import loss_curve as curves
 import presets
 from errors import RefusedError
 from record import unsound
+from tools import curve, launch
 
 FOLDER = Path(curves.__file__).with_name("curves")
 FILES = sorted(FOLDER.rglob("*.json"))
@@ -123,6 +124,16 @@ def test_a_reference_survives_its_file(tmp_path: Path) -> None:
     curve = curves.reference(record(WANT), LLAMA.band, measured="2026-01-01")
     curves.save(curve, tmp_path / "x" / "y.json")
     assert curves.load(tmp_path / "x" / "y.json") == curve
+
+
+def test_the_record_of_a_reference_can_be_judged_by_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "run", lambda *_, **__: record(WANT))
+    out, run = tmp_path / "H200" / "llama-tiny.json", tmp_path / "run.json"
+    assert curve.main(["record", "--out", str(out), "--record", str(run), "--", "--size", "tiny"]) == 0
+    assert curve.main(["judge", "--reference", str(FOLDER / "CPU" / "llama-tiny.json"), str(run)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["problems"] == []
 
 
 @pytest.mark.parametrize(

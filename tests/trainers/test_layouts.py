@@ -67,6 +67,16 @@ def test_losses_equal_one_process(layout: str, alone: list[float], record: Recor
     assert got["losses"] == pytest.approx(alone, rel=BAND)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(1, "full_shard"), pytest.param(2, "no_shard", marks=SLOW)], ids=["alone", "copies"]
+)
+def test_fsdp1_with_whole_parameters_accumulates_in_bf16(
+    ranks: int, layout: str, alone: list[float], record: Record
+) -> None:
+    got = record(ranks, *BATCH, "--precision", "bf16", "--parallel", layout, "--micro-batch", "2")
+    assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
+
+
 @pytest.mark.parametrize("flags", [(), ("--implementation", "fused")], ids=["autograd", "fused"])
 def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float], record: Record) -> None:
     got = record(2, *BATCH, "--precision", "bf16", "--parallel", "zero1", *flags)

@@ -270,6 +270,27 @@ def test_both_sides_of_a_comparison_are_one_job_but_for_what_is_compared(
     assert [options.parse([*job]).micro_batch for job in here.jobs[-2:]] == ["1", "1"], "autograd keeps more"
 
 
+def test_gradients_of_earlier_microbatches_leave_less_room_for_activations() -> None:
+    june, october = (
+        next(row for row in rows.document(document).rows if row.id == name)
+        for document, name in (("mosaicml-june", "mpt-7b"), ("mosaicml-october", "strong-scaling-4"))
+    )
+    once, accumulated = (next(fit.variants(row, machine(1), 1)) for row in (june, october))
+    assert (once.micro_batch, accumulated.micro_batch) == (4, 3), "the same model: 26.6 GB of gradients more"
+
+
+def test_a_proxy_of_one_layer_has_no_two_stages_and_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Machine()
+    monkeypatch.setattr(launch, "run", here.run)
+    frontier = {row.id: row for row in rows.document("frontier").rows}
+    bench = measures.Bench(machine=machine(2), ranks=2, tiny=False, seconds=10, limit_s=80)
+    result = table.measured(frontier["gpt-1t-pipeline-2"], bench)
+    assert (result["ours"], result["failed"]) == (None, False)
+    assert "needs two layers" in result["reason"]
+    assert not here.jobs
+    assert table.measured(frontier["gpt-1t-tensor-2"], bench)["ours"] is not None
+
+
 @pytest.mark.parametrize("metric", ["compile", "gpt-22b-tensor-2", "weak-scaling-175b"])
 def test_a_second_side_that_fails_is_a_failed_row_and_not_the_end_of_the_table(
     metric: str, monkeypatch: pytest.MonkeyPatch

@@ -44,12 +44,15 @@ class Fsdp1:
         self.options = options
         prepare.prepare(model, options, world, None)
         self.data_rank, self.data_size = world.rank, world.size
+        # Whole parameters take no bfloat16 gradient from no_sync (torch 2.13), so each microbatch is reduced:
+        # the mean over the ranks of a mean that they already share is that mean, and the sum stays right.
+        self.whole = world.size == 1 or options.parallel == "no_shard"
         self.model = wrap(model, options, world)
         self.optimizer = optimizer.adamw(self.model, options)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Job."""
-        if last:
+        if last or self.whole:
             return self._forward_backward(batch, share)
         with self.model.no_sync():
             return self._forward_backward(batch, share)

@@ -87,7 +87,7 @@ def _record(arm: launch.System, options: argparse.Namespace) -> dict[str, Any]:
         if kept["job"] == [*arm.command, *flags]:
             return kept
     record = {**launch.run(arm, flags, timeout_s=options.timeout_s), "job": [*arm.command, *flags]}
-    if path is not None:
+    if path is not None and len(record["losses"]) == options.steps:  # SIGTERM leaves a record of fewer
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(record))
         partial.rename(path)

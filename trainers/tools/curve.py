@@ -42,6 +42,8 @@ def record_reference(options: argparse.Namespace) -> int:
     """Run the job and write its reference."""
     system = launch.parse_system(options.system)
     found = launch.run(system, [*launch.COMPARABLE, *options.flags], timeout_s=options.timeout_s)
+    if options.record:
+        options.record.write_text(json.dumps(found) + "\n")
     curve = loss_curve.reference(found, options.band, measured=launch.timestamp())
     loss_curve.save(curve, options.out)
     print(json.dumps({"reference": str(options.out), "first": curve.losses[0], "floor": curve.floor}))
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--band", type=loss_curve.Band.parse, default="1e-3:2e-2", help="relative half width, FIRST:LAST step"
     )
+    one.add_argument("--record", type=Path, help="keep the run's record here too, for `judge` by another one")
     one.add_argument("--timeout-s", type=float, default=3600, help="longest run")
     one.add_argument("flags", nargs="*", help="flags of train.py, after --")
     two = verbs.add_parser("judge", help="judge records against a reference")

@@ -87,12 +87,11 @@ def variants(row: Row, machine: Machine, ranks: int, *, tiny: bool = False) -> I
         whole.reverse()
     for flags, changed in whole:
         yield from _fitting(row, flags, machine, ranks, batches=batches, changed=changed)
-    for layers in PROXIES:
-        if layers < _layers(base):
-            flags = [*base, "--layers", str(layers)]
-            yield from _fitting(
-                row, flags, machine, ranks, batches=batches, proxy=f"{layers} layers of true width"
-            )
+    for fewer in PROXIES:
+        if fewer < layers(base):
+            flags = [*base, "--layers", str(fewer)]
+            proxy = f"{fewer} layers of true width"
+            yield from _fitting(row, flags, machine, ranks, batches=batches, proxy=proxy)
 
 
 def arithmetic(row: Row, machine: Machine, ranks: int) -> str:
@@ -119,17 +118,24 @@ def _fitting(
         # On the machine of the document the published size is tried, even if it fits by a hair.
         as_published = (row.device, row.count) == (machine.model, ranks)
         room = machine.memory_bytes if as_published else USABLE * machine.memory_bytes
-        if (found.least if as_published else planned(found, parsed)) > room:
-            continue
         steps = _global_batch(row, samples, ranks // (parsed.tp * parsed.pp), parsed.pp)
+        wanted = found.least if as_published else planned(found, parsed, accumulated=bool(steps))
+        if wanted > room:
+            continue
         given = (*flags, "--micro-batch", str(samples), *steps)
         yield Variant(flags=given, micro_batch=samples, proxy=proxy, changed=changed, arithmetic=str(found))
 
 
-def planned(need: memory.Need, options: Options) -> float:
-    """Bytes that a job will take. FSDP's gradients grow while backward frees activations."""
+def planned(need: memory.Need, options: Options, *, accumulated: bool = False) -> float:
+    """Bytes that a job will take. FSDP's gradients grow while backward frees activations, but those of the
+    microbatches before are there already.
+    """
     activations = need.activations * (FUSED if options.implementation == "fused" else AUTOGRAD)
-    growing = activations + need.gradients if need.gradients_stay else max(activations, need.gradients)
+    growing = (
+        activations + need.gradients
+        if need.gradients_stay or accumulated
+        else max(activations, need.gradients)
+    )
     return SPARE * (need.state + need.gathered + need.logits + growing) + CONTEXT
 
 
@@ -202,7 +208,8 @@ def _tiny(row: Row, ranks: int) -> Variant:
     return Variant(flags=tuple(flags), micro_batch=2, proxy="tiny: not comparable", changed="")
 
 
-def _layers(flags: list[str]) -> int:
+def layers(flags: list[str]) -> int:
+    """Layers of the model that these flags train; 0 where it has two kinds of blocks."""
     return int(getattr(_parsed(flags)[1].config, "layers", 0))
 
 

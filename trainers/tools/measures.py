@@ -215,12 +215,21 @@ def _model_parallel(flag: str) -> Callable[[Row, Bench], Found]:
         if bench.ranks % 2:
             raise CannotRunError(f"{flag} 2 needs two GPUs, this run has {bench.ranks}")
         # A pipeline needs two microbatches for each stage; both sides do the same work a step.
-        variant, without = best(_alone(row), bench, microbatches=2 * bench.ranks)
+        alone = _alone(row)
+        if flag == "--pp" and not bench.tiny and _layers(alone, bench) < 2:
+            raise CannotRunError("--pp 2 needs two layers, and only one fits without it")
+        variant, without = best(alone, bench, microbatches=2 * bench.ranks)
         record = exactly(bench, (*variant.flags, flag, "2"))
         how = f"{_how(row, variant, record)}; {flag} 2 over none, tokens/s"
         return Found(value=rate(record) / rate(without), how=how, comparable=False, records=[record, without])
 
     return of
+
+
+def _layers(row: Row, bench: Bench) -> int:
+    """Layers of the first variant that fits; 2 where none does: `best` then says why."""
+    first = next(fit.variants(row, bench.machine, bench.ranks), None)
+    return fit.layers(list(first.flags)) if first else 2
 
 
 def _alone(row: Row) -> Row:
