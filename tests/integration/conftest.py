@@ -50,9 +50,10 @@ INSTALL, QUIET = (
 APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 
-# The files that take longest begin first, as several run side by side: the last one to begin should be short.
-WAITS = ("test_fleet_network", "test_fleet_slurm")  # minutes, for time limits, while others compute
-COMPUTES = (
+# The files that take longest begin first where several run side by side, as the last one to begin should be
+# short: before all others what waits for time limits while they compute.
+LONGEST = (
+    "test_fleet_slurm",
     "test_rocm_mirror",
     "test_triton_releases",
     "test_rocm_stack",
@@ -69,7 +70,6 @@ COMPUTES = (
     "test_full_disk",
     "test_bad_days",
 )
-LONGEST = (*WAITS, *COMPUTES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
