@@ -50,27 +50,33 @@ INSTALL, QUIET = (
 APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 
-# The files that take longest, by the processor time that they need. Where several files run side by side they
-# begin first: the last one to begin should be short.
+# The files that take longest begin first where several run side by side, as the last one to begin should be
+# short: before all others what waits for time limits while they compute.
 LONGEST = (
-    "test_triton_releases",
+    "test_fleet_slurm",
     "test_rocm_mirror",
+    "test_triton_releases",
+    "test_rocm_stack",
     "test_nightly",
     "test_templates",
-    "test_rocm_stack",
-    "test_fleet_slurm",
+    "test_foreign_images",
     "test_bisect",
+    "test_templates_cuda",
     "test_publishing_campaign",
+    "test_build",
+    "test_build_on_its_own",
+    "test_report_browser",
     "test_registry",
+    "test_cosign",
+    "test_consumer",
     "test_full_disk",
     "test_bad_days",
 )
-LAST = "test_fleet_network"  # judges the speed of links, so others' work must not slow some of them
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = {name: number for number, name in enumerate(LONGEST)} | {LAST: len(LONGEST) + 1}
-    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 @contextlib.contextmanager

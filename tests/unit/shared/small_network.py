@@ -2,7 +2,8 @@
 
 In: names. Out: a full mesh of nodes, each of which has its own Docker socket: what is started there on the
 host's network has the network of that node. Links can be slow, lossy or blackholed, and a node can be lost.
-Everything is inside the namespaces, and goes with them.
+Everything is inside the namespaces, and goes with them. Each link has a rate of its own that a busy
+host reaches too: what the processors can carry would change with whatever else runs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 DAEMON = "/var/run/docker.sock"
 FABRIC = "fabric0"  # the device that has a node's address, whatever link its packets take
 SLEEP_S = 3600
+# Of links in Mbit/s. Far from each other, as of equal speeds a little one is an outlier already.
+FIRST_RATE, NEXT_RATE, SLOW_RATE = 800, 200, 100
 CREATE = re.compile(rb"POST [^ ]*/containers/create[? ]")
 LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
 
@@ -57,11 +60,12 @@ class Network:
     def start(self) -> None:
         for name in self.names:
             self._start_node(name)
-        for one, other in itertools.combinations(self.names, 2):
+        for number, (one, other) in enumerate(itertools.combinations(self.names, 2)):
             place = ("netns", self.spaces[other])
             self.ip(one, "link", "add", f"to-{other}", "type", "veth", "peer", "name", f"to-{one}", *place)
             for here, there in ((one, other), (other, one)):
                 self.ip(here, "link", "set", f"to-{there}", "up")
+            self._rate(one, other, FIRST_RATE + number * NEXT_RATE)
         for one, other in itertools.permutations(self.names, 2):
             source = ("src", self.addresses[one])
             self.ip(one, "route", "add", f"{self.addresses[other]}/32", "dev", f"to-{other}", *source)
@@ -95,11 +99,15 @@ class Network:
     def inside(self, name: str, *words: str) -> str:
         return command("ip", "netns", "exec", self.spaces[name], *words)
 
-    def slow(self, one: str, other: str) -> None:
-        """A cable that came up at a low rate. A token bucket is in every kernel; netem is not."""
+    def _rate(self, one: str, other: str, mbit_per_s: int) -> None:
+        """A token bucket is in every kernel; netem is not."""
         for here, there in ((one, other), (other, one)):
-            bucket = ("root", "tbf", "rate", "400mbit", "burst", "1mb", "latency", "100ms")
+            bucket = ("root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "1mb", "latency", "100ms")
             self.inside(here, "tc", "qdisc", "replace", "dev", f"to-{there}", *bucket)
+
+    def slow(self, one: str, other: str) -> None:
+        """A cable that came up at a low rate."""
+        self._rate(one, other, SLOW_RATE)
 
     def lossy(self, one: str, other: str) -> None:
         """Every fiftieth packet is lost on its way. A packet is as large as on a cable: of the 64 KiB that
