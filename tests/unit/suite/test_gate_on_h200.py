@@ -111,7 +111,7 @@ def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] =
 
 
 def test_an_image_of_our_own_is_refused_for_what_its_page_names() -> None:
-    """docs/results/stack-h200-x1-fa4.md. Two of today's checks are newer, so they are not asked for."""
+    """docs/results/stack-h200-fa4.md. Two of today's checks are newer, so they are not asked for."""
     found = of_image("stack-h200-x1-fa4", 1, *OURS, newer=("head_dims", "trains_with"))
     assert found.status == "FAILED"
     assert checks_of(found.reasons) == {
@@ -121,7 +121,7 @@ def test_an_image_of_our_own_is_refused_for_what_its_page_names() -> None:
 
 
 def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_none_of_them() -> None:
-    """docs/results/stack-h200-x2-fa4.md: the image that was published, on two H200s."""
+    """docs/results/stack-h200-fa4.md: the image that was published, on two H200s."""
     found = of_image("stack-h200-x2-fa4", 2, *OURS)
     assert (found.status, found.reasons) == ("PASSED", ())
     for missing in OURS:
