@@ -1,4 +1,4 @@
-"""The certificate from real GPUs in docs/results is valid: signed, of one run, and judged PASSED."""
+"""The certificates from real GPUs in docs/results are valid: signed, of one run, and judged PASSED."""
 
 from __future__ import annotations
 
@@ -9,26 +9,43 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from stackcheck.certificate.statement import open_envelope
+from stackcheck.certificate.statement import TEST_RESULT, VSA, open_envelope
 from stackcheck.errors import CertificateError
+from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import expected, results, verdict
 from stackcheck.suite.requirements import Requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 HELD = ROOT / "docs" / "results" / "certificate-h200-x2"
 FILES = sorted((HELD / "statements").glob("*.dsse.json"))
+OURS = ROOT / "docs" / "results" / "stack-h200-x2-fa4"
 
 
-def public_key() -> ec.EllipticCurvePublicKey:
-    key = load_pem_public_key((HELD / "stackcheck.pub").read_bytes())
+def public_key(held: Path) -> ec.EllipticCurvePublicKey:
+    key = load_pem_public_key((held / "stackcheck.pub").read_bytes())
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return key
 
 
-def test_its_statements_are_signed_and_are_of_the_result_beside_them() -> None:
-    tested, _, _, summary = (open_envelope(path.read_bytes(), public_key()) for path in FILES)
-    result = results.load(HELD / "result.json")
-    judged = json.loads((HELD / "verdict.json").read_text())
+def published(held: Path) -> list[bytes]:
+    """The four envelopes of a published image, in the form of cosign 2: the layers of `.att`."""
+    layout = OciLayout(held / "published")
+    (tag,) = (name for name in layout.tags() if name.endswith(".att"))
+    return [
+        b"".join(layout.read_blob(layer.digest)) for layer in layout.read_manifest(tag).descriptors("layers")
+    ]
+
+
+@pytest.mark.parametrize("held", [HELD, OURS], ids=["host", "ours"])
+def test_its_statements_are_signed_and_are_of_the_result_beside_them(held: Path) -> None:
+    envelopes = published(held) if held is OURS else [path.read_bytes() for path in FILES]
+    by_type = {
+        one.statement.predicate_type: one
+        for one in (open_envelope(body, public_key(held)) for body in envelopes)
+    }
+    tested, summary = by_type[TEST_RESULT], by_type[VSA]
+    result = results.load(held / "result.json")
+    judged = json.loads((held / "verdict.json").read_text())
     assert result.image is not None
     subject = tested.statement.document["subject"][0]["digest"]["sha256"]
     assert f"sha256:{subject}" == result.image.manifest_digest
