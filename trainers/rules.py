@@ -10,8 +10,14 @@ if TYPE_CHECKING:
 
 def contradiction(options: Options) -> str | None:
     """The first reason why these options cannot run together."""
+    rules = (*_of_layouts(options), *_of_models(options), *_of_steps(options))
+    return next((reason for broken, reason in rules if broken), None)
+
+
+def _of_layouts(options: Options) -> tuple[tuple[bool, str], ...]:
+    """Rules on how ranks share a model. Each: whether it is broken, and what to say then."""
     model_parallel = options.tp * options.pp > 1
-    rules = (
+    return (
         (
             model_parallel and options.parallel not in {"fsdp2", "zero1"},
             "--tp and --pp work with --parallel fsdp2 and zero1 only",
@@ -29,13 +35,23 @@ def contradiction(options: Options) -> str | None:
             f"--pp does not work with --model {options.model}",
         ),
         (
+            model_parallel and options.implementation != "native",
+            "--tp and --pp work with --implementation native only",
+        ),
+        (
+            options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
+            "--replicas works with --parallel fsdp2 and hybrid_shard only",
+        ),
+    )
+
+
+def _of_models(options: Options) -> tuple[tuple[bool, str], ...]:
+    """Rules on models and their implementations."""
+    return (
+        (
             options.implementation == "transformers"
             and not (options.model == "llama" and options.parallel == "fsdp2" and options.precision != "fp8"),
             "--implementation transformers works with llama, --parallel fsdp2, fp32 or bf16 only",
-        ),
-        (
-            model_parallel and options.implementation != "native",
-            "--tp and --pp work with --implementation native only",
         ),
         (
             options.implementation == "fused" and not (options.parallel == "zero1" and _fusible(options)),
@@ -59,10 +75,12 @@ def contradiction(options: Options) -> str | None:
             options.pack == "masked" and not _masks_documents(options),
             "--pack masked works with llama, moe, mpt and gpt, native, without --pp; take --pack concat",
         ),
-        (
-            options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
-            "--replicas works with --parallel fsdp2 and hybrid_shard only",
-        ),
+    )
+
+
+def _of_steps(options: Options) -> tuple[tuple[bool, str], ...]:
+    """Rules on how long a job runs and when it saves."""
+    return (
         (
             options.full_every % options.checkpoint_every != 0,
             f"--full-every must be a multiple of --checkpoint-every {options.checkpoint_every}",
@@ -72,7 +90,6 @@ def contradiction(options: Options) -> str | None:
             f"--until {options.until} must be between 1 and --steps {options.steps}",
         ),
     )
-    return next((reason for broken, reason in rules if broken), None)
 
 
 def _fusible(options: Options) -> bool:
