@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import presets
 from errors import RefusedError
+from fused import layer as fused
 from layouts import prepare
-from models import flux, moe, mpt
+from models import flux, layers, moe, mpt
 
 if TYPE_CHECKING:
     from options import Options
     from presets import Preset
 
 GIB = 2**30
-CHUNKS = 8  # of the loss on a GPU, as layouts/job.py has it
+DRAWN = 8  # bytes of a float32 weight while it is drawn: the numbers, and the numbers scaled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
     """Bytes on each device. FSDP makes `gradients` in backward, and frees activations meanwhile; ZeRO-1's are
-    always there.
+    always there. `making`: what ZeRO-1 needs for the largest weight while it is drawn, beside its state.
     """
 
     state: float
@@ -37,6 +39,7 @@ class Need:
     activations: float
     logits: float
     gradients_stay: bool
+    making: float = 0.0
 
     @property
     def total(self) -> float:
@@ -45,24 +48,28 @@ class Need:
 
     @property
     def least(self) -> float:
-        """What no order of work avoids: the larger of the begin and the end of backward."""
-        gradients = self.gradients if self.gradients_stay else 0.0
-        begin = self.state + gradients + self.gathered + self.activations + self.logits
-        return max(begin, self.state + self.gradients)
+        """What no order of work avoids: the largest of the build, and the begin and the end of backward."""
+        return max(sum(parts.values()) for parts in self._moments())
+
+    def _moments(self) -> list[dict[str, float]]:
+        """The parts that are held together, for each moment of a job."""
+        state = {"state": self.state}
+        if self.gradients_stay:
+            state["gradients"] = self.gradients
+        forward = {"gathered": self.gathered, "activations": self.activations, "logits": self.logits}
+        build = {"weights being drawn": self.making}
+        return [state | forward, {"state": self.state, "gradients": self.gradients}, state | build]
 
     def __str__(self) -> str:
         """The larger sum as arithmetic, in GB of 1e9 bytes."""
-        names = ["state", "gathered", "activations", "logits"]
-        if self.least == self.state + self.gradients:
-            names = ["state", "gradients"]
-        elif self.gradients_stay:
-            names.insert(1, "gradients")
-        return f"{' + '.join(f'{n} {getattr(self, n) / 1e9:.1f}' for n in names)} = {self.least / 1e9:.1f} GB"
+        parts = max(self._moments(), key=lambda parts: sum(parts.values()))
+        said = " + ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
+        return f"{said} = {self.least / 1e9:.1f} GB"
 
 
 def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> Need:
     """The least bytes of each of so many ranks."""
-    parameters, outside, largest = _sizes(options.model, preset.config)
+    parameters, outside, largest, matrix = _sizes(options.model, preset.config)
     tokens = micro_batch * _tokens(options, preset)
     own = ((parameters - outside) / options.tp + outside) / options.pp
     state, gradients = _state(options, own, ranks)
@@ -73,6 +80,7 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
         gathered=_gathered(options, parameters, largest),
         activations=_activations(options, preset.config, tokens),
         logits=_logits(options, preset.config, tokens),
+        making=DRAWN * matrix if options.parallel == "zero1" else 0.0,
     )
 
 
@@ -110,16 +118,17 @@ def fitting(options: Options, preset: Preset, *, ranks: int, micro_batch: int, p
 
 
 @functools.cache
-def _sizes(family: str, config: Any) -> tuple[int, int, int]:
-    """Parameters of the whole model, outside its blocks, and of its two largest units, which are whole at the
-    same time.
+def _sizes(family: str, config: Any) -> tuple[int, int, int, int]:
+    """Parameters of the whole model, outside its blocks, of its two largest units, which are whole at the
+    same time, and of its largest weight.
     """
     model = prepare.skeleton(presets.MODELS[family], config, loss_chunks=1)
     sizes = [sum(weight.numel() for weight in unit.parameters()) for _, unit in prepare.units(model)]
     units = sorted(sizes, reverse=True)
     every = sum(parameter.numel() for parameter in model.parameters())
     blocks = sum(parameter.numel() for parameter in model.blocks.parameters())
-    return every, every - blocks, sum(units[:2])
+    largest = max(parameter.numel() for parameter in model.parameters())
+    return every, every - blocks, sum(units[:2]), largest
 
 
 def _tokens(options: Options, preset: Preset) -> int:
@@ -153,12 +162,12 @@ def _gathered(options: Options, parameters: int, largest: int) -> float:
 def _activations(options: Options, config: Any, tokens: int) -> float:
     """What backward needs of each block; with recomputation the inputs of all blocks and the whole of one."""
     size = 2 if options.below_fp32 else 4
-    layers = getattr(config, "layers", 0) or config.double_blocks + config.single_blocks
+    blocks = getattr(config, "layers", 0) or config.double_blocks + config.single_blocks
     block: float = size * _block_width(config) * tokens / options.tp
     if options.recompute == "full":
-        inputs: float = size * config.width * tokens * layers / options.pp
+        inputs: float = size * config.width * tokens * blocks / options.pp
         return inputs + block
-    every: float = block * layers / options.pp
+    every: float = block * blocks / options.pp
     return every
 
 
@@ -174,6 +183,11 @@ def _block_width(config: Any) -> int:
 
 
 def _logits(options: Options, config: Any, tokens: int) -> float:
-    """One chunk in two bytes, and once in float32."""
-    chunks = options.loss_chunks or CHUNKS
-    return 6 * getattr(config, "vocab", 0) * tokens / chunks
+    """The logits of one chunk, which become their gradient in place; whole ones also twice in float32."""
+    size = 2 if options.below_fp32 else 4
+    if options.implementation == "fused":
+        chunks = -(-tokens // fused.CHUNK)  # it has chunks of its own
+    else:
+        chunks = options.loss_chunks or -(-tokens // layers.ROWS)
+        size += 8 if options.loss_chunks == layers.WHOLE else 0
+    return size * getattr(config, "vocab", 0) * math.ceil(tokens / chunks)

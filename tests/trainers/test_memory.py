@@ -1,5 +1,7 @@
 """The least memory of a job lies under what H200s measured, and a job above a device's memory is refused."""
 
+import dataclasses
+
 import pytest
 
 import memory
@@ -50,6 +52,21 @@ def test_gradients_left_in_place_take_no_memory_beside_the_activations() -> None
     flags = f"--model flux --size dev-512 {ONE}"
     flat, apart = need(flags, 1, 4), need(f"{flags} --no-flat-gradients", 1, 4)
     assert flat.least - apart.least == pytest.approx(min(flat.gradients, flat.activations))
+
+
+def test_the_logits_are_those_of_one_chunk_and_whole_ones_are_counted_whole() -> None:
+    zaya = f"--model moe --size zaya1-like {ONE}"
+    chunk = 2 * 262272 * 8192
+    assert [need(zaya, 1, samples).logits for samples in (1, 2, 4)] == [chunk / 2, chunk, chunk]
+    assert need(f"{zaya} --loss-chunks 1", 1, 4).logits == 10 * 262272 * 4 * 4096
+    assert need(f"--size 8b {ONE} --implementation fused", 1, 2).logits == 2 * 128256 * 4096
+
+
+def test_a_job_whose_largest_weight_does_not_fit_beside_its_state_is_refused_with_that_sum() -> None:
+    found = need(f"--model moe --size zaya1-like {ONE}", 1, 1)
+    small = dataclasses.replace(found, activations=0.0, logits=0.0)
+    assert small.least == found.state + found.gradients + 8 * 262272 * 2048
+    assert str(small).endswith("+ weights being drawn 4.3 = 92.3 GB")
 
 
 def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_one_that_fits() -> None:
