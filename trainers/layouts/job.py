@@ -111,7 +111,10 @@ def kept_as(options: Options) -> str | None:
     """
     if options.parallel != "zero1":
         return None
-    return f"zero1 --tp {options.tp} --pp {options.pp}"
+    config = presets.find(options.model, options.size).config
+    # Before 2026-11-23 one buffer held all weights of a model with a tied embedding.
+    apart = ", blocks apart" if getattr(config, "tied", False) and options.pp == 1 else ""
+    return f"zero1 --tp {options.tp} --pp {options.pp}{apart}"
 
 
 def facts(options: Options, job: Job, state_bytes: int) -> dict[str, Any]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 # A buffer of a multiple of this many elements divides among 1 to 10, 12, 14, 16 … ranks, and each slice
 # begins at an address that kernels read fast.
 PAD = 128 * 9 * 5 * 7
+PIECE = 2**24  # weights that are split into halves at a time: a split needs 14 bytes for each
 
 
 class Zero1:
@@ -157,17 +158,20 @@ class Zero1:
 
 
 def flat_units(model: BlockModel, options: Options, world: World, data: DeviceMesh) -> list[FlatUnit]:
-    """Every unit with weights, in the order of forward; each waits for its weights before it runs."""
-    parts = [*prepare.units(model), ("", model)]
-    if prepare.ties_weights(model):
-        parts.insert(0, parts.pop())  # the tied embedding is in the root, and is used first
-    found = []
-    for name, part in parts:
+    """Every unit with weights, in the order of forward; each waits for its weights before it runs.
+
+    The root comes last here, so that it takes what is left: made first, it would take the weights of all
+    blocks, and hold them all in float32 at once.
+    """
+    tied, found = prepare.ties_weights(model), []
+    for name, part in (*prepare.units(model), ("", model)):
         if not any(parameter.is_meta for parameter in part.parameters()):
             continue  # an earlier unit took all of its weights
         unit = FlatUnit(name, part, model, options=options, world=world, data=data)
         part.register_forward_pre_hook(lambda *_, unit=unit: unit.wait())
         found.append(unit)
+    if tied:
+        found.insert(0, found.pop())  # the tied embedding is in the root, and is used first
     return found
 
 
@@ -229,13 +233,14 @@ class FlatUnit:
         """Draw each weight whole, so that its value depends on no layout, and point the module
         at the buffer.
         """
-        exact = torch.zeros(self.length, device=self.world.device)
         for path, (parameter, offset) in self.offsets.items():
             value = prepare.initial_value(
                 path, parameter.shape, model.config.layers, options, self.world.device
             )
-            flat.view(exact, parameter, offset).copy_(flat.own_part(value, parameter))
-        self.hold(exact)
+            at = offset
+            for piece in flat.own_part(value, parameter).flatten().split(PIECE):
+                self.hold(piece, at)
+                at += piece.numel()
         for path, (parameter, offset) in self.offsets.items():
             view = torch.nn.Parameter(flat.spread_as(parameter, flat.view(self.weights, parameter, offset)))
             view.unit = self
@@ -247,14 +252,18 @@ class FlatUnit:
                 setattr(owner, leaf, view)
             self.offsets[path] = (view, offset)
 
-    def hold(self, exact: Tensor) -> None:
-        """Hold these float32 values."""
+    def hold(self, exact: Tensor, at: int) -> None:
+        """Hold these float32 values, which begin at this place of the buffers."""
+        end = at + exact.numel()
         if self.low is None:
-            self.weights.copy_(exact)
+            self.weights[at:end].copy_(exact)
             return
-        low = torch.empty(self.length, device=exact.device, dtype=torch.int16)
-        ops.split(exact, self.weights, low)
-        self.low.copy_(low[self.mine])
+        low = torch.empty(exact.numel(), device=exact.device, dtype=torch.int16)
+        ops.split(exact, self.weights[at:end], low)
+        begin, mine = max(at, self.mine.start), self.mine.start
+        if begin < min(end, self.mine.stop):
+            end = min(end, self.mine.stop)
+            self.low[begin - mine : end - mine].copy_(low[begin - at : end - at])
 
     def master(self) -> Tensor:
         """This rank's slice of the float32 weights."""

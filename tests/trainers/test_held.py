@@ -1,0 +1,94 @@
+"""What a job holds at once: while ZeRO-1 is built, one weight beside its state; in the loss, one chunk of
+logits.
+"""
+
+import dataclasses
+import os
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from held import Held
+from torch import nn
+
+import memory
+import options as cli
+import plan as plans
+import presets
+import world
+from fused import ops
+from layouts import job as layouts
+from layouts import prepare, zero1
+from models import layers, llama, mpt
+
+# ZAYA1-like and GPT, made small: most weights lie in the blocks, the largest one is the tied embedding.
+MOE = dataclasses.replace(
+    presets.find("moe", "tiny").config, layers=6, width=128, ffn=256, vocab=8192, tied=True
+)
+GPT = dataclasses.replace(presets.find("gpt", "tiny").config, layers=6, width=128, vocab=8192)
+ZERO1 = ("--parallel", "zero1", "--device", "cpu", "--precision", "bf16", "--reduce", "bf16")
+
+
+@pytest.mark.parametrize(("model", "config"), [("moe", MOE), ("gpt", GPT)], ids=["moe", "gpt"])
+def test_zero1_holds_one_weight_beside_its_state_while_it_is_built(
+    model: str, config: llama.Config | mpt.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zero1, "PIECE", 4096)
+    options = cli.parse(["--model", model, "--size", "tiny", *ZERO1, "--moments", "bf16"])
+    preset = dataclasses.replace(presets.find(model, "tiny"), config=config)
+    need = memory.need(options, preset, ranks=1, micro_batch=1)
+    assert need.making == memory.DRAWN * config.vocab * config.width
+    with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(options) as ranks:
+        plan, held = plans.settle(options, preset, ranks), Held()
+        with held:
+            job = layouts.create(options, preset, plan, ranks)
+        built = job.weights()
+    # The state is there with its padding, and on a CPU with a second buffer of gradients.
+    assert need.state + need.gradients < held.now < 1.2 * (need.state + 2 * need.gradients)
+    # Of all weights in float32 it was more than twice as much.
+    assert need.making / 2 < held.peak - held.now < 1.1 * need.making
+    for name, value in built.items():
+        drawn = prepare.initial_value(name, value.shape, config.layers, options, torch.device("cpu"))
+        assert torch.equal(value, drawn), name
+
+
+def test_pieces_fill_the_slice_of_a_rank_as_the_whole_does() -> None:
+    exact = torch.randn(100)
+    high, low = torch.empty(100, dtype=torch.bfloat16), torch.empty(100, dtype=torch.int16)
+    ops.split(exact, high, low)
+    for mine in (slice(0, 50), slice(50, 100)):
+        unit = SimpleNamespace(
+            mine=mine,
+            weights=torch.zeros(100, dtype=torch.bfloat16),
+            low=torch.zeros(50, dtype=torch.int16),
+        )
+        for at in range(0, 100, 30):
+            zero1.FlatUnit.hold(unit, exact[at : at + 30], at)  # type: ignore[arg-type]
+        assert torch.equal(unit.weights, high)
+        assert torch.equal(unit.low, low[mine])
+
+
+def test_a_tied_models_checkpoint_says_that_its_blocks_lie_apart() -> None:
+    tied, plain = cli.parse(["--model", "gpt", "--size", "tiny", *ZERO1]), cli.parse([*ZERO1])
+    assert layouts.kept_as(tied) == "zero1 --tp 1 --pp 1, blocks apart"
+    assert layouts.kept_as(plain) == "zero1 --tp 1 --pp 1"
+
+
+def peak_of_loss(tokens: int) -> int:
+    vocab, width = 262272 // 64, 16
+    head = layers.LossHead(nn.RMSNorm(width), nn.Linear(width, vocab, bias=False), layers.BY_ROWS)
+    x, labels = torch.randn(1, tokens, width, requires_grad=True), torch.randint(vocab, (1, tokens))
+    with Held() as held:
+        head(x, labels).backward()
+    return held.peak
+
+
+def test_the_loss_holds_one_chunk_of_logits_whatever_the_number_of_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layers, "ROWS", 64)
+    chunk = 64 * (262272 // 64) * 4
+    two, sixteen = peak_of_loss(128), peak_of_loss(1024)
+    assert sixteen - two < chunk / 2, "what grows with the tokens is as wide as the model"
+    assert sixteen > chunk
