@@ -205,6 +205,22 @@ def find(family: str, size: str, *, layers: int | None = None, lean: bool = Fals
     return dataclasses.replace(preset, config=dataclasses.replace(preset.config, layers=layers))
 
 
+def check_length(family: str, size: str, seq_len: int | None) -> None:
+    """Refuse a sequence that is longer than the model's table of learned positions.
+
+    Without this an embedding reads beside its table: an IndexError on a CPU, on a GPU an assert of the device
+    that names no cause.
+    """
+    preset = find(family, size)
+    config, wanted = preset.config, seq_len or preset.seq_len
+    if isinstance(config, mpt.Config) and not config.alibi and wanted > config.positions:
+        raise RefusedError(
+            f"--seq-len {wanted} is longer than the table of learned positions of --model {family} --size "
+            f"{size}: expected at most {config.positions}; lower --seq-len, or take a size with ALiBi "
+            "(mpt 7b-released) or a family with rotary positions (llama)"
+        )
+
+
 MODELS = {"llama": llama, "mistral": mistral, "moe": moe, "mpt": mpt, "gpt": gpt, "flux": flux}
 
 

@@ -81,6 +81,7 @@ def learning_rate(step: int, peak: float, options: Options) -> float:
 def main(arguments: list[str]) -> int:
     """Run one job; its exit code."""
     options = parse(arguments)
+    presets.check_length(options.model, options.size, options.seq_len)
     phases = Phases(options.phase_limit_s)
     phases.enter("connect")
     with joined_ranks(options) as world:

@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"the tokenizer has {tokenizer.size} tokens, the model {model.config.vocab}; "
             "name the tokenizer of its training data"
         )
+    presets.check_length(options.model, options.size, options.length)
     length = options.length or presets.find(options.model, options.size).seq_len
     ours = language_model(Scorer(model, length, options.batch, device), tokenizer)
     tasks = evaluate(ours, options.tasks.split(","), options.task_folder, options.shots, options.limit)
