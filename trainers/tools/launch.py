@@ -20,7 +20,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 # Inputs are drawn on the CPU, so that any device starts with the same weights; nothing runs that no curve
@@ -31,6 +31,7 @@ LINKS = ("The above exception was the direct cause of", "During handling of the 
 STACK_S = 0.3  # between the stacks of two ranks
 RUNNING: set[subprocess.Popen[bytes]] = set()
 STOPPED = threading.Event()
+STARTING: set[int] = set()  # threads that are making a process which RUNNING has not yet
 GRACE_S = 15.0  # torchrun gives its ranks 30 s after SIGTERM; after a time limit there is nothing to save
 
 
@@ -80,13 +81,18 @@ def on_gpu(system: System, gpu: str | None) -> System:
 
 
 def stop_runs_on_sigterm() -> None:
-    """SIGTERM to this program ends its runs too: each has a session of its own, and would hold its GPUs."""
+    """SIGTERM to this program ends its runs too: each has a session of its own, and would hold its GPUs.
+
+    One that comes while a run is made waits until the run can be ended: `_leave_if_stopped` looks for it.
+    """
 
     def stop(_signal: int, _frame: object) -> None:
         STOPPED.set()
         for process in tuple(RUNNING):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
+        if threading.get_ident() in STARTING:
+            return
         raise SystemExit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
@@ -99,11 +105,9 @@ def run(system: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "stdout", Path(folder) / "stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                [*system.command, *flags], stdout=stdout, stderr=stderr, start_new_session=True
-            )
-        RUNNING.add(process)
+            process = _started([*system.command, *flags], stdout, stderr)
         try:
+            _leave_if_stopped(system)
             code: int | None = process.wait(timeout_s)
             said = out.read_text(errors="replace")
         except subprocess.TimeoutExpired:
@@ -120,6 +124,26 @@ def run(system: System, flags: list[str], *, timeout_s: float) -> dict[str, Any]
             )
     record: dict[str, Any] = json.loads(found)
     return record
+
+
+def _started(command: list[str], stdout: BinaryIO, stderr: BinaryIO) -> subprocess.Popen[bytes]:
+    """A process that RUNNING has: no SIGTERM of `stop_runs_on_sigterm` comes between the two."""
+    STARTING.add(threading.get_ident())
+    try:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True)
+        RUNNING.add(process)
+    finally:
+        STARTING.discard(threading.get_ident())
+    return process
+
+
+def _leave_if_stopped(system: System) -> None:
+    """Raise what a SIGTERM that came while the run was made left undone; the caller ends the run."""
+    if not STOPPED.is_set():
+        return
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(128 + signal.SIGTERM)
+    raise RunError(f"{system.name} was ended as it began: SIGTERM", None)
 
 
 def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
