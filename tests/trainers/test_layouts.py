@@ -77,6 +77,14 @@ def test_fsdp1_with_whole_parameters_accumulates_in_bf16(
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
+def test_a_tied_embedding_trains_in_zero1_as_in_fsdp2(record: Record) -> None:
+    tied = (*BATCH, "--model", "gpt")
+    got, want = record(2, *tied, "--parallel", "zero1"), record(2, *tied)
+    assert got["ranks_agree"]
+    assert got["losses"] == pytest.approx(want["losses"], rel=BAND)
+    assert got["gradient_norms"] == pytest.approx(want["gradient_norms"], rel=BAND)
+
+
 @pytest.mark.parametrize("flags", [(), ("--implementation", "fused")], ids=["autograd", "fused"])
 def test_bf16_zero1_stays_in_its_band(flags: tuple[str, ...], alone: list[float], record: Record) -> None:
     got = record(2, *BATCH, "--precision", "bf16", "--parallel", "zero1", *flags)
@@ -167,11 +175,11 @@ def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank(re
     assert got["phases_s"]["timed"] < 20
 
 
-@pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
+@pytest.mark.parametrize(("parallel", "model"), [("fsdp2", "llama"), ("zero1", "llama"), ("zero1", "gpt")])
 def test_a_checkpoint_resumes_on_another_number_of_ranks(
-    parallel: str, tmp_path: Path, record: Record
+    parallel: str, model: str, tmp_path: Path, record: Record
 ) -> None:
-    flags = ("--parallel", parallel, "--global-batch", "8", "--checkpoint-every", "3", "--full-every", "3")
+    flags = ("--model", model, "--parallel", parallel, "--global-batch", "8", "--checkpoint-every", "3", "--full-every", "3")
     whole = record(2, *flags, "--steps", "6", "--checkpoint", str(tmp_path))
     (tmp_path / "step_00000006").rename(tmp_path / "later")
     again = record(1, *flags, "--steps", "6", "--checkpoint", str(tmp_path), "--micro-batch", "8")
