@@ -179,7 +179,8 @@ def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank(re
 def test_a_checkpoint_resumes_on_another_number_of_ranks(
     parallel: str, model: str, tmp_path: Path, record: Record
 ) -> None:
-    flags = ("--model", model, "--parallel", parallel, "--global-batch", "8", "--checkpoint-every", "3", "--full-every", "3")
+    job = ("--model", model, "--parallel", parallel)
+    flags = (*job, "--global-batch", "8", "--checkpoint-every", "3", "--full-every", "3")
     whole = record(2, *flags, "--steps", "6", "--checkpoint", str(tmp_path))
     (tmp_path / "step_00000006").rename(tmp_path / "later")
     again = record(1, *flags, "--steps", "6", "--checkpoint", str(tmp_path), "--micro-batch", "8")
