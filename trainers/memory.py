@@ -31,6 +31,7 @@ DRAWN = 8  # bytes of a float32 weight while it is drawn: the numbers, and the n
 class Need:
     """Bytes on each device. FSDP makes `gradients` in backward, and frees activations meanwhile; ZeRO-1's are
     always there. `making`: what ZeRO-1 needs for the largest weight while it is drawn, beside its state.
+    `whole`: all weights in float32, which FSDP1 has on each device until it shards them.
     """
 
     state: float
@@ -40,6 +41,7 @@ class Need:
     logits: float
     gradients_stay: bool
     making: float = 0.0
+    whole: float = 0.0
 
     @property
     def total(self) -> float:
@@ -58,7 +60,8 @@ class Need:
             state["gradients"] = self.gradients
         forward = {"gathered": self.gathered, "activations": self.activations, "logits": self.logits}
         build = {"weights being drawn": self.making}
-        return [state | forward, {"state": self.state, "gradients": self.gradients}, state | build]
+        backward = {"state": self.state, "gradients": self.gradients}
+        return [state | forward, backward, state | build, {"weights before sharding": self.whole}]
 
     def __str__(self) -> str:
         """The larger sum as arithmetic, in GB of 1e9 bytes."""
@@ -81,6 +84,7 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
         activations=_activations(options, preset.config, tokens),
         logits=_logits(options, preset.config, tokens),
         making=DRAWN * matrix if options.parallel == "zero1" else 0.0,
+        whole=0.0 if options.parallel in {"fsdp2", "zero1"} else 4.0 * parameters,
     )
 
 

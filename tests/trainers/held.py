@@ -8,6 +8,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # a DTensor has a storage of its whole size, without memory
+
 
 class Held(TorchDispatchMode):
     """Counts the storages that operators make in its body; what they need inside is not seen.
@@ -31,7 +33,7 @@ class Held(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for made in tree_leaves(out):
-            if isinstance(made, torch.Tensor) and made.device.type == "cpu":
+            if type(made) in PLAIN and made.device.type == "cpu":
                 storage = made.untyped_storage()
                 self._alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}

@@ -1,14 +1,17 @@
-"""What a job holds at once: while ZeRO-1 is built, one weight beside its state; in the loss, one chunk of
-logits.
+"""What a job holds at once: while it is built, one weight beside ZeRO-1's state and one unit beside FSDP2's
+shards; in the loss, one chunk of logits.
 """
 
 import dataclasses
+import importlib
 import os
+from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from held import Held
 from torch import nn
 
@@ -18,8 +21,8 @@ import plan as plans
 import presets
 import world
 from fused import ops
+from layouts import fsdp2, prepare, zero1
 from layouts import job as layouts
-from layouts import prepare, zero1
 from models import layers, llama, mpt
 
 # ZAYA1-like and GPT, made small: most weights lie in the blocks, the largest one is the tied embedding.
@@ -92,3 +95,27 @@ def test_the_loss_holds_one_chunk_of_logits_whatever_the_number_of_tokens(
     two, sixteen = peak_of_loss(128), peak_of_loss(1024)
     assert sixteen - two < chunk / 2, "what grows with the tokens is as wide as the model"
     assert sixteen > chunk
+
+
+@pytest.fixture
+def one_of_eight() -> Iterator[world.World]:
+    """The first of eight ranks of which the others do not exist: what they send is not awaited."""
+    store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+    dist.init_process_group("fake", store=store, rank=0, world_size=8)
+    with mock.patch("signal.signal"):
+        yield world.World(rank=0, size=8, device=torch.device("cpu"), stop=world.Stop())
+    dist.destroy_process_group()
+
+
+def test_fsdp2_holds_one_unit_beside_its_shards_while_it_is_built(one_of_eight: world.World) -> None:
+    options = cli.parse(["--size", "tiny", "--device", "cpu"])
+    config = dataclasses.replace(presets.find("llama", "tiny").config, layers=16, width=128, ffn=512)
+    model = prepare.skeleton(llama, config, loss_chunks=1)
+    sizes = [4 * sum(x.numel() for x in unit.parameters()) for _, unit in prepare.units(model)]
+    every = 4 * sum(parameter.numel() for parameter in model.parameters())
+    with Held() as held:
+        job = fsdp2.Fsdp2(model, options, one_of_eight)
+    assert all(parameter.numel() and not parameter.is_meta for parameter in job.model.parameters())
+    assert every / 8 <= held.now < 1.1 * every / 8
+    # Drawing a weight needs it twice, and a shard is padded. All weights at once were eight times the shards.
+    assert held.peak - held.now < 2 * max(sizes) < every / 4

@@ -84,3 +84,11 @@ def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_o
         memory.require(parsed, preset, ranks=2, micro_batch=1, present=MI300X)
     fits = options.parse(["--size", "70b", "--precision", "bf16", "--recompute", "full"])
     memory.require(fits, preset, ranks=8, micro_batch=4, present=MI300X)
+
+
+def test_fsdp1_needs_all_weights_on_each_device_before_it_shards_them() -> None:
+    flags = "--size 70b --precision bf16 --recompute full --parallel"
+    assert need(f"{flags} fsdp2", 8, 1).least < MI300X
+    whole = need(f"{flags} full_shard", 8, 1)
+    assert str(whole) == "weights before sharding 282.2 = 282.2 GB"
+    assert whole.least > MI300X

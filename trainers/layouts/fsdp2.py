@@ -17,7 +17,7 @@ from layouts import fp8_weights, job, optimizer, prepare
 from layouts.sharding import DTensor, MixedPrecisionPolicy, fully_shard
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
@@ -37,8 +37,7 @@ class Fsdp2:
 
     def __init__(self, model: BlockModel, options: Options, world: World) -> None:
         self.options, self.mesh, self.model = options, job.mesh(options, world), model
-        prepare.prepare(model, options, world, self.mesh["tp"])
-        self.sharded = shard(model, options, self.mesh)
+        self.sharded = shard(model, options, world, self.mesh)
         self.data_size = self.mesh["shard"].size() * self.mesh["replicas"].size()
         self.data_rank = self.mesh["replicas"].get_local_rank() * self.mesh["shard"].size()
         self.data_rank += self.mesh["shard"].get_local_rank()
@@ -88,17 +87,22 @@ def whole(value: Tensor) -> Tensor:
     return value.detach().float().cpu()
 
 
-def shard(model: BlockModel, options: Options, meshes: DeviceMesh) -> FSDPModule:
-    """FSDP2 on each unit, then on the root. The last unit stays gathered: backward uses it at once."""
+def shard(model: BlockModel, options: Options, world: World, meshes: DeviceMesh) -> FSDPModule:
+    """Give weights to each unit and shard it at once, then the root. The last unit stays gathered: backward
+    uses it at once.
+    """
     over = meshes["replicas", "shard"] if options.replicas > 1 else meshes["shard"]
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if options.below_fp32 else None,
         reduce_dtype=torch.float32 if options.reduce == "fp32" else torch.bfloat16,
         cast_forward_inputs=False,  # embeddings are bfloat16 already; the rotary table must stay float32
     )
-    fp8_weights.unwrap_uneven(model, meshes["shard"].size())
-    for name, unit in list(prepare.units(model)):
+
+    def shard_unit(name: str, unit: nn.Module) -> None:
+        fp8_weights.unwrap_uneven(unit, meshes["shard"].size())
         stays = name == "head" or not options.reshard
         fully_shard(unit, mesh=over, mp_policy=policy, reshard_after_forward=not stays)
+
+    prepare.prepare(model, options, world, meshes["tp"], shard_unit)
     fully_shard(model, mesh=over, mp_policy=policy)
     return cast("FSDPModule", model)  # fully_shard changes the model's class in place

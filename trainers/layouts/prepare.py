@@ -24,15 +24,16 @@ import initial
 from layouts import fp8_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
     from models.layers import BlockModel
-    from options import CompileScope, Options
+    from options import Options
     from world import World
 
+BLOCKS = "blocks."  # what the name of a unit that is a block begins with
 STD = 0.02  # of initial weights, as GPT-2 and LLM Foundry draw them
 
 
@@ -43,16 +44,37 @@ def skeleton(family: Any, config: Any, **arguments: Any) -> BlockModel:
     return model
 
 
-def prepare(model: BlockModel, options: Options, world: World, tp: DeviceMesh | None) -> None:
-    """Give weights to every unit, then apply everything that must come before sharding."""
+def prepare(
+    model: BlockModel,
+    options: Options,
+    world: World,
+    tp: DeviceMesh | None,
+    ready: Callable[[str, nn.Module], None] = lambda _name, _unit: None,
+) -> None:
+    """Give weights to every unit, and apply everything that must come before sharding.
+
+    Args:
+        model: On the meta device.
+        options: The job's.
+        world: This rank's.
+        tp: The mesh of tensor parallel.
+        ready: Called with each unit when it can be sharded. A layout that shards it then holds one unit whole
+            at a time, and not all of them: 282 GB for 70 billion weights.
+    """
     if options.precision.startswith("fp8"):
         use_fp8_linears(model, options)
+    compiled = compiles(options, gpu=world.gpu)
+    again = recomputed(model, options)
     for name, unit in list(units(model)):
         give_weights(model, unit, name, options, world.device)
+        if name.startswith(BLOCKS):
+            if tp is not None and tp.size() > 1:
+                split_block(unit, tp)
+            finish_block(model, unit, options, again=unit in again, compiled=compiled)
+        ready(name, unit)
     give_weights(model, model, "", options, world.device)
-    if tp is not None and tp.size() > 1:
-        split_blocks(model, tp)
-    compile_and_recompute(model, options, gpu=world.gpu)
+    if compiled and options.compile_scope == "model":
+        model.compile()
 
 
 def units(model: BlockModel) -> Iterator[tuple[str, nn.Module]]:
@@ -66,7 +88,7 @@ def units(model: BlockModel) -> Iterator[tuple[str, nn.Module]]:
     )
     held = [(name, child) for name, child in children if any(True for _ in child.parameters())]
     yield from ((name, child) for name, child in held if name not in {"blocks", "head"})
-    yield from ((f"blocks.{name}", block) for name, block in model.blocks.items())
+    yield from ((f"{BLOCKS}{name}", block) for name, block in model.blocks.items())
     yield from ((name, child) for name, child in held if name == "head")
 
 
@@ -137,7 +159,12 @@ def use_fp8_linears(model: nn.Module, options: Options) -> None:
 def split_blocks(model: BlockModel, tp: DeviceMesh) -> None:
     """Tensor parallel: split the products of every block over `tp`. The rest of the model stays whole."""
     for block in model.blocks.values():
-        parallelize_module(block, tp, tensor_parallel_styles(block))
+        split_block(block, tp)
+
+
+def split_block(block: nn.Module, tp: DeviceMesh) -> None:
+    """Tensor parallel of one block."""
+    parallelize_module(block, tp, tensor_parallel_styles(block))
 
 
 def tensor_parallel_styles(block: nn.Module) -> dict[str, Any]:
@@ -154,31 +181,39 @@ def tensor_parallel_styles(block: nn.Module) -> dict[str, Any]:
 
 
 def compile_and_recompute(model: BlockModel, options: Options, *, gpu: bool) -> None:
-    """Compile blocks or model (by default on a GPU), and recompute activations in backward if asked to.
+    """Compile blocks or model (by default on a GPU), and recompute activations in backward if asked to."""
+    compiled = compiles(options, gpu=gpu)
+    again = recomputed(model, options)
+    for block in model.blocks.values():
+        finish_block(model, block, options, again=block in again, compiled=compiled)
+    if compiled and options.compile_scope == "model":
+        model.compile()
+
+
+def compiles(options: Options, *, gpu: bool) -> bool:
+    """Whether torch compiles: by default on a GPU."""
+    return gpu if options.compile is None else options.compile
+
+
+def recomputed(model: BlockModel, options: Options) -> set[nn.Module]:
+    """The blocks whose activations backward computes again."""
+    blocks = list(model.blocks.values())
+    return {"none": set(), "half": set(blocks[::2]), "full": set(blocks)}[options.recompute]
+
+
+def finish_block(
+    model: BlockModel, block: nn.Module, options: Options, *, again: bool, compiled: bool
+) -> None:
+    """Compile a block, and recompute its activations if it is one of those.
 
     Recomputation goes inside the block, under its layout's hooks: around them, the hooks would run again in
     backward, where they need not do what they do in forward (FSDP2's casts did not, in torch 2.11 and other
-    versions before pytorch/pytorch#182580). The compiled forward goes inside what is recomputed.
+    versions before pytorch/pytorch#182580). The compiled forward goes inside what is recomputed. Any other
+    block is compiled in place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
     """
-    compiled = gpu if options.compile is None else options.compile
-    whole, blocks = options.compile_scope == "model", list(model.blocks.values())
-    again = {"none": [], "half": blocks[::2], "full": blocks}[options.recompute]
-    for block in again:
-        inner = compiled and not whole
+    inner = compiled and options.compile_scope == "block"
+    if again:
         forward = torch.compile(block.forward, fullgraph=model.whole_graph) if inner else block.forward
         block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
-    if compiled:
-        kept = [block for block in blocks if not any(block is one for one in again)]
-        compile_in_place(model, kept, options.compile_scope)
-
-
-def compile_in_place(model: BlockModel, blocks: Iterable[nn.Module], scope: CompileScope) -> None:
-    """Compile these blocks, or the whole model with its layout's hooks.
-
-    In place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
-    """
-    if scope == "model":
-        model.compile()
-        return
-    for block in blocks:
+    elif inner:
         block.compile(fullgraph=model.whole_graph)
