@@ -4,6 +4,7 @@ A fork must not return into the code of the process that it was forked from.
 """
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ def run(function: Callable[[], object]) -> NoReturn:
     code = 1
     try:
         leave_finalizers()
+        gc.freeze()  # a fork has none of the threads that may belong to garbage of the forking process
         code = _exit_code(function)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; there is no public way
         atexit._run_exitfuncs()
