@@ -71,10 +71,16 @@ def command(*arguments: str) -> str:
     return done.stdout
 
 
+def page_blocks() -> tuple[list[str], list[str]]:
+    """The page's blocks of commands: those of section 0, and those after it."""
+    before, after = PAGE.read_text().split("## 1. ")
+    first, then = (re.findall(r"```sh\n(.*?)```", part, re.DOTALL) for part in (before, after))
+    return first, then
+
+
 def page_commands() -> list[str]:
-    """The page's commands in its order, without those that need torch in the image."""
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    """The page's commands from section 1 on, in their order, without those that need torch in the image."""
+    lines = [line for block in page_blocks()[1] for line in block.splitlines()]
     assert len(lines) == 6, "the page has a new command: run it here too"
     return [line for line in lines if line.split()[1] in {"base", "wheelhouse", "build"}]
 
@@ -100,6 +106,22 @@ def follow(checkout: Path, lines: list[str]) -> None:
             timeout=600,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+def test_section_0_installs_stackcheck_where_no_index_is(tmp_path: Path) -> None:
+    """As the page says, but for the Python of this machine."""
+    root = tmp_path / "checkout"
+    shutil.copytree(ROOT / "stackcheck", root / "stackcheck")
+    shutil.copytree(ROOT / ".ci", root / ".ci")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, root)
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    (fetch, install), _ = page_blocks()
+    command("bash", "-e", "-c", f"cd {root}\n{fetch.replace('3.12', here)}")
+    own = install.replace("/usr/bin/python3.12", sys.executable)
+    follow(root, [f"set -e\n{own}\nstackcheck --help"])
+    assert (root / ".venv" / "ready").exists()
+    assert "Decide whether" in command(str(root / ".venv" / "bin" / "stackcheck"), "--help")
 
 
 @pytest.mark.skipif(
