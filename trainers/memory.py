@@ -20,7 +20,7 @@ from layouts import prepare
 from models import flux, layers, moe, mpt
 
 if TYPE_CHECKING:
-    from options import Options
+    from options import Options, Recompute
     from presets import Preset
 
 GIB = 2**30
@@ -104,13 +104,16 @@ def require(options: Options, preset: Preset, *, ranks: int, micro_batch: int, p
 
 
 def fitting(options: Options, preset: Preset, *, ranks: int, micro_batch: int, present: float) -> str | None:
-    """The smallest change of flags that fits: reshard, recompute, then smaller microbatches."""
+    """The smallest change of flags that fits: reshard, recompute half or all, then smaller microbatches."""
     changed, said = options, ""
     if not options.reshard:
         changed, said = dataclasses.replace(options, reshard=True), "--reshard"
     steps = [(changed, said)]
-    if options.recompute != "full":
-        steps.append((dataclasses.replace(changed, recompute="full"), f"{said} --recompute full".strip()))
+    more: dict[str, tuple[Recompute, ...]] = {"none": ("half", "full"), "half": ("full",), "full": ()}
+    steps += [
+        (dataclasses.replace(changed, recompute=blocks), f"{said} --recompute {blocks}".strip())
+        for blocks in more[options.recompute]
+    ]
     for tried, flags in steps:
         if need(tried, preset, ranks=ranks, micro_batch=micro_batch).least <= present:
             return f"{flags} --micro-batch {micro_batch}".strip()
@@ -164,15 +167,20 @@ def _gathered(options: Options, parameters: int, largest: int) -> float:
 
 
 def _activations(options: Options, config: Any, tokens: int) -> float:
-    """What backward needs of each block; with recomputation the inputs of all blocks and the whole of one."""
+    """What backward needs of each block; with recomputation the inputs of all blocks and the whole of one.
+
+    With `half` the first, third, … block of a stage keep their input (layouts/prepare.py). Backward has most
+    when it begins: the last block is then whole, and so are the even ones before it.
+    """
     size = 2 if options.below_fp32 else 4
-    blocks = getattr(config, "layers", 0) or config.double_blocks + config.single_blocks
+    blocks: float = (getattr(config, "layers", 0) or config.double_blocks + config.single_blocks) / options.pp
     block: float = size * _block_width(config) * tokens / options.tp
+    only_input: float = size * config.width * tokens
     if options.recompute == "full":
-        inputs: float = size * config.width * tokens * blocks / options.pp
-        return inputs + block
-    every: float = block * blocks / options.pp
-    return every
+        return only_input * blocks + block
+    if options.recompute == "half":
+        return only_input * math.floor(blocks / 2) + block * math.ceil(blocks / 2)
+    return block * blocks
 
 
 def _block_width(config: Any) -> int:

@@ -8,6 +8,7 @@ import memory
 import options
 import presets
 from errors import RefusedError
+from layouts import prepare
 from tools import fit
 
 ZERO1 = "--parallel zero1 --reduce bf16 --precision bf16"
@@ -52,6 +53,31 @@ def test_gradients_left_in_place_take_no_memory_beside_the_activations() -> None
     flags = f"--model flux --size dev-512 {ONE}"
     flat, apart = need(flags, 1, 4), need(f"{flags} --no-flat-gradients", 1, 4)
     assert flat.least - apart.least == pytest.approx(min(flat.gradients, flat.activations))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 7, 8])
+def test_every_other_block_keeps_its_input_alone_and_is_whole_while_backward_runs_it(layers: int) -> None:
+    parsed = options.parse(["--size", "8b", *ONE.split(), "--recompute", "half"])
+    preset = presets.find("llama", "8b", layers=layers)
+    model = prepare.skeleton(presets.MODELS["llama"], preset.config, loss_chunks=1)
+    again = prepare.recomputed(model, parsed)
+    block = need(f"--size 8b {ONE} --layers 1", 1, 1).activations
+    only_input = 2.0 * preset.config.width * preset.seq_len
+    held = [only_input if layer in again else block for layer in model.blocks.values()]
+    most = max(sum(held[:layer]) + block for layer in range(layers))
+    assert need(f"--size 8b {ONE} --recompute half --layers {layers}", 1, 1).activations == most
+
+
+def test_a_job_that_fits_once_every_other_block_is_recomputed_runs_and_is_what_the_refusal_names() -> None:
+    preset = presets.find("llama", "8b")
+    none, half = (
+        options.parse(["--size", "8b", *ONE.split(), "--recompute", which]) for which in ("none", "half")
+    )
+    needs = [memory.need(one, preset, ranks=1, micro_batch=4).least for one in (none, half)]
+    present = sum(needs) / 2
+    memory.require(half, preset, ranks=1, micro_batch=4, present=present)
+    with pytest.raises(RefusedError, match=r"this fits: --recompute half --micro-batch 4$"):
+        memory.require(none, preset, ranks=1, micro_batch=4, present=present)
 
 
 def test_the_logits_are_those_of_one_chunk_and_whole_ones_are_counted_whole() -> None:
