@@ -77,6 +77,14 @@ def test_fsdp1_with_whole_parameters_accumulates_in_bf16(
     assert got["losses"] == pytest.approx(alone, rel=HALF_BAND)
 
 
+def test_fsdp1_sums_the_gradients_of_microbatches_in_the_type_that_reduce_names(record: Record) -> None:
+    job = ("--steps", "1", "--global-batch", "32", "--seed", "3", "--precision", "bf16", "--micro-batch", "1")
+    jobs = ((), ("--reduce", "bf16"), ("--parallel", "full_shard"))
+    exact, half, got = (record(2, *job, *flags)["gradient_norms"][0] for flags in jobs)
+    assert exact != pytest.approx(half, rel=5e-5), "this job cannot tell the two sums apart"
+    assert got == pytest.approx(exact, rel=1e-5)
+
+
 def test_a_tied_embedding_trains_in_zero1_as_in_fsdp2(record: Record) -> None:
     tied = (*BATCH, "--model", "gpt")
     got, want = record(2, *tied, "--parallel", "zero1"), record(2, *tied)

@@ -44,15 +44,18 @@ class Fsdp1:
         self.options = options
         prepare.prepare(model, options, world, None)
         self.data_rank, self.data_size = world.rank, world.size
-        # Whole parameters take no bfloat16 gradient from no_sync (torch 2.13), so each microbatch is reduced:
-        # the mean over the ranks of a mean that they already share is that mean, and the sum stays right.
-        self.whole = world.size == 1 or options.parallel == "no_shard"
+        # no_sync adds up gradients on each rank in the type of the products: in bfloat16, whatever --reduce
+        # says, and never where parameters are whole (torch 2.13). What is reduced adds up in float32. So each
+        # microbatch is reduced; with --reduce bf16 the last one alone. The means over the ranks of all
+        # microbatches add up to the mean over the ranks of their sums.
+        whole = world.size == 1 or options.parallel == "no_shard"
+        self.reduces_each = whole or (options.below_fp32 and options.reduce == "fp32")
         self.model = wrap(model, options, world)
         self.optimizer = optimizer.adamw(self.model, options)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Job."""
-        if last or self.whole:
+        if last or self.reduces_each:
             return self._forward_backward(batch, share)
         with self.model.no_sync():
             return self._forward_backward(batch, share)
