@@ -7,6 +7,8 @@ text never names a place: another machine uses others.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import re
 import subprocess
 import sys
@@ -157,16 +159,9 @@ def pip_places(*, find_links: bool) -> list[str]:
     A folder of wheels may hold a torch with a local version (`+cpu`), which counts as newer than the index's
     own: a stack whose torch comes from the index leaves folders out.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
     options: dict[str, None] = {}
     names = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links"}
-    for line in done.stdout.splitlines():
+    for line in _pip_config(tuple(sorted(os.environ.items()))).splitlines():
         key, _, value = line.partition("=")
         name = names.get(key.rpartition(".")[2])
         if name is None or (name == "--find-links" and not find_links):
@@ -174,6 +169,13 @@ def pip_places(*, find_links: bool) -> list[str]:
         for place in value.strip("'\"").split():
             options[f"{name}={place}"] = None
     return list(options)
+
+
+@functools.lru_cache(maxsize=1)
+def _pip_config(_environment: tuple[tuple[str, str], ...]) -> str:
+    """What `pip config list` prints: asked once a command, not half a second for each lock of each stack."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def _compile(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
+import subprocess
 import threading
 import zipfile
 from typing import TYPE_CHECKING
@@ -44,3 +45,21 @@ def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(
         server.shutdown()
     digest = hashlib.sha256((page / WHEEL).read_bytes()).hexdigest()
     assert text == f"{WHEEL.split('-cp', maxsplit=1)[0].replace('-', '==')} \\\n    --hash=sha256:{digest}\n"
+
+
+def test_pip_is_asked_for_its_places_once_and_again_after_a_change_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[object] = []
+    run = subprocess.run
+
+    def counted(command: list[str], **options: object) -> object:
+        started.append(command)
+        return run(command, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    for address in ("http://127.0.0.1:1/first/", "http://127.0.0.1:1/second/"):
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        for find_links in (True, False, True):
+            assert f"--index-url={address}" in indexes.pip_places(find_links=find_links)
+    assert len(started) == 2
