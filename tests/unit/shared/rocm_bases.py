@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import gzip
+import io
+import tarfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+LEFT_OUT = (
+    "usr/bin/python3",
+    "usr/lib/python3",
+    "usr/share/python-wheels/",
+    "usr/share/perl/",
+    *(f"usr/lib/x86_64-linux-gnu/{name}" for name in ("gconv/", "libperl", "perl/")),
+)
 
 
 def push_bases(stacks: Sequence[Stack], registry: str) -> None:
@@ -32,8 +41,7 @@ def push_bases(stacks: Sequence[Stack], registry: str) -> None:
     (cpu,) = resolve.load_stacks(ROOT, ("cpu-*",))
     assert cpu.base.suite
     made = bootstrap.bootstrap(cpu.base.suite, cpu.base.packages, ROOT / "build" / "bases", report=quiet)
-    with made.path.open("rb") as tar:
-        layer = gzip.compress(tar.read(), compresslevel=1, mtime=0)
+    layer = gzip.compress(_without_python_and_perl(made.path), compresslevel=1, mtime=0)
     # The engine's cache knows a step by its base, not by what apt found: with a base of this run no step of
     # an earlier mirror is taken.
     run = uuid.uuid4().hex
@@ -46,6 +54,19 @@ def push_bases(stacks: Sequence[Stack], registry: str) -> None:
         for name in sorted(names):
             short = name if "/" in name else f"library/{name}"
             _push(f"{registry}/hub/{short}", [layer, over])
+
+
+def _without_python_and_perl(base: Path) -> bytes:
+    """A tar without half of its bytes: each of ten images would pack them anew.
+
+    The stacks' interpreters come from the stand-in archive, and dpkg needs perl-base alone.
+    """
+    kept = io.BytesIO()
+    with tarfile.open(base) as whole, tarfile.open(fileobj=kept, mode="w", format=whole.format) as tar:
+        for member in whole:
+            if not member.name.removeprefix("./").startswith(LEFT_OUT):
+                tar.addfile(member, whole.extractfile(member) if member.isreg() else None)
+    return kept.getvalue()
 
 
 def _push(name: str, layers: Sequence[bytes]) -> None:
