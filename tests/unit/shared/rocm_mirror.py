@@ -160,6 +160,12 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         return io.BytesIO(body)
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    """uv connects fifty times at once: with the library's queue of five it waits a second each time."""
+
+    request_queue_size = 128
+
+
 def _link(path: Path) -> str:
     name = unquote(path.name).replace("+", "%2B")
     if path.is_dir():
@@ -170,7 +176,7 @@ def _link(path: Path) -> str:
 @contextlib.contextmanager
 def served(folder: Path, host: str) -> Iterator[Mirror]:
     """An empty mirror at an address of this machine that containers reach."""
-    server = http.server.ThreadingHTTPServer((host, 0), http.server.BaseHTTPRequestHandler)
+    server = _Server((host, 0), http.server.BaseHTTPRequestHandler)
     mirror = Mirror(folder, f"http://{host}:{server.server_address[1]}")
     server.RequestHandlerClass = partial(_Handler, mirror=mirror)  # type: ignore[assignment]
     mirror.tree.mkdir()
