@@ -185,7 +185,7 @@ def _unpack_pip(ensurepip: Path) -> None:
 def _make_small_and_fast(program: Path, root: Path) -> None:
     """As a distribution ships it: without what a debugger reads, and with byte code.
 
-    Two hundred commands of a build of ten stacks start this interpreter, most of them with pip.
+    A build of ten stacks starts this interpreter some six hundred times, a hundred of them with pip.
     """
     binaries = [*(root / "usr" / "bin").iterdir(), *root.rglob("*.so"), *root.rglob("*.so.*")]
     subprocess.run(["strip", "--strip-unneeded", *map(str, binaries)], check=True, timeout=300)
