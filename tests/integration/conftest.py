@@ -51,24 +51,12 @@ APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 
 # The files that take longest begin first where several run side by side, as the last one to begin should be
-# short: before all others what waits for time limits while they compute.
+# short: before all others what waits for time limits while they compute. The slow tests: .ci/queue_files.py.
 LONGEST = (
     "test_fleet_slurm",
-    "test_rocm_mirror",
-    "test_triton_releases",
-    "test_rocm_stack",
-    "test_nightly",
-    "test_templates",
-    "test_foreign_images",
-    "test_bisect",
-    "test_templates_cuda",
-    "test_publishing_campaign",
     "test_build",
-    "test_build_on_its_own",
-    "test_report_browser",
     "test_registry",
     "test_cosign",
-    "test_consumer",
     "test_full_disk",
     "test_bad_days",
 )
