@@ -20,7 +20,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported, by any of the test files
 
 from harness.launch import THREADS, launch  # noqa: E402 - tests/acceptance has to be on the path first
+from harness.processes import WorkloadError  # noqa: E402
 from harness.server import Server  # noqa: E402
+from tools import launch as real  # noqa: E402
 
 Record = Callable[..., dict[str, Any]]
 
@@ -62,3 +64,19 @@ def scales(program: Callable[..., dict[str, Any]]) -> Record:
 def gathered(program: Callable[..., dict[str, Any]]) -> Record:
     """The record of train.py on so many ranks, with the bytes that its all-gathers made."""
     return functools.partial(program, Path(__file__).with_name("gathered.py"))
+
+
+@pytest.fixture
+def forked_runs(program: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tools of trainers/ run on this host, as forks: a new process loads torch for seconds."""
+
+    def run(system: real.System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:  # noqa: ARG001  # its own
+        words = system.command
+        ranks = int(words[words.index("--nproc-per-node") + 1]) if "--nproc-per-node" in words else 1
+        at = next(number for number, word in enumerate(words) if word.endswith(".py"))
+        try:
+            return program(words[at], ranks, *words[at + 1 :], *flags)
+        except WorkloadError as error:
+            raise real.RunError(f"{system.name} {error}", 1) from None
+
+    monkeypatch.setattr(real, "run", run)

@@ -3,9 +3,14 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import loss_curve
+from conftest import Record
+from tools import compare_runs, handoff, launch
 
 TRAINERS = Path(__file__).resolve().parents[2] / "trainers"
 ALONE = f"@{sys.executable} {TRAINERS / 'train.py'} --device cpu"
@@ -30,21 +35,50 @@ sys.exit(train.main(sys.argv[1:]))
 """
 
 
+TURNS = ("--every", "5", "--band", TIGHT)
+
+
 def call(program: str, *arguments: str) -> tuple[int, dict, str]:
+    """A tool in new processes, as its user starts it."""
     command = [sys.executable, TRAINERS / "tools" / program, *arguments, "--", *JOB]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GUARD_S)
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
-def handoff(folder: Path, *systems: str, every: int = 5, steps: int = 15) -> tuple[int, dict, str]:
-    places = [word for text in systems for word in ("--system", text)]
-    sizes = ("--every", str(every), "--steps", str(steps), "--band", TIGHT)
-    return call("handoff.py", "--folder", str(folder / "shared"), *sizes, *places)
+def systems(*texts: str) -> list[str]:
+    return [word for text in texts for word in ("--system", text)]
+
+
+Tool = Callable[..., tuple[int, dict, str]]
+
+
+@pytest.fixture
+def forked(forked_runs: None, capsys: pytest.CaptureFixture[str]) -> Tool:  # noqa: ARG001  # it is in place
+    """The main function of a tool, whose jobs are forks."""
+
+    def called(main: Callable[[list[str]], int], *arguments: str) -> tuple[int, dict, str]:
+        code = main([*arguments, "--", *JOB])
+        said = capsys.readouterr()
+        return code, json.loads(said.out or "{}"), said.err
+
+    return called
+
+
+@pytest.fixture(scope="module")
+def reference(record: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job of ten steps without a break, once for all that is compared with it."""
+    found = record(1, "--device", "cpu", *launch.COMPARABLE, *JOB, "--steps", "10")
+    curve = loss_curve.reference(found, loss_curve.Band.parse(TIGHT), measured=launch.timestamp())
+    path = tmp_path_factory.mktemp("reference") / "curve.json"
+    loss_curve.save(curve, path)
+    return path
 
 
 @pytest.mark.slow
 def test_one_two_and_four_ranks_take_turns_and_stay_in_the_band(tmp_path: Path) -> None:
-    code, result, errors = handoff(tmp_path, "one: --ranks 1", "two: --ranks 2", "four: --ranks 4")
+    turns = systems("one: --ranks 1", "two: --ranks 2", "four: --ranks 4")
+    folder = ("--folder", str(tmp_path / "shared"))
+    code, result, errors = call("handoff.py", *folder, *TURNS, "--steps", "15", *turns)
     assert code == 0, (result, errors)
     assert [(part["world_size"], part["first_step"]) for part in result["segments"]] == [
         (1, 0),
@@ -55,13 +89,20 @@ def test_one_two_and_four_ranks_take_turns_and_stay_in_the_band(tmp_path: Path) 
     assert result["losses"][-1] < 0.9 * result["losses"][0]
 
 
+def in_turns(forked: Tool, folder: Path, reference: Path, bad: str) -> tuple[int, dict, str]:
+    """Five steps here, and five of another system."""
+    flags = ("--folder", str(folder / "shared"), "--reference", str(reference), *TURNS, "--steps", "10")
+    return forked(handoff.main, *flags, *systems(f"whole: {ALONE}", f"bad: {bad}"))
+
+
 @pytest.mark.slow
-def test_a_system_that_forgets_the_optimizer_leaves_the_band(tmp_path: Path) -> None:
+def test_a_system_that_forgets_the_optimizer_leaves_the_band(
+    tmp_path: Path, reference: Path, forked: Tool
+) -> None:
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
-    code, result, _ = handoff(
-        tmp_path, f"whole: {ALONE}", f"bad: @{sys.executable} {tmp_path / 'forgetful.py'}"
-    )
-    assert code == 1
+    forgetful = f"@{sys.executable} {tmp_path / 'forgetful.py'}"
+    code, result, errors = in_turns(forked, tmp_path, reference, forgetful)
+    assert code == 1, errors
     assert "outside the band" in result["verdict"]["problems"][0]
 
 
@@ -75,8 +116,10 @@ def test_a_system_that_forgets_the_optimizer_leaves_the_band(tmp_path: Path) -> 
     ],
     ids=["starts afresh", "other data", "does not run"],
 )
-def test_a_system_that_does_not_continue_the_job_is_named(flag: str, says: str, tmp_path: Path) -> None:
-    code, _, errors = handoff(tmp_path, f"whole: {ALONE}", f"bad: {ALONE} {flag}", steps=10)
+def test_a_system_that_does_not_continue_the_job_is_named(
+    flag: str, says: str, tmp_path: Path, reference: Path, forked: Tool
+) -> None:
+    code, _, errors = in_turns(forked, tmp_path, reference, f"{ALONE} {flag}")
     assert code in {1, 2}
     assert says in errors
     assert "Traceback" not in errors
@@ -84,7 +127,8 @@ def test_a_system_that_does_not_continue_the_job_is_named(flag: str, says: str, 
 
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "shared" / "step_00000005").mkdir(parents=True)
-    code, _, errors = handoff(tmp_path, f"whole: {ALONE}")
+    used = ("--folder", str(tmp_path / "shared"), *TURNS, "--steps", "15")
+    code, _, errors = call("handoff.py", *used, *systems(f"whole: {ALONE}"))
     assert code == 2
     assert "is not empty" in errors
 
@@ -100,8 +144,8 @@ def test_two_precisions_are_compared_step_by_step() -> None:
 
 
 @pytest.mark.slow
-def test_an_arm_that_learns_nothing_is_caught() -> None:
+def test_an_arm_that_learns_nothing_is_caught(forked: Tool) -> None:
     arms = ("--arm", f"fp32: {ALONE}", "--arm", f"stuck: {ALONE} --clip 1e-12")
-    code, _, errors = call("compare_runs.py", *arms, "--steps", "20")
+    code, _, errors = forked(compare_runs.main, *arms, "--steps", "20")
     assert code == 2
     assert "'clip': (1.0, 1e-12)" in errors

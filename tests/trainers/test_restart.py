@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import Record
 from tools import launch
 
 STEPS, EVERY, FULL = 60, 5, 20
@@ -40,8 +41,8 @@ def newest(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path: Path) -> None:
-    whole = launch.run(launch.System("whole", launch.torchrun(2)), list(JOB), timeout_s=400)
+def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path: Path, record: Record) -> None:
+    whole = record(2, *JOB)
     command = torchrun(
         "--max-restarts", "5", str(launch.TRAIN), *JOB, *TIERS, "--checkpoint", str(tmp_path / "shared")
     )

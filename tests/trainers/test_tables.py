@@ -313,6 +313,7 @@ def test_a_second_side_that_fails_is_a_failed_row_and_not_the_end_of_the_table(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_a_documents_commands_run_on_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         table.main(
