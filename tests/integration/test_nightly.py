@@ -1,12 +1,14 @@
 """Real nights on the stack that needs no GPU: a real registry, engine, image and suites; the driver is made.
 
 A processor has no driver, so the driver that "comes" on the last day is the one double: vendors.cpu.driver.
+The image is certified with all suites; the two nights leave out those that take most of their time.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -18,6 +20,7 @@ import pytest
 
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
+from stackcheck.suite import inputs
 
 if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
@@ -28,6 +31,22 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = "6.99.1"
 PLAIN = "from stackcheck.cli import main; main()"
 WITH_DRIVER = f"from stackcheck.vendors import cpu; cpu.driver = lambda: {DRIVER!r}; {PLAIN}"
+
+LONG = ("test_static.py", "test_training.py", "test_training_soak.py")  # the last one is a part of the second
+
+
+def lay_out_shorter_suites(tests: Path) -> None:
+    """The suites of this checkout without the long ones, and the list of the checks that are left."""
+    left_out = shutil.ignore_patterns(*LONG, "__pycache__")
+    shutil.copytree(ROOT / "tests" / "acceptance", tests / "acceptance", ignore=left_out)
+    for name in inputs.SUITE_FILES:
+        shutil.copy(ROOT / "tests" / name, tests)
+    file = tests / "acceptance" / "checks.json"
+    listing = {
+        devices: {check: tier for check, tier in checks.items() if check.partition("::")[0] not in LONG}
+        for devices, checks in json.loads(file.read_text()).items()
+    }
+    file.write_text(json.dumps(listing))
 
 
 class Operator:
@@ -44,8 +63,9 @@ class Operator:
             "PYTHONPATH": str(ROOT),
         }
         self.root.mkdir()
-        for name in ("matrix.yaml", "images", "tests", "trainers"):
+        for name in ("matrix.yaml", "images", "trainers"):
             (self.root / name).symlink_to(ROOT / name)
+        lay_out_shorter_suites(self.root / "tests")
 
     def call(self, *arguments: str | Path, program: str = PLAIN) -> tuple[int, Any]:
         """Exit code and JSON of one command."""
