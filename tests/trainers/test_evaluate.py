@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,12 +10,12 @@ import torch
 
 import data
 import presets
+from conftest import Record
 from errors import RefusedError
 from tools import evaluate, scoring
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(prefix="hf-")}  # read when it is imported
 pytest.importorskip("lm_eval")
-TRAINERS = Path(data.__file__).parent
 TASK = """
 task: known_text
 dataset_path: json
@@ -85,22 +83,15 @@ def questions(path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
 
 
-def train(folder: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    command += [str(TRAINERS / "train.py"), "--model", "llama", "--size", "tiny", "--data", "text"]
-    command += ["--steps", "100", "--full-every", "100", "--checkpoint", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 @pytest.mark.slow
 def test_a_trained_checkpoint_answers_what_a_fresh_one_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: Record
 ) -> None:
     questions(tmp_path / "questions.jsonl")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "known.yaml").write_text(TASK.format(file=tmp_path / "questions.jsonl"))
-    train(tmp_path)
+    job = ("--model", "llama", "--size", "tiny", "--data", "text", "--steps", "100")
+    record(1, *job, "--full-every", "100", "--checkpoint", str(tmp_path))
     folder = tmp_path / "step_00000100"
     arguments = ["--model", "llama", "--size", "tiny", "--tasks", "known_text", "--device", "cpu"]
     arguments += ["--task-folder", str(tmp_path / "tasks"), "--checkpoint", str(folder)]
