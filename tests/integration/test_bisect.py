@@ -38,7 +38,7 @@ stacks:
   - {{id: cpu-old, runtime: cpu, python: 3.11, os: debian12, packages: {old}}}
   - {{id: cpu-new, runtime: cpu, python: 3.11, os: debian12, packages: {new}}}
 """
-NAMES = ("planted-a", "planted-b", "planted-c")
+NAMES = ("planted-a", "planted-b")  # the fault is in the second: it is looked for, and then tried alone
 
 
 def plant(wheel: Path) -> None:
@@ -49,7 +49,7 @@ def plant(wheel: Path) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout of two stacks that differ in three packages; the new version of one has a fault."""
+    """A checkout of two stacks that differ in two packages; the new version of one has a fault."""
     made = {
         (name, version): make_wheel(
             tmp_path / "wheels", name.replace("-", "_"), version=version, word=f"{name} {version}"
@@ -121,7 +121,7 @@ def _search(checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert (found["kind"], found["components"]) == ("one", ["planted-b"])
-    assert [each["outcome"] for each in found["tried"]].count("unknown") == 0
+    assert [each["outcome"] for each in found["tried"]] == ["passes", "fails", "passes", "fails"]
     again = json.loads(stackcheck(checkout, *search).stdout)
     assert not any(each["new"] for each in again["tried"])
     assert {path.name for path in (checkout / "images").iterdir()} == before | {"cpu-old", "cpu-new"}
