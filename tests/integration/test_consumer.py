@@ -49,8 +49,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     subprocess.run(build, check=True, cwd=folder)
     (wheel,) = folder.glob("stackcheck-*.whl")
-    venv.create(folder / "venv", with_pip=True)
-    install = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", str(wheel)]
+    venv.create(folder / "venv")
+    # This environment's pip installs into that one, which needs none of its own.
+    install = [*pip, "--python", folder / "venv" / "bin" / "python", "install", "--no-compile", str(wheel)]
     subprocess.run(install, check=True, cwd=folder)
     return folder / "venv" / "bin" / "stackcheck"
 
