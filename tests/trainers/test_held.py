@@ -78,6 +78,16 @@ def test_a_tied_models_checkpoint_says_that_its_blocks_lie_apart() -> None:
     assert layouts.kept_as(plain) == "zero1 --tp 1 --pp 1"
 
 
+@pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
+def test_a_checkpoint_of_a_pipeline_that_untied_the_embedding_is_not_taken_for_one_of_its_copies(
+    parallel: str,
+) -> None:
+    job = ("--size", "tiny", "--parallel", parallel, "--pp", "2")
+    tied, plain = (layouts.kept_as(cli.parse(["--model", model, *job])) for model in ("gpt", "llama"))
+    assert tied != plain
+    assert "copies of the tied embedding" in (tied or "")
+
+
 def peak_of_loss(tokens: int) -> int:
     vocab, width = 262272 // 64, 16
     head = layers.LossHead(nn.RMSNorm(width), nn.Linear(width, vocab, bias=False), layers.BY_ROWS)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import Record
 from harness import forked, server_main
@@ -91,6 +92,30 @@ def test_a_tied_embedding_trains_in_zero1_as_in_fsdp2(record: Record) -> None:
     assert got["ranks_agree"]
     assert got["losses"] == pytest.approx(want["losses"], rel=BAND)
     assert got["gradient_norms"] == pytest.approx(want["gradient_norms"], rel=BAND)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags"),
+    [
+        (2, ()),
+        (2, ("--parallel", "zero1")),
+        pytest.param(4, ("--parallel", "zero1"), marks=SLOW),
+        pytest.param(4, ("--tp", "2"), marks=SLOW),
+        pytest.param(3, ("--pp", "3", "--layers", "4"), marks=SLOW),
+        pytest.param(3, ("--parallel", "zero1", "--pp", "3", "--layers", "4"), marks=SLOW),
+    ],
+    ids=["fsdp2", "zero1", "zero1 shared", "tensor", "fsdp2 of 3 stages", "zero1 of 3 stages"],
+)
+def test_a_pipeline_trains_a_tied_embedding_as_one_weight(
+    ranks: int, flags: tuple[str, ...], tmp_path: Path, record: Record
+) -> None:
+    tied = (*BATCH, "--model", "gpt", "--layers", flags[-1] if "--layers" in flags else "2")
+    want = record(1, *tied, "--micro-batch", "8")
+    got = record(ranks, *tied, "--micro-batch", "2", "--pp", "2", *flags, "--checkpoint", str(tmp_path))
+    assert got["losses"] == pytest.approx(want["losses"], rel=BAND)
+    assert got["gradient_norms"] == pytest.approx(want["gradient_norms"], rel=BAND)
+    weights = torch.load(tmp_path / "step_00000006" / "weights.pt")
+    assert torch.equal(weights["embedding.weight"], weights["head.out.weight"])
 
 
 @pytest.mark.parametrize("flags", [(), ("--implementation", "fused")], ids=["autograd", "fused"])

@@ -17,6 +17,8 @@ from layouts import fp8_weights, job, optimizer, prepare
 from layouts.sharding import DTensor, MixedPrecisionPolicy, fully_shard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
@@ -54,11 +56,15 @@ class Fsdp2:
 
     def step(self, lr: float) -> Tensor:
         """As Job."""
-        norm = optimizer.global_norm(self.model.parameters(), self.stages)
+        norm = optimizer.global_norm((weight for _, weight in self.counted()), self.stages)
         optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
         optimizer.update(self.optimizer, lr)
         fp8_weights.compute_scales(self.model)
         return norm
+
+    def counted(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights whose gradients are in the norm, with their names."""
+        yield from self.model.named_parameters()
 
     def state(self) -> dict[str, Any]:
         """As Job."""

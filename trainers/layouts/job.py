@@ -107,14 +107,15 @@ def check_ranks(options: Options, preset: Preset, world: World) -> None:
 def kept_as(options: Options) -> str | None:
     """What a checkpoint must fit to be loaded: flat buffers depend on how --tp and --pp split the model.
 
-    None where torch's own state of a model is kept.
+    None where torch's own state of a model is kept, which fits them all.
     """
+    tied = getattr(presets.find(options.model, options.size).config, "tied", False)
+    # Before 2026-11-23 a pipeline untied a tied embedding, and one buffer of zero1 held all of such a model.
+    copies = ", with copies of the tied embedding" if tied and options.pp > 1 else ""
     if options.parallel != "zero1":
-        return None
-    config = presets.find(options.model, options.size).config
-    # Before 2026-11-23 one buffer held all weights of a model with a tied embedding.
-    apart = ", blocks apart" if getattr(config, "tied", False) and options.pp == 1 else ""
-    return f"zero1 --tp {options.tp} --pp {options.pp}{apart}"
+        return f"{options.parallel} with --pp{copies}" if copies else None
+    apart = ", blocks apart" if tied and options.pp == 1 else ""
+    return f"zero1 --tp {options.tp} --pp {options.pp}{apart}{copies}"
 
 
 def facts(options: Options, job: Job, state_bytes: int) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 2104.04473).
 
 In: a family and its config, built stage by stage. Out: a Job. Tensor parallel works inside a stage, and so
-does FSDP2 or ZeRO-1. The microbatches of a step are collected, then run through torch's schedule together. A
-tied head is untied, because its two places are on two ranks.
+does FSDP2 or ZeRO-1. The microbatches of a step are collected, then run through torch's schedule together. Of
+a tied embedding two stages hold a copy (tied.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +16,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from errors import RefusedError
-from layouts import fsdp2, prepare, zero1
+from layouts import flat, fsdp2, prepare, zero1
+from layouts.tied import FIRST, LAST, Tie
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from layouts.job import Job
@@ -40,8 +42,9 @@ def create(family: Any, config: Any, chunks: int, *, plan: Plan, options: Option
             f"got {config.layers} and {plan.accumulate}; lower --pp, or raise --global-batch"
         )
     place = (world.rank * options.pp // world.size, options.pp)  # pp is the outermost dimension of job.mesh
-    config = dataclasses.replace(config, tied=False)
     model = prepare.skeleton(family, config, loss_chunks=chunks, stage=place)
+    if config.tied and model.head is not None:
+        model.copies = {LAST: FIRST}
     if options.parallel == "zero1":
         return PipelinedZero1(model, plan, options, world)
     return Pipelined(model, plan, options, world)
@@ -95,11 +98,22 @@ class Pipelined(fsdp2.Fsdp2):
     def __init__(self, model: BlockModel, plan: Plan, options: Options, world: World) -> None:
         super().__init__(model, options, world)
         self.stages = self.mesh["pp"].get_group()
+        self.tie = Tie(model, self.mesh) if model.config.tied else None
         self.flow = Flow(model, plan.accumulate, world, group=self.stages, factor=1.0)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Flow.microbatch."""
         return self.flow.microbatch(batch, last=last, share=share)
+
+    def step(self, lr: float) -> Tensor:
+        """As Job."""
+        if self.tie and self.tie.name:
+            self.tie.sum(flat.local(self.model.get_parameter(self.tie.name).grad))
+        return super().step(lr)
+
+    def counted(self) -> Iterator[tuple[str, Tensor]]:
+        """As Fsdp2; of a tied embedding the first copy."""
+        return ((name, weight) for name, weight in super().counted() if not (self.tie and name == LAST))
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""
@@ -116,6 +130,12 @@ class PipelinedZero1(zero1.Zero1):
         # made here.
         factor = 1 / (self.passes * self.data_size)
         self.flow = Flow(model, self.passes, world, group=self.mesh["pp"].get_group(), factor=factor)
+        self.tie = Tie(model, self.mesh) if model.config.tied else None
+        # The copies are alone in their units, whose slices are then equal on both stages.
+        copies = [unit for unit in self.units if self.tie and self.tie.name in unit.offsets]
+        self.copy = copies[0] if copies else None
+        if self.tie and self.tie.name == LAST:
+            self.counted = [unit for unit in self.units if unit is not self.copy]
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Flow.microbatch."""
@@ -123,6 +143,13 @@ class PipelinedZero1(zero1.Zero1):
             for unit in self.units:
                 unit.begin_many(self.passes)
         return self.flow.microbatch(batch, last=last, share=share)
+
+    def step(self, lr: float) -> Tensor:
+        """As Job."""
+        if self.tie and self.copy:
+            self.copy.wait()
+            self.tie.sum(self.copy.slice)
+        return super().step(lr)
 
     def weights(self) -> dict[str, Tensor]:
         """As Job."""

@@ -48,7 +48,7 @@ PIECE = 2**24  # weights that are split into halves at a time: a split needs 14 
 class Zero1:
     """The Job of this layout. `data`: the ranks that hold the same weights and share their moments.
 
-    `kept`: the ranks over which a checkpoint's tensors are spread.
+    `kept`: the ranks over which a checkpoint's tensors are spread. `counted`: the units that are in the norm.
     """
 
     def __init__(self, model: BlockModel, options: Options, world: World) -> None:
@@ -63,7 +63,7 @@ class Zero1:
             self.tp, self.kept = self.mesh["tp"], self.mesh["shard", "tp"]
             prepare.split_blocks(model, self.tp)
         self.data_rank, self.data_size = self.data.get_local_rank(), self.data.size()
-        self.units = flat_units(model, options, world, self.data)
+        self.units = self.counted = flat_units(model, options, world, self.data)
         self.steps, self.fresh = 0, True
         self.fused: layer.Model | None = None
         self.model: BlockModel | layer.Model = model
@@ -95,7 +95,7 @@ class Zero1:
         for unit in self.units:
             unit.wait()
         first = self.tp is None or self.tp.get_local_rank() == 0
-        total = torch.stack([unit.norm(common=first) for unit in self.units]).square().sum()
+        total = torch.stack([unit.norm(common=first) for unit in self.counted]).square().sum()
         if self.world.size > 1:
             dist.all_reduce(total)
         norm = total.sqrt()
@@ -164,15 +164,28 @@ def flat_units(model: BlockModel, options: Options, world: World, data: DeviceMe
     blocks, and hold them all in float32 at once.
     """
     tied, found = prepare.ties_weights(model), []
-    for name, part in (*prepare.units(model), ("", model)):
+    for name, part, runs in _parts(model):
         if not any(parameter.is_meta for parameter in part.parameters()):
             continue  # an earlier unit took all of its weights
         unit = FlatUnit(name, part, model, options=options, world=world, data=data)
-        part.register_forward_pre_hook(lambda *_, unit=unit: unit.wait())
+        runs.register_forward_pre_hook(lambda *_, unit=unit: unit.wait())
         found.append(unit)
     if tied:
         found.insert(0, found.pop())  # the tied embedding is in the root, and is used first
     return found
+
+
+def _parts(model: BlockModel) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """Each part with a unit of its own, with its name, and the module before which its weights must be there.
+
+    A copy of another stage's weight is alone in its unit, as the weight is there: their slices are equal.
+    """
+    for name, part in (*prepare.units(model), ("", model)):
+        for path in model.copies:
+            owner = path.rpartition(".")[0]
+            if owner.startswith(f"{name}.") and name:
+                yield owner, model.get_submodule(owner), part
+        yield name, part, part
 
 
 class FlatUnit:
@@ -235,7 +248,7 @@ class FlatUnit:
         """
         for path, (parameter, offset) in self.offsets.items():
             value = prepare.initial_value(
-                path, parameter.shape, model.config.layers, options, self.world.device
+                model.our_name(path), parameter.shape, model.config.layers, options, self.world.device
             )
             at = offset
             for piece in flat.own_part(value, parameter).flatten().split(PIECE):

@@ -7,6 +7,7 @@ In: activations [batch, sequence, width]. Out: the same shape, or a scalar loss 
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from fused import ops
 from fused.products import accumulate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 
@@ -33,17 +36,18 @@ class BlockModel(nn.Module):
 
     `blocks`: the layers, each sharded, gathered and compiled as one. `at_root`: children that stay in the
     root unit, because forward uses them before and after the blocks. `whole_graph`: each block compiles
-    without a graph break.
+    without a graph break. `copies`: weights that are the same as another stage's; theirs, and its names.
     """
 
     config: Any  # each family has its own Config; layouts read `layers` only
     blocks: nn.ModuleDict
     at_root: tuple[str, ...] = ()
     whole_graph = True
+    copies: Mapping[str, str] = MappingProxyType({})
 
     def our_name(self, name: str) -> str:
         """The name under which a weight is drawn; a library's own model translates it to ours."""
-        return name
+        return self.copies.get(name, name)
 
     def statistics(self) -> dict[str, float]:
         """What the family adds to the record."""
