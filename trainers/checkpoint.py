@@ -57,16 +57,16 @@ class Stager:
 
 
 def on_host(value: Any) -> Any:
-    """A copy in CPU memory, sharded in the same way."""
+    """A copy in CPU memory, sharded in the same way.
+
+    Its mesh has no process groups: only the places of the shards are read. To make groups, all ranks of a job
+    would have to make the same ones, and the stages of a pipeline have meshes of their own: they hung.
+    """
     if isinstance(value, dict):
         return {key: on_host(item) for key, item in value.items()}
     if isinstance(value, DTensor):
         local, mesh = value.to_local().detach().to("cpu", copy=True), value.device_mesh
-        host = (
-            mesh
-            if mesh.device_type == "cpu"
-            else DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
-        )
+        host = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
         shape = {"shape": value.shape, "stride": value.stride()}
         return DTensor.from_local(local, host, value.placements, run_check=False, **shape)
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,19 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(
     again = record(1, *flags, "--steps", "6", "--checkpoint", str(tmp_path), "--micro-batch", "8")
     assert again["first_step"] == 3
     assert again["losses"] == pytest.approx(whole["losses"][3:], rel=BAND)
+
+
+@pytest.mark.parametrize("parallel", ["fsdp2", pytest.param("zero1", marks=SLOW)])
+def test_a_pipeline_of_several_data_ranks_writes_checkpoints_while_it_trains(
+    parallel: str, tmp_path: Path, record: Record
+) -> None:
+    job = ("--steps", "4", "--global-batch", "8", "--micro-batch", "2", "--pp", "2", "--parallel", parallel)
+    kept = ("--checkpoint-every", "2", "--full-every", "4", "--asynchronous", "--checkpoint", str(tmp_path))
+    whole = record(4, *job, *kept)
+    shutil.rmtree(tmp_path / "step_00000004")
+    again = record(4, *job, *kept)
+    assert again["first_step"] == 2
+    assert again["losses"] == whole["losses"][2:]
 
 
 @SLOW
