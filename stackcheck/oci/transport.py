@@ -28,6 +28,7 @@ TIMEOUT_S = (10.0, 60.0)  # to connect, and between two bytes of an answer
 RETRY_DELAYS_S = (0.5, 2.0)
 LONGEST_WAIT_S = 30.0  # if a busy registry asks for a longer wait, the request fails at once
 RETRIED = frozenset({429, 500, 502, 503, 504})
+READING = frozenset({"GET", "HEAD"})  # sent again when the connection breaks; a write may have happened
 IGNORED_LIMIT_BYTES = 2**16
 TOKEN_LIMIT_BYTES = 2**20
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -82,7 +83,8 @@ class Transport:
         body: Callable[[], Any] | None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """One request, repeated when the registry is busy or asks for credentials.
+        """One request, repeated when the registry is busy or asks for credentials, and a read when its
+        connection is reset before the answer.
 
         Args:
             method: HTTP method.
@@ -99,7 +101,14 @@ class Transport:
         challenged = False
         delays = iter((*self._retry_delays_s, None))
         while True:
-            response = self._send(method, url, headers, body)
+            try:
+                response = self._send(method, url, headers, body)
+            except RegistryError as error:
+                delay = next(delays) if method in READING and _was_reset(error) else None
+                if delay is None:
+                    raise
+                time.sleep(delay)
+                continue
             if response.status_code in expected:
                 if not stream:
                     self.head(
@@ -271,11 +280,21 @@ def _header_safe(token: str) -> str:
     return token
 
 
+def _was_reset(error: RegistryError) -> bool:
+    """Whether the other end closed the connection without an answer; no answer in time is no reset."""
+    return isinstance(_cause(error), ConnectionResetError | ConnectionAbortedError | BrokenPipeError)
+
+
 def _innermost(error: BaseException) -> str:
+    """The operating system's own error, in words."""
+    found = _cause(error)
+    return f"{type(found).__name__}: {found}"[:300]
+
+
+def _cause(error: BaseException) -> BaseException:
     """The operating system's own error, without the layers of libraries around it."""
     inner: BaseException | None = error
     # Not the last of the chain: that may be an exception that was being handled somewhere outside.
     while inner and (isinstance(inner, requests.RequestException) or not isinstance(inner, OSError)):
         inner = inner.__cause__ or inner.__context__
-    found = inner or error
-    return f"{type(found).__name__}: {found}"[:300]
+    return inner or error

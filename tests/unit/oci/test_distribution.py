@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +44,44 @@ def test_a_registry_that_recovers_is_not_an_error() -> None:
     answers = iter([503, 502, 200])
     with serving(lambda _: (next(answers), {}, b"{}")) as (host, _seen):
         assert repository(host).read_manifest("x").body == b"{}"
+
+
+def reset(handler: BaseHTTPRequestHandler) -> None:
+    """End the connection as a proxy does that drops it: without an answer, with a reset."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for file in (handler.rfile, handler.wfile, handler.connection):
+        file.close()
+    handler.close_connection = True
+    raise ConnectionAbortedError
+
+
+def test_a_read_whose_connection_is_reset_is_asked_again() -> None:
+    resets = iter([True, False])
+
+    def answer(handler: BaseHTTPRequestHandler) -> Answer:
+        if next(resets):
+            reset(handler)
+        return 200, {}, b"{}"
+
+    with serving(answer) as (host, seen):
+        assert repository(host).read_manifest("x").body == b"{}"
+        assert seen == ["GET /v2/a/b/manifests/x"] * 2
+
+
+def test_a_registry_that_resets_every_connection_is_asked_three_times_and_then_named() -> None:
+    with serving(reset) as (host, seen):  # type: ignore[arg-type]  # it never answers
+        with pytest.raises(RegistryError, match="cannot be reached") as error:
+            repository(host).has_blob(sha256(b""))
+        assert len(seen) == 3
+    assert "ConnectionResetError" in (error.value.got or "")
+
+
+def test_a_write_whose_connection_is_reset_is_not_sent_again() -> None:
+    manifest = Manifest(media_type="application/vnd.oci.image.manifest.v1+json", body=b"{}")
+    with serving(reset) as (host, seen):  # type: ignore[arg-type]  # it never answers
+        with pytest.raises(RegistryError, match="cannot be reached"):
+            repository(host).write_manifest(manifest, "x")
+        assert len(seen) == 1
 
 
 def test_a_registry_that_hangs_is_given_up_after_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
             length = int(self.headers.get("Content-Length") or 0)
             self.body = self.rfile.read(length)
             seen.append(f"{self.command} {self.path}")
-            status, headers, body = answer(self)
             with contextlib.suppress(ConnectionError):
+                status, headers, body = answer(self)
                 self.send_response(status)
                 told = {"Content-Length": str(len(body))} if isinstance(body, bytes) else {}
                 for name, value in (told | headers).items():
