@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stackcheck import flow
-from stackcheck.suite import run
+from stackcheck.suite import needed, run, sbom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def judged_run(
     subject: Subject, place: Workplace, folder: Path, finished: Callable[[RunResult], bool]
 ) -> flow.JudgedRun:
-    """Run the suites and judge the result; the SBOM of the image is attached to it already.
+    """Run the suites and judge the result; an image from elsewhere must have what the suites need.
 
     Args:
         subject: The image under test.
@@ -31,12 +31,16 @@ def judged_run(
         finished: Whether the result in `folder` is the run that is asked for (after an interruption).
 
     Raises:
-        ChecksFailedError: The run has no valid result.
+        ChecksFailedError: The image lacks what the suites need, or the run has no valid result.
     """
     settings, report = place.settings.flow, place.report
     plan = flow.plan_run(subject, settings, folder)
     earlier = run.earlier_result(plan, folder)
     kept = earlier if earlier and finished(earlier) else None
+    if subject.stack is None and kept is None:
+        accepted = subject.accepted_python
+        packages = sbom.load_or_create(subject.image, place.engine, folder, report, accepted=accepted)
+        needed.require(packages, subject, place.engine)
     result = kept or run.run(plan, place.engine, out=folder, report=report)
     judged = flow.judge_run(plan, result, settings.root, folder)
     report(f"{subject.name}: {judged.words(len(result.checks))}")
