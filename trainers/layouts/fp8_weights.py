@@ -8,17 +8,19 @@ cast then.
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from errors import RefusedError
 from layouts.sharding import DTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-INNER = "_tensor"  # where torchao's wrapper holds the float32 values
+KNOWN = "0.16 to 0.18"  # versions of torchao whose weights were looked into
 
 
 def like(parameter: nn.Parameter, value: Tensor) -> Tensor:
@@ -40,7 +42,7 @@ def plain(value: Any) -> Any:
     """A tensor without the wrapper, in the same memory; anything else as it is."""
     if not (isinstance(value, torch.Tensor) and casts_itself(value)):
         return value
-    inner: Tensor = getattr(_local(value), INNER)
+    inner = _inside(_local(value))
     if not isinstance(value, DTensor):
         return inner
     shape = {"shape": value.shape, "stride": value.stride()}
@@ -63,6 +65,28 @@ def compute_scales(model: nn.Module) -> None:
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
         precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+def _inside(value: Tensor) -> Tensor:
+    """The values of this wrapper. torchao has no function for it; torch's protocol of tensor subclasses names
+    the tensors inside one. Beside the values there may be a scale.
+    """
+    names: list[str] = value.__tensor_flatten__()[0] if hasattr(value, "__tensor_flatten__") else []
+    held = [getattr(value, name) for name in names]
+    found = [part for part in held if part.shape == value.shape and part.dtype == value.dtype]
+    if len(found) != 1:
+        raise RefusedError(
+            f"{type(value).__name__} of torchao {_version()} holds {', '.join(names) or 'no named tensor'}, "
+            f"expected one of the weight's shape and type; take torchao {KNOWN}, or --precision bf16"
+        )
+    return found[0]
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("torchao")
+    except importlib.metadata.PackageNotFoundError:
+        return "of no known version"
 
 
 def _local(value: Tensor) -> Tensor:
