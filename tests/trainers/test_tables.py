@@ -1,6 +1,8 @@
 """The tables around a run: published beside ours, what a token costs, and one system in another's terms."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -336,3 +338,14 @@ def test_a_table_shows_how_a_failure_begins_and_ends() -> None:
     trace = "here ended with 1 in phase build\nTraceback\n  File a\n  File b\nMemoryError: a | b"
     assert table._in_a_cell(trace) == "here ended with 1 in phase build … MemoryError: a / b"
     assert table._in_a_cell("the job needs\n 90 GB") == "the job needs 90 GB"
+
+
+@pytest.mark.parametrize("arguments", [["amd-container", "--show", "--out", "rows.jsonl"], ["no-document"]])
+def test_a_python_without_torch_is_named_in_one_line(arguments: list[str]) -> None:
+    python = [sys.executable, "-E", "-S"]  # without its installed packages
+    got = subprocess.run([*python, table.__file__, *arguments], capture_output=True, text=True, check=False)
+    assert got.returncode == 2
+    (said,) = got.stderr.splitlines()
+    assert said.startswith(f"table.py: {sys.executable} has no torch")
+    assert "image" in said
+    assert "pip install torch" in said

@@ -9,14 +9,15 @@
 Out: a Markdown table; every row of the document is in it, and one that did not run has its reason. With --out
 one JSON line a row, with the records; what is there already is not run again, so the same command continues
 one that was ended. --beside runs rows of one GPU on several GPUs at once; each row is printed when it is
-done. Exit code 0: every row that fits ran. 1: one failed, or no time was left. 2: no such document, or no
-such machine.
+done. Exit code 0: every row that fits ran. 1: one failed, or no time was left. 2: no such document, no such
+machine, or no torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import math
 import sys
@@ -28,6 +29,13 @@ from typing import Any
 
 if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    if importlib.util.find_spec("torch") is None:
+        print(
+            f"table.py: {sys.executable} has no torch, which runs the rows; run this inside an image that "
+            "stackcheck made, or pip install torch for this Python",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 import peaks
 import rows
