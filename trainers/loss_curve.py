@@ -118,13 +118,7 @@ def judge(curve: Curve, losses: Sequence[float | None]) -> Verdict:
     """Whether a curve of the same job is in the band and learned. Fails closed: a missing loss
     is a problem.
     """
-    steps, problems = len(curve.losses), []
-    if len(losses) != steps:
-        problems.append(f"{len(losses)} losses, the reference has {steps}")
-    finite = {step: loss for step, loss in enumerate(losses) if loss is not None and math.isfinite(loss)}
-    broken = [step for step in range(len(losses)) if step not in finite]
-    if broken:
-        problems.append(f"step {broken[0]}: the loss is not a finite number ({len(broken)} in all)")
+    steps, finite = len(curve.losses), _finite(losses)
     shares = {
         step: abs(finite[step] - want) / (want * curve.band.width(step, steps))
         for step, want in enumerate(curve.losses)
@@ -132,11 +126,26 @@ def judge(curve: Curve, losses: Sequence[float | None]) -> Verdict:
     }
     outside = [step for step, share in shares.items() if not share <= 1]
     worst = max(shares, key=shares.__getitem__, default=None)
+    problems = unlearned(curve, losses)
     if outside and worst is not None:
         problems.append(_outside(curve, finite, outside, worst))
-    last = [finite[step] for step in range(len(losses))[-curve.tail :] if step in finite]
-    problems += _floor(curve, last if not broken else [])
     return Verdict(problems=problems, worst_share=None if worst is None else shares[worst], worst_step=worst)
+
+
+def unlearned(curve: Curve, losses: Sequence[float | None]) -> list[str]:
+    """Why this curve does not show that its model learned the job, wherever its band is."""
+    problems, finite = [], _finite(losses)
+    if len(losses) != len(curve.losses):
+        problems.append(f"{len(losses)} losses, the reference has {len(curve.losses)}")
+    broken = [step for step in range(len(losses)) if step not in finite]
+    if broken:
+        problems.append(f"step {broken[0]}: the loss is not a finite number ({len(broken)} in all)")
+    last = [finite[step] for step in range(len(losses))[-curve.tail :] if step in finite]
+    return problems + _floor(curve, last if not broken else [])
+
+
+def _finite(losses: Sequence[float | None]) -> dict[int, float]:
+    return {step: loss for step, loss in enumerate(losses) if loss is not None and math.isfinite(loss)}
 
 
 def _outside(curve: Curve, losses: Mapping[int, float], outside: list[int], worst: int) -> str:

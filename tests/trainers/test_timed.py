@@ -1,6 +1,7 @@
 """Runs within a time: what they time, two side by side, and a program whose end is that of its runs."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -157,3 +158,90 @@ def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
     assert compare_runs.main([*command, "--lr", "1e-4"]) == 0
     assert len(began) == 5, "another job is no finished arm"
     assert compare_runs.main([*command[:5], "bf16: --ranks 1", *command[6:]]) == 2
+
+
+FALLING = [5.0 - 0.02 * step for step in range(100)]
+
+
+def compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **curves: list[float]
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, result and errors of a comparison of `fp8` with `bf16`, all other curves being controls."""
+    monkeypatch.setattr(launch, "run", lambda system, *_, **__: arm_record(curves[system.name]))
+    command = ["--arm", "bf16: --ranks 1", "--arm", "fp8: --ranks 1", "--steps", "100"]
+    command += [word for name in curves if name not in {"bf16", "fp8"} for word in ("--control", f"{name}:")]
+    code = compare_runs.main([*command, "--", "--size", "tiny"])
+    said = capsys.readouterr()
+    return code, json.loads(said.out or "{}"), said.err
+
+
+def apart(share: float, wave: float = 0.0) -> list[float]:
+    """The first arm's curve, `share` higher, and up and down by `wave` of it."""
+    return [loss * (1 + share + (wave if step % 2 else -wave)) for step, loss in enumerate(FALLING)]
+
+
+def test_a_curve_that_is_no_farther_than_a_control_passes_where_the_band_alone_refuses_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves = {"bf16": FALLING, "fp8": apart(-0.003, 0.05)}
+    code, result, _ = compared(monkeypatch, capsys, **curves)
+    assert code == 1
+    assert "outside the band" in result["verdict"]["problems"][0]
+    code, result, _ = compared(monkeypatch, capsys, **curves, again=apart(0.001, 0.05), flash=apart(0.01))
+    assert (code, result["verdict"]["problems"]) == (0, [])
+    assert result["controls"]["flash"]["last"] == pytest.approx(0.01)
+    assert result["gap"]["tenths"] == pytest.approx([-0.003] * 10, abs=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.011, -0.011])
+def test_a_curve_that_ends_farther_off_than_each_control_is_a_problem(
+    share: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves = {"bf16": FALLING, "fp8": apart(share), "again": apart(0.001), "flash": apart(-0.01)}
+    code, result, _ = compared(monkeypatch, capsys, **curves)
+    assert code == 1
+    assert (
+        "1.10% from the first arm's on average; those of --control flash" in result["verdict"]["problems"][0]
+    )
+
+
+def test_a_model_that_learns_nothing_is_a_problem_however_far_a_control_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result, _ = compared(monkeypatch, capsys, bf16=FALLING, fp8=[5.0] * 100, again=apart(0.15))
+    assert code == 1
+    assert "did not learn" in result["verdict"]["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("control", "says"),
+    [
+        (FALLING, "has the losses of the first arm"),
+        ([5.0] * 100, "did not learn"),
+        ([float("nan"), *FALLING[1:]], "step 0: the loss is not a finite number"),
+    ],
+    ids=["same bits", "learns nothing", "not finite"],
+)
+def test_a_control_that_shows_nothing_is_refused(
+    control: list[float], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, errors = compared(monkeypatch, capsys, bf16=FALLING, fp8=apart(0.001), again=control)
+    assert code == 2
+    assert says in errors
+    assert "again" in errors
+
+
+def test_two_runs_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "--arm",
+        "bf16:",
+        "--arm",
+        "fp8:",
+        "--control",
+        "fp8: --attention flash",
+        "--",
+        "--size",
+        "tiny",
+    ]
+    assert compare_runs.main(command) == 2
+    assert "two runs have the name fp8" in capsys.readouterr().err
