@@ -16,6 +16,9 @@ from typing import Any
 
 if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from errors import require_torch
+
+    require_torch(__file__)
 
 import metrics
 import rows

@@ -12,12 +12,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if (
     __name__ == "__main__"
 ):  # run by path: find the rooms of trainers/ as train.py does, and Hugging Face's `evaluate`
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from errors import require_torch
+
+    require_torch(__file__)
+
+import torch
 
 import checkpoint
 import presets

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import math
 import sys
@@ -29,13 +28,9 @@ from typing import Any
 
 if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    if importlib.util.find_spec("torch") is None:
-        print(
-            f"table.py: {sys.executable} has no torch, which runs the rows; run this inside an image that "
-            "stackcheck made, or pip install torch for this Python",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+    from errors import require_torch
+
+    require_torch(__file__)
 
 import peaks
 import rows
