@@ -36,13 +36,18 @@ NIGHTS = 12  # enough for two drivers, every state and a figure out of its bound
 DESKTOP: dict[str, Any] = {"width": 1280, "height": 900}
 PHONE: dict[str, Any] = {"width": 390, "height": 844, "mobile": True}
 SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+# What is first drawn when it is seen is told so after a frame, which on a busy machine may take a second.
 SCROLLED = """(async () => {
+  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   for (let at = 0; at < document.documentElement.scrollHeight; at += 400) {
     scrollTo(0, at);
-    await new Promise((done) => setTimeout(done, 30));
+    await frame();
+    await frame();
   }
   scrollTo(0, 0);
 })()"""
+DRAWN = """['#figures button', '#run-table tbody tr'].every((part) => document.querySelector(part))
+  && [...document.querySelectorAll('.plot .canvas')].every((plot) => plot.querySelector('canvas'))"""
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -98,7 +103,7 @@ def written(made: content.Content, folder: Path) -> Path:
 def whole(opened: Page) -> Page:
     """The page with everything drawn that is drawn when it is first seen."""
     opened.evaluate(SCROLLED)
-    opened.wait_until("document.querySelector('#run-table tbody tr') !== null")
+    opened.wait_until(DRAWN)
     return opened
 
 

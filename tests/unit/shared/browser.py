@@ -187,5 +187,9 @@ def opened(
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     page.call("Emulation.setEmulatedMedia", features=[scheme])
     page.call("Page.navigate", url=file.as_uri())
-    browser.wait_for("Page.loadEventFired")
-    return page
+    # On a busy machine the event of about:blank may come after the command.
+    complete = f"location.href === {json.dumps(file.as_uri())} && document.readyState === 'complete'"
+    while True:
+        browser.wait_for("Page.loadEventFired")
+        if page.evaluate(complete):
+            return page
