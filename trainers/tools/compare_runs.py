@@ -15,6 +15,12 @@ also when the first arm only runs again. --control shows how far: it is the firs
 (another attention backend, another number of ranks). With controls the verdict is not the band's: the mean of
 the last tenth must be as near to the first arm's as that of the farthest control, and the model must have
 learned. Give two or more: one may be near by chance.
+
+--seeds 1,2,3,4,5 trains both arms from each seed, and is the strongest of the three. One seed is one sample:
+on H200s two equally exact kernels were 1.5 % apart from one seed, twice, and 0.1 to 0.4 % from four others.
+The verdict is that of the differences of the last tenth, one for each seed: the interval that holds their
+true mean with 95 % confidence (Student's t) must lie within --margin. An interval that reaches across it is
+undecided: no pass, and more seeds make it narrower.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +44,10 @@ from tools import launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+LEAST_SEEDS = 3  # for one spread, the interval of two seeds is 3.6 times as wide as that of three
+# Quantile 0.975 of Student's t by degrees of freedom; for more than nine that of nine, which is the wider.
+STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 def main(arguments: list[str]) -> int:
@@ -59,44 +70,123 @@ def main(arguments: list[str]) -> int:
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
     """Run both arms, one after the other or side by side; controls after the first arm, where it ran."""
-    if len(options.arm) != 2:
-        raise RefusedError(f"expected two --arm, got {len(options.arm)}")
-    arms = [launch.parse_system(text) for text in (*options.arm, *options.control)]
-    names = [arm.name for arm in arms]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise RefusedError(f"two runs have the name {twice[0]}; give each --arm and --control its own")
-    gpus = options.beside or [None, None]
-    if len(gpus) != 2:
-        raise RefusedError(f"--beside names a GPU for each arm: expected two, got {len(gpus)}")
-    lanes = ([arms[0], *arms[2:]], [arms[1]])
-
-    def run(lane: list[launch.System], gpu: str | None) -> list[dict[str, Any]]:
-        return [_record(launch.on_gpu(arm, gpu), options) for arm in lane]
-
-    with ThreadPoolExecutor(2 if options.beside else 1) as pool:
-        one, other = (pool.submit(run, lane, gpu) for lane, gpu in zip(lanes, gpus, strict=True))
-        (first, *controls), (second,) = one.result(), other.result()
-    curve = loss_curve.reference(first, options.band, measured=launch.timestamp())
-    for record in (second, *controls):
+    first, second, *controls = _systems(options)
+    if options.seeds:
+        return _over_seeds(first, second, options)
+    (one, *again), (other,) = _run([first, *controls], [second], options)
+    curve = loss_curve.reference(one, options.band, measured=launch.timestamp())
+    for record in (other, *again):
         loss_curve.comparable(curve, record)
-    found = gap(first["losses"], second["losses"], curve.tail)
+    found = gap(one["losses"], other["losses"], curve.tail)
     limits = {
-        arm.name: _control(arm.name, curve, record) for arm, record in zip(arms[2:], controls, strict=True)
+        arm.name: _control(arm.name, curve, record) for arm, record in zip(controls, again, strict=True)
     }
-    verdict = loss_curve.judge(curve, second["losses"])
+    verdict = loss_curve.judge(curve, other["losses"])
     if limits:
-        verdict = dataclasses.replace(verdict, problems=_by_controls(curve, second, found, limits))
+        verdict = dataclasses.replace(verdict, problems=_by_controls(curve, other, found, limits))
     return {
         "arms": [
             {"name": arm.name, **_facts(record)}
-            for arm, record in zip(arms, (first, second, *controls), strict=True)
+            for arm, record in zip((first, second, *controls), (one, other, *again), strict=True)
         ],
         "gap": found,
         "controls": limits,
-        "rate_ratio": _rate(second) / _rate(first),
+        "rate_ratio": _rate(other) / _rate(one),
         "band": dataclasses.asdict(curve.band),
         "verdict": dataclasses.asdict(verdict),
     }
+
+
+def _systems(options: argparse.Namespace) -> list[launch.System]:
+    """Both arms, then the controls. Raises RefusedError for flags that do not go together."""
+    if len(options.arm) != 2:
+        raise RefusedError(f"expected two --arm, got {len(options.arm)}")
+    if options.beside and len(options.beside) != 2:
+        raise RefusedError(f"--beside names a GPU for each arm: expected two, got {len(options.beside)}")
+    systems = [launch.parse_system(text) for text in (*options.arm, *options.control)]
+    names = [one.name for one in systems]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RefusedError(f"two runs have the name {twice[0]}; give each --arm and --control its own")
+    if options.seeds:
+        _check_seeds(systems, options)
+    return systems
+
+
+def _check_seeds(systems: list[launch.System], options: argparse.Namespace) -> None:
+    if options.control:
+        raise RefusedError("--seeds judges by several seeds and --control by one; give one of the two")
+    if len(set(options.seeds)) < max(LEAST_SEEDS, len(options.seeds)):
+        told = ",".join(map(str, options.seeds))
+        raise RefusedError(f"--seeds: expected {LEAST_SEEDS} or more different seeds, got {told}")
+    if any(word.split("=")[0] == "--seed" for one in systems for word in (*one.command, *options.flags)):
+        raise RefusedError("--seeds gives each run its --seed; take --seed out of the arms and flags")
+    if not 0 < options.margin < 1:
+        raise RefusedError(f"--margin: expected a share between 0 and 1, got {options.margin:g}")
+
+
+def _run(
+    first: list[launch.System], second: list[launch.System], options: argparse.Namespace
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records of two lanes, which run one after the other or, with --beside, each on its GPU."""
+    gpus = options.beside or [None, None]
+
+    def lane(systems: list[launch.System], gpu: str | None) -> list[dict[str, Any]]:
+        return [_record(launch.on_gpu(system, gpu), options) for system in systems]
+
+    with ThreadPoolExecutor(2 if options.beside else 1) as pool:
+        ones, others = (pool.submit(lane, *each) for each in zip((first, second), gpus, strict=True))
+        return ones.result(), others.result()
+
+
+def _over_seeds(first: launch.System, second: launch.System, options: argparse.Namespace) -> dict[str, Any]:
+    """Both arms from each seed: the differences, and what they say together."""
+    lanes = [[_seeded(arm, seed) for seed in options.seeds] for arm in (first, second)]
+    ones, others = _run(lanes[0], lanes[1], options)
+    gaps, problems = [], []
+    for seed, one, other in zip(options.seeds, ones, others, strict=True):
+        curve = loss_curve.reference(one, options.band, measured=launch.timestamp())
+        loss_curve.comparable(curve, other)
+        gaps.append({"seed": seed, **gap(one["losses"], other["losses"], curve.tail)})
+        problems += [f"seed {seed}: {problem}" for problem in loss_curve.unlearned(curve, other["losses"])]
+    ends = [each["last"] for each in gaps]
+    found = None if None in ends else mean_difference(ends)
+    problems += _by_seeds(found, options.margin)
+    return {
+        "arms": [
+            {"name": arm.name, **_facts(record)}
+            for arm, record in zip((*lanes[0], *lanes[1]), (*ones, *others), strict=True)
+        ],
+        "seeds": gaps,
+        "difference": found,
+        "margin": options.margin,
+        "rate_ratio": statistics.mean(map(_rate, others)) / statistics.mean(map(_rate, ones)),
+        "verdict": {"problems": problems},
+    }
+
+
+def _seeded(arm: launch.System, seed: int) -> launch.System:
+    return launch.System(f"{arm.name}-seed{seed}", (*arm.command, "--seed", str(seed)))
+
+
+def mean_difference(differences: Sequence[float]) -> dict[str, float]:
+    """The mean of paired differences, its standard error, and the 95 % confidence interval of the mean."""
+    mean = statistics.mean(differences)
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    reach = STUDENT_T[min(len(differences) - 1, max(STUDENT_T))] * error
+    return {"mean": mean, "standard_error": error, "low": mean - reach, "high": mean + reach}
+
+
+def _by_seeds(found: dict[str, float] | None, margin: float) -> list[str]:
+    """What is wrong with this mean of the differences between the last tenths."""
+    if found is None:
+        return ["no difference can be computed: not every run has all its losses as finite numbers"]
+    low, high = found["low"], found["high"]
+    if -margin <= low and high <= margin:
+        return []
+    told = f"the last losses differ by {found['mean']:+.2%} on average ({low:+.2%} to {high:+.2%}, 95 %)"
+    if low > margin or high < -margin:
+        return [f"{told}; the margin is {margin:.2%}"]
+    return [f"undecided: {told}, which reaches across the margin of {margin:.2%}; give more --seeds"]
 
 
 def _control(name: str, curve: loss_curve.Curve, record: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +234,9 @@ def gap(first: Sequence[float | None], second: Sequence[float | None], tail: int
     """Relative differences of the second's losses: the largest, and those of the means of `tail` losses, for
     each tenth of the steps and for the last ones.
     """
-    one, two = ([loss for loss in losses if loss is not None] for losses in (first, second))
+    one, two = (
+        [loss for loss in losses if loss is not None and math.isfinite(loss)] for losses in (first, second)
+    )
     if len(one) != len(first) or len(two) != len(second) or len(one) != len(two):
         return {"largest": None, "tenths": None, "last": None}
     tenths = [
@@ -193,6 +285,19 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: text.split(","),
         metavar="I,J",
         help="run both arms at the same time, the first on GPU I and the second on GPU J, with a rank each",
+    )
+    add(
+        "--seeds",
+        type=lambda text: [int(word) for word in text.split(",")],
+        default=[],
+        metavar="I,J,K",
+        help="train both arms from each of these seeds, and judge the mean difference of their last tenth",
+    )
+    add(
+        "--margin",
+        type=float,
+        default=0.01,
+        help="with --seeds: largest difference that counts as none, as a share of the loss (default: 0.01)",
     )
     add("--steps", type=int, default=500, help="steps of each arm")
     add(
