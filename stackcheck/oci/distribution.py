@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stackcheck.oci.store import Store
 
 ACCEPT = f"{OCI_MANIFEST}, {OCI_INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
-OK, CREATED, ACCEPTED = 200, 201, 202
+OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206
 # A repository that is not there yet has no tags; where a registry cannot list tags, that is an error.
 NO_TAGS = (404,)
 NO_REFERRERS = DELETE_UNSUPPORTED = (404, 405)
@@ -82,7 +82,7 @@ class Repository:
         return self._http.request("HEAD", self._blob(digest), expected=(200, 404)).status_code == OK
 
     def read_blob(self, digest: str) -> Iterator[bytes]:
-        """The blob's bytes as they arrive, checked after the last one."""
+        """The blob's bytes as they arrive, checked after the last one; a broken answer is resumed."""
         return checked(self._chunks(digest), digest, self._blob(digest))
 
     def write_blob(self, blob: Descriptor, chunks: Callable[[], Iterable[bytes]]) -> None:
@@ -218,11 +218,41 @@ class Repository:
         return contextlib.nullcontext()
 
     def _chunks(self, digest: str) -> Iterator[bytes]:
-        response = self._http.request("GET", self._blob(digest), expected=(200,), stream=True)
-        try:
-            yield from response.iter_content(CHUNK_BYTES)
-        except requests.RequestException as error:
-            raise self._http.unreachable(error) from error
+        received = 0
+        for delay in (*self._retry_delays_s, None):
+            try:
+                for chunk in self._from_byte(received, digest):
+                    received += len(chunk)
+                    yield chunk
+            except requests.exceptions.ChunkedEncodingError as error:  # the answer ended before its last byte
+                if delay is None:
+                    raise self._http.unreachable(error) from error
+                time.sleep(delay)
+            except requests.RequestException as error:
+                raise self._http.unreachable(error) from error
+            else:
+                return
+
+    def _from_byte(self, first: int, digest: str) -> Iterator[bytes]:
+        """The blob from this byte on, also from a registry that does not know ranges."""
+        address, headers = self._blob(digest), {"Range": f"bytes={first}-"} if first else {}
+        expected = (OK, PARTIAL) if first else (OK,)
+        response = self._http.request("GET", address, expected=expected, headers=headers, stream=True)
+        content_range = response.headers.get("Content-Range", "")
+        if response.status_code == PARTIAL and not content_range.startswith(f"bytes {first}-"):
+            response.close()
+            raise RegistryError(
+                "the registry sent another part of the blob than was asked for",
+                where=address,
+                got=f"Content-Range {content_range!r}",
+                expected=f"bytes {first}-…",
+                next_step="run the same command again",
+            )
+        skipped = first if response.status_code == OK else 0
+        for chunk in response.iter_content(CHUNK_BYTES):
+            if rest := chunk[skipped:]:
+                yield rest
+            skipped = max(0, skipped - len(chunk))
 
     def _blob(self, digest: str) -> str:
         if not is_digest(digest):
