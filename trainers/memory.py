@@ -30,8 +30,9 @@ DRAWN = 8  # bytes of a float32 weight while it is drawn: the numbers, and the n
 @dataclass(frozen=True, kw_only=True)
 class Need:
     """Bytes on each device. FSDP makes `gradients` in backward, and frees activations meanwhile; ZeRO-1's are
-    always there. `making`: what ZeRO-1 needs for the largest weight while it is drawn, beside its state.
-    `whole`: all weights in float32, which FSDP1 has on each device until it shards them.
+    always there, and so are FSDP2's from one microbatch of a step to the next. `making`: what ZeRO-1 needs
+    for the largest weight while it is drawn, beside its state. `whole`: all weights in float32, which FSDP1
+    has on each device until it shards them. `between`: weights that FSDP2 keeps gathered after a microbatch.
     """
 
     state: float
@@ -42,6 +43,7 @@ class Need:
     gradients_stay: bool
     making: float = 0.0
     whole: float = 0.0
+    between: float = 0.0
 
     @property
     def total(self) -> float:
@@ -61,7 +63,9 @@ class Need:
         forward = {"gathered": self.gathered, "activations": self.activations, "logits": self.logits}
         build = {"weights being drawn": self.making}
         backward = {"state": self.state, "gradients": self.gradients}
-        return [state | forward, backward, state | build, {"weights before sharding": self.whole}]
+        between = backward | {"gathered": self.between}
+        whole = {"weights before sharding": self.whole}
+        return [state | forward, between if self.between else backward, state | build, whole]
 
     def __str__(self) -> str:
         """The larger sum as arithmetic, in GB of 1e9 bytes."""
@@ -76,16 +80,26 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
     tokens = micro_batch * _tokens(options, preset)
     own = ((parameters - outside) / options.tp + outside) / options.pp
     state, gradients = _state(options, own, ranks)
+    adds_up = _adds_up_whole(options, ranks, micro_batch)
+    if adds_up:
+        gradients = own * (2 if options.reduce == "bf16" else 4)
     return Need(
         state=state,
         gradients=gradients,
-        gradients_stay=options.parallel == "zero1" and options.flat_gradients,
+        gradients_stay=adds_up or (options.parallel == "zero1" and options.flat_gradients),
         gathered=_gathered(options, parameters, largest),
         activations=_activations(options, preset.config, tokens),
         logits=_logits(options, preset.config, tokens),
         making=DRAWN * matrix if options.parallel == "zero1" else 0.0,
         whole=0.0 if options.parallel in {"fsdp2", "zero1"} else 4.0 * parameters,
+        between=own * (2 if options.below_fp32 else 4) if adds_up else 0.0,
     )
+
+
+def _adds_up_whole(options: Options, ranks: int, micro_batch: int) -> bool:
+    """Whether whole gradients add up over the microbatches of a step: FSDP2 shards them with the last one."""
+    at_once = micro_batch * max(1, ranks // (options.tp * options.pp))
+    return options.parallel == "fsdp2" and options.pp == 1 and (options.global_batch or 0) > at_once
 
 
 def require(options: Options, preset: Preset, *, ranks: int, micro_batch: int, present: float) -> None:

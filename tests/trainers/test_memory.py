@@ -28,6 +28,8 @@ MEASURED = [
     (f"{FSDP2} --no-reshard", 1, 2, 62.0),
     (FSDP2, 1, 2, 57.8),
     (f"{FSDP2} --no-reshard --recompute full", 1, 2, 45.0),
+    ("--size 8b --precision bf16 --reduce bf16 --no-reshard --global-batch 4", 2, 1, 112.0),
+    ("--size 8b --precision bf16 --reduce fp32 --no-reshard --global-batch 4", 2, 1, 129.0),
 ]
 MI300X = 206158430208
 
