@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from held import Held
 
 import data
 import options as cli
@@ -25,8 +26,8 @@ BF16 = ("--precision", "bf16", "--device", "cpu")
 @contextmanager
 def one_step(*flags: str) -> Iterator[tuple[Any, Callable[[], float]]]:
     """A job of one rank and a function that runs its microbatch; the process is left as it was."""
-    options = cli.parse([*flags, *BF16])
-    preset = presets.find(options.model, "tiny")
+    options = cli.parse([*BF16, *flags])
+    preset = presets.find(options.model, "tiny", layers=options.layers)
     with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(options) as ranks:
         plan = plans.settle(options, preset, ranks)
         job = layouts.create(options, preset, plan, ranks)
@@ -83,3 +84,24 @@ def test_recomputation_happens_inside_a_block(
         step()
         layers = len(job.model.blocks)
     assert calls == {"hooks": 1} | ({"compiled": 2 * layers} if compiled else {"inside": 2})
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_fused_layer_computes_again_what_it_did_not_keep_and_has_the_same_gradients(
+    precision: str,
+) -> None:
+    flags = ("--parallel", "zero1", "--implementation", "fused", "--micro-batch", "8", "--layers", "8")
+    peaks, found = {}, {}
+    for which in ("none", "half", "full"):
+        with one_step(*flags, "--precision", precision, "--recompute", which) as (job, step):
+            with Held() as held:
+                loss = step()
+            fused = job.model
+            gradients = [one.gate_up.gradient for one in fused.layers]
+            gradients += [one.qkv.gradient for one in fused.layers]
+            gradients += [one.norm1.weight.main_grad for one in fused.layers]
+        peaks[which] = held.peak
+        found[which] = [torch.tensor(loss), fused.embedding.weight.main_grad, *gradients]
+    for which in ("half", "full"):
+        assert all(map(torch.equal, found["none"], found[which])), which
+        assert peaks[which] < 0.8 * peaks["none"], peaks

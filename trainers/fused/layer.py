@@ -9,7 +9,7 @@ from what is kept anyway. The gradient of the loss is made while a chunk of logi
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,10 +25,27 @@ if TYPE_CHECKING:
 CHUNK = 4096  # rows of logits at a time: 1 GB of bfloat16 at Llama 3's vocabulary
 
 
+class Kept(NamedTuple):
+    """What backward of a layer needs: the two residual sums with 1/rms, attention with its graph, gate and up
+    beside each other, and the largest values of the products' inputs.
+    """
+
+    s1: Tensor
+    r1: Tensor
+    parts: list[Tensor]
+    o: Tensor
+    s2: Tensor
+    r2: Tensor
+    gate_up: Tensor
+    tops: list[Tensor | None]
+
+
 class Layer:
     """The weights of one block, and its forward and backward over rows [tokens, width]."""
 
-    def __init__(self, block: nn.Module, matmul: NativeProducts | Fp8Products, *, fp8: bool) -> None:
+    def __init__(
+        self, block: nn.Module, matmul: NativeProducts | Fp8Products, *, fp8: bool, again: bool
+    ) -> None:
         attn, mlp = block.attention, block.mlp
         self.unit = attn.q.weight.unit
         self.norm1, self.norm2 = block.attention_norm, block.mlp_norm
@@ -37,13 +54,21 @@ class Layer:
         self.dim, self.window = attn.head_dim, attn.window
         self.heads, self.kv = (layer.weight.shape[0] // self.dim for layer in (attn.q, attn.k))
         self.matmul, self.fp8 = matmul, fp8
+        self.again = again  # keep the residual sum alone, and compute the rest again in backward
 
     def top(self, x: Tensor) -> Tensor | None:
         """Where a kernel stores the largest value that it saw; FP8 needs it for scaling."""
         return torch.zeros((), device=x.device, dtype=torch.float32) if self.fp8 else None
 
     def forward(self, x: Tensor, delta: Tensor | None, rotary: Rotary, batch: int) -> tuple[Any, ...]:
-        """The residual sum before the MLP, the MLP's update, and what backward keeps."""
+        """The residual sum before the MLP, the MLP's update, and what the block keeps for backward."""
+        kept = self.before_down(x, delta, rotary, batch)
+        top = kept.tops[2]
+        update = self.matmul.forward(ops.pick("swiglu", x.device)(kept.gate_up, top), self.down, top)
+        return kept.s2, update, (kept.s1, kept.tops) if self.again else kept
+
+    def before_down(self, x: Tensor, delta: Tensor | None, rotary: Rotary, batch: int) -> Kept:
+        """The layer up to its last product."""
         run, mm = functools.partial(ops.pick, device=x.device), self.matmul.forward
         tops = [self.top(x) for _ in range(3)]
         s1, h, r1 = run("add_norm")(x, delta, self.norm1.weight, self.norm1.eps, tops[0])
@@ -52,9 +77,7 @@ class Layer:
         parts, o = self.attend(qkv, batch)
         rows = o.detach().transpose(1, 2).reshape(x.shape[0], -1)
         s2, h, r2 = run("add_norm")(s1, mm(rows, self.out), self.norm2.weight, self.norm2.eps, tops[1])
-        gu = mm(h, self.gate_up, tops[1])
-        update = mm(run("swiglu")(gu, tops[2]), self.down, tops[2])
-        return s2, update, (s1, r1, parts, o, s2, r2, gu, tops)
+        return Kept(s1, r1, parts, o, s2, r2, mm(h, self.gate_up, tops[1]), tops)
 
     def attend(self, qkv: Tensor, batch: int) -> tuple[list[Tensor], Tensor]:
         """q, k, v [batch, heads, sequence, head_dim] as leaves, and the output with its graph.
@@ -68,9 +91,9 @@ class Layer:
             o = window_attention(q, k, v, self.window) if self.window else attention(q, k, v)
         return parts, o
 
-    def backward(self, saved: tuple[Any, ...], gs: Tensor, gu_out: Tensor, rotary: Rotary) -> Tensor:
+    def backward(self, kept: Kept, gs: Tensor, gu_out: Tensor, rotary: Rotary) -> Tensor:
         """Gradient of the block's input; weights' gradients go to their buffers."""
-        s1, r1, parts, o, s2, r2, gu, tops = saved
+        s1, r1, parts, o, s2, r2, gu, tops = kept
         run, mm = functools.partial(ops.pick, device=gs.device), self.matmul.backward
         da, add = mm(gu_out, self.down)
         top = self.top(gs)
@@ -106,13 +129,16 @@ class _Block(torch.autograd.Function):
         layer.unit.wait()
         rotary, batch = place
         s, update, ctx.kept = layer.forward(x, delta, rotary, batch)
-        ctx.layer, ctx.rotary, ctx.paired = layer, rotary, delta is not None
+        ctx.place, ctx.paired = (layer, rotary, batch), delta is not None
         return s, update
 
     @staticmethod
     def backward(ctx: Any, gs: Tensor, gu: Tensor) -> tuple[Any, ...]:
-        kept, ctx.kept = ctx.kept, None
-        ds = ctx.layer.backward(kept, gs.contiguous(), gu.contiguous(), ctx.rotary)
+        (layer, rotary, batch), kept, ctx.kept = ctx.place, ctx.kept, None
+        if layer.again:
+            s1, tops = kept
+            kept = layer.before_down(s1, None, rotary, batch)._replace(tops=tops)
+        ds = layer.backward(kept, gs.contiguous(), gu.contiguous(), rotary)
         return None, None, ds, ds if ctx.paired else None
 
 
@@ -149,15 +175,18 @@ class _Loss(torch.autograd.Function):
 
 
 class Model:
-    """A llama.Model's function over the same weights; `share` scales the gradients of the next forward."""
+    """A llama.Model's function over the same weights; `share` scales the gradients of the next forward.
 
-    def __init__(self, model: nn.Module, peak: Peak, *, fp8: bool) -> None:
+    `again`: the blocks that backward computes again.
+    """
+
+    def __init__(self, model: nn.Module, peak: Peak, *, fp8: bool, again: set[nn.Module]) -> None:
         if model.config.tied:
             raise NotImplementedError("the fused layer needs an untied head; use --implementation native")
         matmul = Fp8Products(fnuz=peak.fnuz) if fp8 else NativeProducts()
         self.config, self.embedding, self.head = model.config, model.embedding, model.head
         self.unit = model.head.out.weight.unit
-        self.layers = [Layer(block, matmul, fp8=fp8) for block in model.blocks.values()]
+        self.layers = [Layer(block, matmul, fp8=fp8, again=block in again) for block in model.blocks.values()]
         self.share = 1.0
 
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:

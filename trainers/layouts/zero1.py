@@ -70,7 +70,10 @@ class Zero1:
         if options.implementation == "fused":
             from fused import layer
 
-            self.model = self.fused = layer.Model(model, peaks.find(world), fp8=options.precision == "fp8")
+            again = prepare.recomputed(model, options)
+            self.model = self.fused = layer.Model(
+                model, peaks.find(world), fp8=options.precision == "fp8", again=again
+            )
         else:
             prepare.compile_and_recompute(model, options, gpu=world.gpu)
 
