@@ -352,3 +352,9 @@ def test_seeds_that_can_judge_nothing_are_refused(
 ) -> None:
     assert compare_runs.main(["--arm", "bf16:", "--arm", "fp8:", *more]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_seeds_that_are_no_numbers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare_runs.main(["--arm", "bf16:", "--arm", "fp8:", "--seeds", "1,two"])
+    assert "--seeds: expected whole numbers such as 1,2,3, got '1,two'" in capsys.readouterr().err

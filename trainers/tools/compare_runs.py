@@ -263,6 +263,13 @@ def _facts(record: dict[str, Any]) -> dict[str, Any]:
     return facts | {"rate": _rate(record), "unit": record["performance"]["unit"]}
 
 
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected whole numbers such as 1,2,3, got {text!r}") from error
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -288,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--seeds",
-        type=lambda text: [int(word) for word in text.split(",")],
+        type=_seeds,
         default=[],
         metavar="I,J,K",
         help="train both arms from each of these seeds, and judge the mean difference of their last tenth",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,15 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def reset(handler: BaseHTTPRequestHandler) -> None:
+    """End the connection as a proxy does that drops it: without an answer, with a reset."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for file in (handler.rfile, handler.wfile, handler.connection):
+        file.close()
+    handler.close_connection = True
+    raise ConnectionAbortedError
 
 
 def repository(host: str, **changes: Any) -> Repository:
