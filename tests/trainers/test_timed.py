@@ -358,3 +358,9 @@ def test_seeds_that_are_no_numbers_are_named(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         compare_runs.main(["--arm", "bf16:", "--arm", "fp8:", "--seeds", "1,two"])
     assert "--seeds: expected whole numbers such as 1,2,3, got '1,two'" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_its_first_phase_says_so_and_why() -> None:
+    arm = launch.parse_system("fp9: --ranks 1 --precision fp9")
+    with pytest.raises(launch.RunError, match=r"^fp9 ended with \d before its first phase\n.*invalid choice"):
+        launch.run(arm, ["--size", "tiny"], timeout_s=600)

@@ -190,14 +190,15 @@ def _code(code: int | None, err: Path) -> int | None:
 
 
 def _why(system: System, code: int | None, lines: list[str], errors: str, timeout_s: float) -> str:
-    phase = next((line for line in reversed(lines) if line.startswith("[")), "no phase: still importing")
+    phase = next((line for line in reversed(lines) if line.startswith("[")), None)
+    where = f"in phase {phase}" if phase else "before its first phase"
     ended = f"did not end in {timeout_s:g} s" if code is None else f"ended with {code}"
     said = errors.splitlines()
     own = [line for line in said if line.startswith(("train.py:", "rank ")) or "train.py: error: " in line]
     if code is None:
         own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's report
     last = "\n".join(own or raised(errors.splitlines()) or errors.splitlines()[-15:])
-    return f"{system.name} {ended} in phase {phase}\n{last}"
+    return f"{system.name} {ended} {where}\n{last}"
 
 
 def raised(lines: list[str], keep: int = 30) -> list[str]:
