@@ -2,7 +2,8 @@
 
 In: a bake definition as JSON. Out: counts of steps by target and stage. While it runs, each step gives one
 short line of progress. A failure is an error with the step, its last lines and the line of the Dockerfile.
-The images go where the outputs of the definition name.
+A build that only the builder's own deadline ended is run again. The images go where the outputs of the
+definition name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from stackcheck.engine import host_setup
 from stackcheck.errors import BuildError, EngineError
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 4 * 3600.0
+# BuildKit writes its record of a build when every output is written, and fails the build if that takes over
+# 20 s (300 s from 0.15 on), as it does on a busy disk: https://github.com/moby/buildkit/issues/3966
+OWN_DEADLINE = re.compile(r"failed to solve: DeadlineExceeded: context deadline exceeded$")
+TRIES = 3
 # Text in the output of a failed step, what it means, and what to configure; the first match counts.
 CAUSES = (
     (r"no space left on device", "the disk is full", "free space: docker builder prune"),
@@ -42,6 +47,11 @@ CAUSES = (
         r"Failed to fetch|Unable to locate package|Temporary failure resolving",
         "the distribution's archive lacks a package, or cannot be reached",
         "fix this host's apt sources: a base of the same distribution is built with them",
+    ),
+    (
+        OWN_DEADLINE.pattern,
+        "the builder was too busy to record a finished build in its own time limit",
+        "the same command when the host's disk is less busy: finished steps are kept",
     ),
 )
 LAST_LINES = 20
@@ -108,7 +118,34 @@ def bake(
         EngineError: buildx is missing or the daemon stopped.
     """
     start = time.monotonic()
-    seen = BuildLog(report)
+    ran: frozenset[str] = frozenset()
+    with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
+        for attempt in range(1, TRIES + 1):
+            seen = BuildLog(report, ran)
+            code = _run(definition, targets, seen, file, start + timeout_s - time.monotonic())
+            seconds = time.monotonic() - start
+            if not code:
+                return BakeResult(
+                    steps=len(seen.steps),
+                    cached=len(seen.cached & seen.steps),
+                    seconds=seconds,
+                    stages=seen.stages(),
+                )
+            if attempt == TRIES or seconds >= timeout_s or not seen.only_the_deadline():
+                break
+            report("the builder was too busy to record a finished build: again, from its cache")
+            ran |= seen.ran()
+    raise _error(seen, log, None if seconds < timeout_s else timeout_s)
+
+
+def _run(
+    definition: Mapping[str, Any],
+    targets: Sequence[str],
+    seen: BuildLog,
+    log: TextIO | None,
+    timeout_s: float,
+) -> int:
+    """Run the builder once; its exit code. What it prints goes to `seen` and to the log."""
     process = _spawn_bake(targets)
     timer = threading.Timer(timeout_s, process.kill)
     timer.start()
@@ -117,24 +154,14 @@ def bake(
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its output has the reason
             process.stdin.write(json.dumps(definition))
             process.stdin.close()
-        with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
-            for line in process.stdout or ():
-                seen.feed(line)
-                if file:
-                    file.write(line)
-        code = process.wait(timeout=30)
+        for line in process.stdout or ():
+            seen.feed(line)
+            if log:
+                log.write(line)
+        return process.wait(timeout=30)
     finally:
         timer.cancel()
         _end(process)
-    seconds = time.monotonic() - start
-    if code:
-        raise _error(seen, log, None if seconds < timeout_s else timeout_s)
-    return BakeResult(
-        steps=len(seen.steps),
-        cached=len(seen.cached & seen.steps),
-        seconds=seconds,
-        stages=seen.stages(),
-    )
 
 
 def platforms() -> tuple[str, ...]:
@@ -202,10 +229,16 @@ def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> B
 
 
 class BuildLog:
-    """Reads a build's output line by line."""
+    """Reads a build's output line by line.
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    Args:
+        report: Takes one short line for each step.
+        ran: What `ran` of the runs before this one gave: their steps are cached now, but did run.
+    """
+
+    def __init__(self, report: Callable[[str], None], ran: frozenset[str] = frozenset()) -> None:
         self._report = report
+        self._ran_before = ran
         self._titles: dict[str, str] = {}
         self._output: dict[str, collections.deque[str]] = {}
         self._failed: str | None = None
@@ -226,6 +259,14 @@ class BuildLog:
             hit = number in self.cached
             counted[place] = (ran + (not hit), cached + hit)
         return counted
+
+    def ran(self) -> frozenset[str]:
+        """The steps that ran, by place and text: "wheels 2/4 RUN …"."""
+        return frozenset(self._name(number) for number in self.steps - self.cached)
+
+    def only_the_deadline(self) -> bool:
+        """Whether no step failed, and only the builder's own deadline ended the build."""
+        return self._failed is None and OWN_DEADLINE.search(self._message) is not None
 
     def feed(self, line: str) -> None:
         """Read one line."""
@@ -252,6 +293,10 @@ class BuildLog:
             message=self._message or (self._tail[-1] if self._tail else "the builder printed no error"),
         )
 
+    def _name(self, number: str) -> str:
+        title = _TITLE.match(self._titles[number])
+        return f"{title['place']} {title['what']}" if title else self._titles[number]
+
     def _feed_step(self, number: str, text: str) -> None:
         if number not in self._titles:
             self._titles[number] = text
@@ -260,7 +305,8 @@ class BuildLog:
                 self.steps.add(number)
                 self._report(_short(f"[{title['place']}] {title['what']}"))
         elif text == "CACHED":
-            self.cached.add(number)
+            if self._name(number) not in self._ran_before:
+                self.cached.add(number)
         elif text.startswith("ERROR"):
             self._failed = self._failed or number  # steps that need it fail later
             self._message = self._message or text

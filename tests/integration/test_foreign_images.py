@@ -19,6 +19,7 @@ import pytest
 import small_stacks
 from small_subjects import subject_of
 from stackcheck.build import build
+from stackcheck.engine import buildx
 from stackcheck.errors import ChecksFailedError, EngineError
 from stackcheck.oci.tags import label
 from stackcheck.suite import interpreter, needed, sbom
@@ -51,12 +52,16 @@ def layouts(
     context = tmp_path_factory.mktemp("foreign")
     shutil.copy(small_stacks.ASSETS / "foreign" / "Dockerfile", context)
     fetch_uv(context)
-    for name in LAYOUTS:
-        command = ("docker", "build", "--quiet", "--build-arg", f"STACK={stack.reference}", "--target", name)
-        done = subprocess.run(
-            (*command, "--tag", NAME.format(name), str(context)), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    targets = {
+        name: {
+            "context": str(context),
+            "target": name,
+            "args": {"STACK": stack.reference},
+            "tags": [NAME.format(name)],
+        }
+        for name in LAYOUTS
+    }
+    buildx.bake({"target": targets}, list(targets), report=small_stacks.silent)
     yield NAME.format
     for name in LAYOUTS:
         engine.remove(NAME.format(name))
@@ -190,7 +195,8 @@ def test_an_image_with_torch_for_another_python_is_refused_before_the_suites_run
     """As with an environment of conda that PATH does not name; here Debian's Python comes first."""
     (tmp_path / "Dockerfile").write_text(f"FROM {layouts('python')}\nENV PATH=/usr/bin\n")
     other = NAME.format("other")
-    subprocess.run(("docker", "build", "--quiet", "--tag", other, str(tmp_path)), check=True)
+    target = {"context": str(tmp_path), "tags": [other]}
+    buildx.bake({"target": {"other": target}}, ["other"], report=small_stacks.silent)
     try:
         assert interpreter.find(other, engine).package
         with pytest.raises(ChecksFailedError, match="does not find the installed torch and numpy"):

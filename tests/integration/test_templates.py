@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stackcheck.errors import BuildError
 from stackcheck.matrix.stack import FlashAttention, Replacement, Stack
 from stackcheck.recipe.upstream import Upstream
 from template_builds import CPU, build, offer, prepare, with_extension
@@ -51,7 +52,7 @@ def test_flash_attentions_triton_backend_is_built_without_a_compiler_and_loads(t
     proof = build(context, "proof", tmp_path / "proof", ATTENTION) / "proof"
     assert proof.read_text() == "2.8.3 flash_attn.flash_attn_triton_amd.interface_fa 2.13.0+cpu 3.7.1"
     first = build(context, "flash-attn", tmp_path / "first")
-    again = build(context, "flash-attn", tmp_path / "again", **{"no-cache-filter": "flash-attn-build"})
+    again = build(context, "flash-attn", tmp_path / "again", again=["flash-attn-build"])
     (name,) = (path.name for path in first.iterdir())
     assert (first / name).read_bytes() == (again / name).read_bytes()
 
@@ -111,8 +112,7 @@ def test_nothing_installed_later_replaces_torch_or_triton(tmp_path: Path) -> Non
     for name, needs in {"torch": "", "triton": "", **offered, "harmless-too": "triton"}.items():
         offer(offers, name, needs)
     shutil.copy(Path(sys.executable).with_name("uv"), offers / "uv")
-    context_of_offers = {"build-context": f"offers={offers}"}
-    proof = build(context, "proof", tmp_path / "out", FREEZE, **context_of_offers) / "proof"
+    proof = build(context, "proof", tmp_path / "out", FREEZE, contexts={"offers": offers}) / "proof"
     told = proof.read_text().splitlines()
     wanted = ("torch==9.9", "triton==9.9", "wants-torch", "wants-triton")
     expected = [
@@ -165,5 +165,5 @@ def test_an_official_wheel_goes_in_by_its_checksum_alone(tmp_path: Path, *, righ
         build(context, "flash-attn", out, extra=wheel)
         assert [path.read_bytes() for path in out.iterdir()] == [wheel.read_bytes()]
     else:
-        with pytest.raises(AssertionError, match="THESE PACKAGES DO NOT MATCH THE HASHES"):
+        with pytest.raises(BuildError, match="THESE PACKAGES DO NOT MATCH THE HASHES"):
             build(context, "flash-attn", out, extra=wheel)

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.engine import buildx
 from stackcheck.engine.buildx import BuildLog
+from stackcheck.errors import BuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FAILED = Path(__file__).parents[1] / "assets" / "buildlog" / "failed.txt"
 
@@ -141,3 +147,62 @@ def test_a_daemon_that_went_away_is_an_engine_error(monkeypatch) -> None:
 def test_a_build_without_end_is_called_that() -> None:
     log, _ = read(FAILED)
     assert "at most 5 s" in str(buildx._error(log, None, 5.0))
+
+
+STEP = "#4 [wheels 1/1] RUN pip download torch\n"
+TOO_LATE = "ERROR: target image-1: failed to solve: DeadlineExceeded: context deadline exceeded\n"
+EXPORT = "#5 exporting to client directory\n#5 DONE 4.3s\n"
+FIRST_RUN = f"{STEP}#4 0.9 saved torch\n#4 DONE 0.9s\n{EXPORT}{TOO_LATE}"
+FROM_CACHE = f"{STEP}#4 CACHED\n{EXPORT}"
+
+
+@pytest.fixture
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A docker client whose n-th run prints the n-th text, and fails where there is an error in it."""
+
+    def say(*texts: str) -> Path:
+        for number, text in enumerate(texts):
+            (tmp_path / f"said-{number}").write_text(text)
+        program = tmp_path / "docker"
+        program.write_text(
+            f"#!/bin/sh\ncd {tmp_path}\ncat > definition\nn=$(ls | grep -c ran)\ntouch ran-$n\ncat said-$n\n"
+            "! grep -q ERROR said-$n\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr(buildx.host_setup, "socket_answers", lambda: True)
+        return tmp_path
+
+    return say
+
+
+def test_a_build_that_the_builder_only_could_not_record_runs_again(builder: Callable[..., Path]) -> None:
+    folder = builder(FIRST_RUN, FROM_CACHE)
+    lines: list[str] = []
+    done = buildx.bake({}, ["image-1"], report=lines.append, log=folder / "build.log")
+    assert (done.steps, done.cached, done.stages) == (1, 0, {("", "wheels"): (1, 0)})
+    assert sum("too busy" in line for line in lines) == 1
+    assert (folder / "build.log").read_text() == FIRST_RUN + FROM_CACHE
+
+
+def test_a_builder_that_stays_too_busy_fails_after_three_runs(builder: Callable[..., Path]) -> None:
+    folder = builder(*[FIRST_RUN] * 4)
+    with pytest.raises(BuildError, match="too busy") as caught:
+        buildx.bake({}, ["image-1"], report=str)
+    assert caught.value.next_step
+    assert len(list(folder.glob("ran-*"))) == 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{STEP}#4 ERROR: process did not complete successfully: exit code: 1\n{TOO_LATE}",
+        "ERROR: failed to solve: DeadlineExceeded: python: failed to do request: context deadline exceeded\n",
+    ],
+    ids=["a step failed", "a registry was too slow"],
+)
+def test_what_failed_for_another_reason_runs_once(builder: Callable[..., Path], said: str) -> None:
+    folder = builder(said, FROM_CACHE)
+    with pytest.raises(BuildError):
+        buildx.bake({}, ["image-1"], report=str)
+    assert len(list(folder.glob("ran-*"))) == 1

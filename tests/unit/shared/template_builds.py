@@ -9,19 +9,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
 import zipfile
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stackcheck.build import bootstrap
 from stackcheck.build.wheels import host_settings, wheelhouse
-from stackcheck.engine import host_setup
+from stackcheck.engine import buildx, host_setup
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Package, Stack
 from stackcheck.recipe import lock, render, requirements
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from stackcheck.recipe.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,9 +68,22 @@ def prepare(stack: Stack, folder: Path, upstream: Upstream | None = None) -> Pat
 
 
 def build(
-    context: Path, target: str, out: Path, proof: str = "", extra: Path | None = None, **options: str
+    context: Path,
+    target: str,
+    out: Path,
+    proof: str = "",
+    *,
+    extra: Path | None = None,
+    contexts: Mapping[str, Path] = MappingProxyType({}),
+    again: Sequence[str] = (),
 ) -> Path:
-    """Build a target of a folder's Dockerfile as a user would, with `proof` after it; the target's files."""
+    """Build a target of a folder's Dockerfile, with `proof` after it; the target's files.
+
+    Args:
+        extra: A wheel or archive that lies in the wheelhouse too.
+        contexts: More named contexts.
+        again: Stages that are built again although they are cached.
+    """
     host_setup.ensure_engine(silent)
     scratch = context.parent
     settings = host_settings.host_settings()
@@ -86,15 +101,17 @@ def build(
     secrets |= {"ca": settings.ca} if settings.ca else {}
     with (context / "Dockerfile").open("a") as file:
         file.write(proof)
-    command = ["docker", "buildx", "build", "--progress=plain", "--target", target]
-    command += [f"--secret=id={name},src={path}" for name, path in secrets.items()]
-    command += [f"--build-context=wheelhouse={scratch / 'wheels'}"]
-    command += [f"--build-arg=SOURCE_DATE_EPOCH={bootstrap.SOURCE_DATE_EPOCH}"]
-    command += [f"--output=type=local,dest={out}", *(f"--{name}={value}" for name, value in options.items())]
-    done = subprocess.run(
-        [*command, str(context)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    named_contexts = {"wheelhouse": scratch / "wheels", **contexts}
+    definition = {
+        "context": str(context),
+        "target": target,
+        "args": {"SOURCE_DATE_EPOCH": str(bootstrap.SOURCE_DATE_EPOCH)},
+        "contexts": {name: str(path) for name, path in named_contexts.items()},
+        "secret": [f"id={name},src={path}" for name, path in secrets.items()],
+        "no-cache-filter": list(again),
+        "output": [f"type=local,dest={out}"],
+    }
+    buildx.bake({"target": {"proof": definition}}, ["proof"], report=silent, timeout_s=TIMEOUT_S)
     return out
 
 
