@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 START_TIMEOUT_S = 300
+END_TIMEOUT_S = 120  # a killed daemon leaves its containerd running
 
 
 @contextlib.contextmanager
@@ -54,9 +55,10 @@ def _command(folder: Path) -> list[str]:
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.terminate()
     try:
-        process.wait(timeout=20)
+        process.wait(timeout=END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
     mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for place in sorted((path for path in mounted if path.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)
