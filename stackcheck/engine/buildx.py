@@ -48,11 +48,6 @@ CAUSES = (
         "the distribution's archive lacks a package, or cannot be reached",
         "fix this host's apt sources: a base of the same distribution is built with them",
     ),
-    (
-        OWN_DEADLINE.pattern,
-        "the builder was too busy to record a finished build in its own time limit",
-        "the same command when the host's disk is less busy: finished steps are kept",
-    ),
 )
 LAST_LINES = 20
 _STEP = re.compile(r"^#(?P<number>\d+) (?P<text>.*)$")
@@ -215,6 +210,12 @@ def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> B
             "the engine stopped in the middle of a build",
             got=failure.message,
             next_step="stackcheck doctor --fix, then the same command: finished steps are kept",
+        )
+    if seen.only_the_deadline():
+        return BuildError(
+            "the builder was too busy to record a finished build within its own time limit",
+            got=f"{failure.message}, {TRIES} times",
+            next_step="the same command when the host's disk is less busy: finished steps are kept",
         )
     text = "\n    ".join(failure.last_lines)
     place = f"{failure.file}:{failure.line}" if failure.file else None
