@@ -30,7 +30,8 @@ class Requirements:
     Attributes:
         checks: The ids that the result must hold, exactly.
         image_config_digest: The config digest of the image that is to be certified.
-        machines: The machines that the stack names; a run on any other is UNFIT. None: any machine.
+        machines: The machines that the stack names; a run on any other is UNFIT. None: any with a
+            complete set of bounds.
         vendor: The vendor whose checks run; None: any.
         devices: The ids of this host's devices; None: not compared.
         facts: What confirms a skip.

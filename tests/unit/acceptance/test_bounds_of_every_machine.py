@@ -15,52 +15,54 @@ from typing import Any
 
 import pytest
 
-from harness import derive, models, thresholds
-from stackcheck.matrix import resolve
+from harness import bounds, derive, models, thresholds
 from workloads import gated, speed_conditions
 
 ROOT = Path(__file__).resolve().parents[3]
 ACCEPTANCE = ROOT / "tests" / "acceptance"
 RESULTS = ROOT / "docs" / "results"
 GPUS = [row["model"] for row in models.table() if row["vendor"] != "cpu"]
-NAMED = sorted(
-    {
-        (target.device, target.count)
-        for stack in resolve.load_stacks(ROOT)
-        for target in stack.tested_on
-        if target.device != "CPU"
-    }
-)
 every_gpu = pytest.mark.parametrize("model", GPUS)
 
 
-def without_bound(model: str, count: int) -> list[str]:
-    """The gated figures of the standard tier that have no bound, in any state of NVLink multicast."""
+MACHINES = [(model, count) for model in GPUS for count in (1, 2, 3, 4, 8, 16)]
+
+
+@pytest.mark.parametrize(("model", "count"), MACHINES)
+def test_a_machine_has_every_bound_or_each_missing_one_is_named(model: str, count: int) -> None:
+    """The counts of derived.json can be certified, and of every other machine each gap is named."""
     row = models.row(model)
+    missing = bounds.missing(row, count)
+    gaps = [named for named in missing if count in derive.counts(model)]
+    assert gaps == []
     entries = thresholds.load(thresholds.path_of(row["vendor"], model))
-    return [
-        f"{metric} {conditions}"
-        for metric, conditions in gated.figures(row, count, "standard")
-        for nvls in ("on", "off", "unavailable")
-        if thresholds.find(entries, metric, {"devices": 1, **conditions, "nvls": nvls}) is None
-    ]
-
-
-@pytest.mark.parametrize(("model", "count"), NAMED)
-def test_every_machine_of_the_matrix_has_a_bound_for_every_gated_figure(model: str, count: int) -> None:
-    assert count in derive.counts(model)
-    assert without_bound(model, count) == []
+    listed = [f"{name} with {json.dumps(known, sort_keys=True)}" for name, known in gated.figures(row, count)]
+    assert set(missing) <= set(listed)
+    for named, (metric, conditions) in zip(listed, gated.figures(row, count), strict=True):
+        held = [
+            thresholds.find(entries, metric, {"devices": 1, **conditions, "nvls": state})
+            for state in bounds.NVLS
+        ]
+        assert (named in missing) == (None in held)
 
 
 @every_gpu
-def test_every_device_model_has_a_bound_for_every_gated_figure(model: str) -> None:
-    assert derive.counts(model)[0] == 1
+@pytest.mark.parametrize("position", [0, 0.5, 0.999])
+def test_a_planted_missing_bound_is_named(
+    model: str, position: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever entry is taken away, wherever it is the only one for its figure."""
+    row = models.row(model)
     for count in derive.counts(model):
-        assert without_bound(model, count) == []
-
-
-def test_the_matrix_names_what_was_measured() -> None:
-    assert {("H200", 1), ("H200", 2), ("H200", 4), ("H200", 8), ("MI300X", 8)} <= set(NAMED)
+        figures = gated.figures(row, count)
+        metric, conditions = figures[int(position * len(figures))]
+        entries = thresholds.load(thresholds.path_of(row["vendor"], model))
+        fewer = tuple(
+            e for e in entries if not e.holds_for(metric, {"devices": 1, **conditions, "nvls": "off"})
+        )
+        monkeypatch.setattr(bounds, "_committed", lambda _row, fewer=fewer: fewer)
+        assert f"{metric} with {json.dumps(conditions, sort_keys=True)}" in bounds.missing(row, count)
+        monkeypatch.undo()
 
 
 @every_gpu
