@@ -36,6 +36,8 @@ class Requirements:
         devices: The ids of this host's devices; None: not compared.
         facts: What confirms a skip.
         advisory: Checks that do not decide.
+        same_thresholds: Whether the run used this checkout's thresholds, so that the bounds that it reports
+            must be these. False only for the file of an old run, which certifies nothing.
         waivers: The waivers that hold today.
         expired: The waivers of this stack whose date has passed.
     """
@@ -47,6 +49,7 @@ class Requirements:
     devices: tuple[str, ...] | None = None
     facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))
     advisory: tuple[Advisory, ...] = ()
+    same_thresholds: bool = True
     waivers: tuple[Waiver, ...] = ()
     expired: tuple[Waiver, ...] = ()
 

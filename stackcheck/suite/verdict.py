@@ -268,7 +268,7 @@ def _about_bounds(
         for index, metric in enumerate(check.metrics):
             found = bounds.of.get((check.id, index))
             reported = (metric.bound, metric.direction)
-            if found and reported != (found.bound, found.direction):
+            if found and required.same_thresholds and reported != (found.bound, found.direction):
                 yield f"{check.id}: {metric.name} was judged by {reported}, this checkout has {found}"
             if found and not (metric.value is not None and found.accepts(metric.value)):
                 yield f"{check.id}: {metric.name} {metric.value} {metric.unit} violates {found}"
