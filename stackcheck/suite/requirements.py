@@ -30,11 +30,14 @@ class Requirements:
     Attributes:
         checks: The ids that the result must hold, exactly.
         image_config_digest: The config digest of the image that is to be certified.
-        machines: The machines that the stack names; a run on any other is UNFIT. None: any machine.
+        machines: The machines that the stack names; a run on any other is UNFIT. None: any with a
+            complete set of bounds.
         vendor: The vendor whose checks run; None: any.
         devices: The ids of this host's devices; None: not compared.
         facts: What confirms a skip.
         advisory: Checks that do not decide.
+        same_thresholds: Whether the run used this checkout's thresholds, so that the bounds that it reports
+            must be these. False only for the file of an old run, which certifies nothing.
         waivers: The waivers that hold today.
         expired: The waivers of this stack whose date has passed.
     """
@@ -46,6 +49,7 @@ class Requirements:
     devices: tuple[str, ...] | None = None
     facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))
     advisory: tuple[Advisory, ...] = ()
+    same_thresholds: bool = True
     waivers: tuple[Waiver, ...] = ()
     expired: tuple[Waiver, ...] = ()
 
