@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stackcheck import vendors
-from stackcheck.build import build, forecast, platforms, site_lock
-from stackcheck.build.wheels.wheel_cache import OFF, default_folder
 from stackcheck.cli import outlooks
 from stackcheck.cli.options import (
     HERE,
@@ -32,13 +30,15 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
+from stackcheck.imaging import build, forecast, platforms, site_lock
+from stackcheck.imaging.wheels.wheel_cache import OFF, default_folder
 from stackcheck.matrix import resolve
 from stackcheck.recipe import mirrors as sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from stackcheck.build.image import Image
+    from stackcheck.imaging.image import Image
     from stackcheck.matrix.stack import Stack
     from stackcheck.suite.outlook import Outlook
     from stackcheck.vendors import Vendor as VendorName

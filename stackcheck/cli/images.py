@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackcheck import flow
-from stackcheck.build import forecast, plans
-from stackcheck.build.wheels import origins
 from stackcheck.certificate import signing
 from stackcheck.cli import build as building
 from stackcheck.cli import outcomes, outlooks
@@ -46,6 +44,8 @@ from stackcheck.cli.options import (
 from stackcheck.cli.output import Progress, print_facts, print_json
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
+from stackcheck.imaging import forecast, plans
+from stackcheck.imaging.wheels import origins
 from stackcheck.matrix import matrix
 from stackcheck.oci.store import parse_target
 from stackcheck.suite import outlook

@@ -200,7 +200,7 @@ def lock(
     root: Root = HERE,
 ) -> None:
     """Write the pins and hashes of stacks."""
-    from stackcheck.build import site_lock
+    from stackcheck.imaging import site_lock
     from stackcheck.recipe import lock as locking
     from stackcheck.recipe import mirrors as sites
     from stackcheck.recipe.upstream import Upstream

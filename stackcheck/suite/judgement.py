@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
-from stackcheck.build.image import load_image
 from stackcheck.errors import ConfigurationError
+from stackcheck.imaging.image import load_image
 from stackcheck.matrix import matrix
 from stackcheck.matrix.policy import is_enough
 from stackcheck.suite import bounds, expected, inputs, results, skips, verdict

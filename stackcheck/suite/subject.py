@@ -10,9 +10,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
-from stackcheck.build import provenance
-from stackcheck.build.image import load_image
 from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.imaging import provenance
+from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import STACK_LABEL
 from stackcheck.oci.tags import label
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from stackcheck.build.image import Image
-    from stackcheck.build.provenance import Provenance
+    from stackcheck.imaging.image import Image
+    from stackcheck.imaging.provenance import Provenance
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack

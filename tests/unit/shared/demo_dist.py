@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from demo_history import RESUME, ROCM_NEW, ROCM_REVOKED, ROOT, Simulated, certified
 from small_images import make_image, quiet, sbom_of
-from stackcheck.build.provenance import Provenance
 from stackcheck.certificate import predicates, publish, revoke
+from stackcheck.imaging.provenance import Provenance
 from stackcheck.matrix.policy import Waiver
 from stackcheck.suite import results
 

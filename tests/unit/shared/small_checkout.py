@@ -22,9 +22,9 @@ import result_files
 from fake_files import STATUS, HasFiles
 from small_images import make_image
 from stackcheck import cli, vendors
-from stackcheck.build import bootstrap
-from stackcheck.build.wheels import host_settings, wheel_cache
 from stackcheck.engine.buildx import BakeResult
+from stackcheck.imaging import bootstrap
+from stackcheck.imaging.wheels import host_settings, wheel_cache
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import needed, sbom, toolkit
 from stackcheck.vendors import amd, nvidia
