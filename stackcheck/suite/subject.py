@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
 from stackcheck.errors import ConfigurationError, NothingSelectedError
@@ -57,7 +57,7 @@ class Subject:
     accepted_python: tuple[str, ...] = ()
 
     @property
-    def known_issues(self) -> tuple[dict[str, str | None], ...]:
+    def known_issues(self) -> tuple[dict[str, Any], ...]:
         """The stack's known issues, as a certificate says them; none for an image without a stack."""
         return tuple(issue.as_json() for issue in (self.stack.known_issues if self.stack else ()))
 
