@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # ---- The largest absolute value, for FP8 scales ----------------------------------------------------------
 
-# Largest values are compared as integers: the bits of floats without their sign have the order of the floats,
-# with Inf above every number and NaN above Inf. The maximum of floats drops NaN; a NaN has to reach the scale.
+# Largest values are compared as integers: bits of floats without their sign are ordered as floats are, with
+# Inf above every number and NaN above Inf. The maximum of floats drops NaN, and a NaN has to reach the scale.
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
