@@ -18,12 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from stackcheck.build.image import Image
 from stackcheck.fleet import run
 from stackcheck.fleet.engines import JobState, NodeFacts
 from stackcheck.fleet.follow import Followed
 from stackcheck.fleet.job import Job, NodeState
 from stackcheck.history.history import History
+from stackcheck.imaging.image import Image
 from stackcheck.matrix import matrix
 from stackcheck.suite import inputs
 from stackcheck.suite import subject as subjects

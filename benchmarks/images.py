@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stackcheck.build.image import Image
+    from stackcheck.imaging.image import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST_REPEATS = 7
@@ -65,7 +65,7 @@ def measure(clone: Path) -> list[tuple[str, float, float]]:
 
 def show_stored() -> None:
     """A row a runtime version: bytes of all its images, bytes that a store needs, and their ratio."""
-    from stackcheck.build import build
+    from stackcheck.imaging import build
 
     groups: dict[str, list[Image]] = {}
     for image in build.recorded(ROOT / "build", ROOT):

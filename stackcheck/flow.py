@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
-from stackcheck.build import build
 from stackcheck.certificate import policy, publish, signers, signing, verify
 from stackcheck.errors import (
     CertificateError,
@@ -22,6 +21,7 @@ from stackcheck.errors import (
     StackcheckError,
 )
 from stackcheck.files.atomic import write_atomically
+from stackcheck.imaging import build
 from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import RegistryError
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from stackcheck.build.image import Image
     from stackcheck.certificate.signers import Signer
     from stackcheck.certificate.statement import Envelope
     from stackcheck.engine.client import Engine
+    from stackcheck.imaging.image import Image
     from stackcheck.matrix.policy import Policy, Tier
     from stackcheck.matrix.stack import Stack
     from stackcheck.suite.results import RunResult

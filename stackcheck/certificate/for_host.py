@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate.statement import facts, newest
 from stackcheck.errors import CertificateError
-from stackcheck.matrix.policy import Tier, is_enough
+from stackcheck.matrix.policy import Tier, is_enough, signed_names
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -116,7 +116,7 @@ def _waiver_refusal(reference: str, chosen: Statement, wanted: Wanted) -> Certif
             next_step="use a different image of this stack; or accept the waivers: drop --no-waivers",
         )
     for name in warned:
-        dates = [item["until"] for item in waivers if item["check"] in {name, name.partition("[")[0]}]
+        dates = [item["until"] for item in waivers if signed_names(item["check"], name)]
         if max(dates, default="") < wanted.today.isoformat():
             return CertificateError(
                 "a waiver in the certificate has ended",

@@ -16,7 +16,6 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stackcheck import __version__
-from stackcheck.build.provenance import SITE_SOURCES
 from stackcheck.certificate.levels import levels
 from stackcheck.certificate.statement import (
     PAYLOAD_TYPE,
@@ -34,13 +33,14 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import MachineUnfitError
+from stackcheck.imaging.provenance import SITE_SOURCES
 from stackcheck.oci.documents import compact_json, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stackcheck.build.provenance import Provenance
     from stackcheck.certificate.signers import Signer
+    from stackcheck.imaging.provenance import Provenance
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
@@ -49,7 +49,7 @@ _SCOPE = ("stackId", "name", "configDigest", "host", "experimental")
 
 
 class Certifiable(Protocol):
-    """What a certificate says about an image; `stackcheck.build.image.Image` satisfies it."""
+    """What a certificate says about an image; `stackcheck.imaging.image.Image` satisfies it."""
 
     @property
     def stack_id(self) -> str | None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
-from stackcheck.build import image as images
-from stackcheck.build.image import Image
 from stackcheck.certificate.statement import accepted_python
 from stackcheck.certificate.verify import as_certificate_error, image_blobs
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import EngineError, FileError
+from stackcheck.imaging import image as images
+from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.stores import open_store

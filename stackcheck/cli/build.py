@@ -6,13 +6,13 @@ In: selectors and options. Out: images in the engine and under build/, and a tab
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from stackcheck import vendors
-from stackcheck.build import build, forecast, platforms, site_lock
-from stackcheck.build.wheels.wheel_cache import OFF, default_folder
+from stackcheck.cli import outlooks
 from stackcheck.cli.options import (
     HERE,
     AsJson,
@@ -30,16 +30,21 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
+from stackcheck.imaging import build, forecast, platforms, site_lock
+from stackcheck.imaging.wheels.wheel_cache import OFF, default_folder
 from stackcheck.matrix import resolve
 from stackcheck.recipe import mirrors as sites
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from stackcheck.build.image import Image
+    from stackcheck.imaging.image import Image
     from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.outlook import Outlook
+    from stackcheck.vendors import Vendor as VendorName
 
 app = new_app()
+NONE: Mapping[str, Outlook] = MappingProxyType({})
 
 
 @app.command("build")
@@ -109,8 +114,10 @@ def connected(report: Progress, *, builds: bool = True) -> Engine:
     return Engine.connect()
 
 
-def selected(root: Path, selectors: Sequence[str] | None) -> tuple[Stack, ...]:
-    """The stacks that the selectors match; without a selector, those that this host can run.
+def selected(
+    root: Path, selectors: Sequence[str] | None, vendor: VendorName | None = None
+) -> tuple[Stack, ...]:
+    """The stacks that the selectors match; without a selector, those for a vendor, by default this host's.
 
     Raises:
         NothingSelectedError: No stack is left.
@@ -118,7 +125,7 @@ def selected(root: Path, selectors: Sequence[str] | None) -> tuple[Stack, ...]:
     stacks = resolve.load_stacks(root.resolve(), tuple(selectors or ()))
     if selectors:
         return stacks
-    vendor = vendors.detect()
+    vendor = vendor or vendors.detect()
     runnable = tuple(stack for stack in stacks if stack.vendor == vendor)
     if not runnable:
         raise NothingSelectedError(
@@ -127,11 +134,27 @@ def selected(root: Path, selectors: Sequence[str] | None) -> tuple[Stack, ...]:
     return runnable
 
 
-def show_forecast(found: Iterable[forecast.Forecast], *, then: str = "", as_json: bool = False) -> None:
-    """Print what a build would do; if it would fail, exit with the code of the first failure."""
+def show_forecast(
+    found: Iterable[forecast.Forecast],
+    uncertifiable: Mapping[str, Outlook] = NONE,
+    *,
+    then: str = "",
+    as_json: bool = False,
+) -> None:
+    """Print what a build would do; if it would fail, exit with the code of the first failure.
+
+    Args:
+        found: The stacks that would be built.
+        uncertifiable: The stacks that would not, because they cannot be certified.
+        then: What follows a build.
+        as_json: Print one JSON document instead.
+    """
     forecasts = list(found)
     if as_json:
-        print_json([_forecast_row(one) for one in forecasts])
+        left_out = [{"id": name, "state": "refuse", **one.as_json()} for name, one in uncertifiable.items()]
+        print_json([*map(_forecast_row, forecasts), *left_out])
+    else:
+        outlooks.show_refused(uncertifiable.values())
     for one in () if as_json else forecasts:
         follows = f", then {then}" if then and one.state != "refuse" else ""
         print(f"{one.stack_id}: {one.state}{follows}{f' ({one.reason})' if one.reason else ''}")

@@ -95,7 +95,7 @@ def _lines(answer: Explanation) -> Iterator[str]:
     for issue in answer.known_issues:
         if issue.id in refused:
             continue
-        shown = f"shown by {issue.check}" if issue.check else "no check shows it"
+        shown = f"fails {', '.join(issue.checks)}" if issue.checks else "no check has to show it"
         yield f"  known issue  {issue.id} ({issue.severity}): {issue.symptom}"
         yield f"         {issue.issue}; {issue.fix}; {shown}"
     for near in answer.nearest:

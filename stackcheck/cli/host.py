@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stackcheck.cli import outlooks
 from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine import doctor, host_setup
 from stackcheck.errors import EngineError
-from stackcheck.matrix import matrix
+from stackcheck.matrix import matrix, resolve
+
+if TYPE_CHECKING:
+    from stackcheck.suite.outlook import Machine
 
 app = new_app()
 
@@ -32,10 +36,15 @@ def examine_host(
         float, typer.Option("--room", metavar="GB", min=0, help="Disk space that must be free.")
     ] = doctor.DISK_NEEDED_BYTES / 1e9,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
+    machine: outlooks.MachineName = None,
+    driver: outlooks.DriverName = None,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Show what this host has and lacks, each with the command that fixes it; exit 4 if it cannot build."""
+    """Show what this host has and lacks, each with the command that fixes it; exit 4 if it cannot build.
+
+    And which stacks can be certified on it; with --machine, only which can on that machine.
+    """
     if stop:
         stopped = host_setup.stop_daemon()
         print("stopped dockerd" if stopped else "stackcheck started no dockerd that is still running")
@@ -44,7 +53,8 @@ def examine_host(
     if fix:
         host_setup.ensure_engine(Progress())
         host_setup.free_build_cache(lambda: doctor.free_room(root.resolve())[0] >= needed, Progress())
-    findings = doctor.examine(root.resolve(), _registries(root), room_bytes=needed)
+    host = () if machine else doctor.examine(root.resolve(), _registries(root), room_bytes=needed)
+    findings = (*host, *_stacks(root, outlooks.machine(machine, driver)))
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:
@@ -56,6 +66,23 @@ def examine_host(
             got=", ".join(finding.name for finding in lacking),
             next_step=lacking[0].fix,
         )
+
+
+def _stacks(root: Path, on: Machine) -> list[doctor.HostFinding]:
+    """Whether each stack for the vendor of a machine can be certified there; empty outside a checkout."""
+    if not (root / "matrix.yaml").exists():
+        return []
+    stacks = [stack for stack in resolve.load_stacks(root) if stack.vendor == on.vendor]
+    return [
+        doctor.HostFinding(
+            name=f"certify {one.stack_id}",
+            ok=not one.reasons,
+            needed=False,
+            found=one.words if one.reasons else f"can be certified on {on.words()}",
+            fix=f"stackcheck images {one.stack_id} --dry-run" if one.reasons else None,
+        )
+        for one in outlooks.of(stacks, on, root).values()
+    ]
 
 
 def _row(finding: doctor.HostFinding) -> tuple[str, ...]:

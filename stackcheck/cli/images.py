@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackcheck import flow
-from stackcheck.build import forecast, plans
 from stackcheck.certificate import signing
 from stackcheck.cli import build as building
-from stackcheck.cli import outcomes
+from stackcheck.cli import outcomes, outlooks
 from stackcheck.cli.consumer import against_words
 from stackcheck.cli.options import (
     HERE,
@@ -43,18 +42,25 @@ from stackcheck.cli.options import (
     sign_words,
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
+from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
+from stackcheck.imaging import forecast, plans
+from stackcheck.imaging.wheels import origins
 from stackcheck.matrix import matrix
 from stackcheck.oci.store import parse_target
+from stackcheck.suite import outlook
 from stackcheck.suite import rows as published_rows
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.policy import Tier as TierName
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.outlook import Outlook
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Vendor as VendorName
 
@@ -76,9 +82,14 @@ def make_images(
     selectors: Selectors = None,
     *,
     force: Force = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also build what cannot be certified on this machine.")
+    ] = False,
     to: Target = None,
     key: SigningKey = None,
     sign_with: SignWith = None,
+    machine: outlooks.MachineName = None,
+    driver: outlooks.DriverName = None,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
     mirrors: MirrorsFile = None,
@@ -88,26 +99,62 @@ def make_images(
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Build, test, certify and publish the selected stacks, or all that this host can run."""
-    chosen = building.selected(root, selectors)
+    """Build, test, certify and publish the selected stacks, or all that can be certified on this host."""
+    on = outlooks.machine(machine, driver)
+    chosen = building.selected(root, selectors, on.vendor)
     options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
     target = _target(root, to)
+    locks = options.wheelhouse is not None and origins.load(options.wheelhouse) is not None
+    found = () if anyway else outlook.of_all(chosen, on, root.resolve(), site_locks=locks)
+    refused = {one.stack_id: one for one in found if one.reasons}
+    able = tuple(stack for stack in chosen if stack.id not in refused)
     if dry_run:
-        found = forecast.forecast(chosen, root.resolve(), options)
-        then = f"test, certify, publish to {target}"
-        building.show_forecast(found, then=then, as_json=as_json)
+        if found and not as_json:
+            print(f"{outlooks.counted(found, on)}\n")
+        forecasts = forecast.forecast(able, root.resolve(), options)
+        building.show_forecast(
+            forecasts, refused, then=f"test, certify, publish to {target}", as_json=as_json
+        )
+        _end(refused, able, selectors)
         return
+    if on.named:
+        raise ConfigurationError(
+            "--machine asks about a machine, and images builds on this one",
+            got=on.words(),
+            next_step=f"stackcheck images --machine {machine} --dry-run",
+        )
     report = Progress()
     settings = _settings(root, target=target, key=key, sign_with=sign_with, force=force)
     settings = dataclasses.replace(settings, build=options)
-    with exclusive(settings.root, "stackcheck images", report):
-        if options.wheelhouse:
-            chosen = building.locked_to(options.wheelhouse, chosen, settings.root, report)
-        ended = list(flow.images(chosen, building.connected(report), settings, report))
+    ended = [_not_built(one) for one in refused.values()] if selectors else []
+    if not selectors:
+        outlooks.require_some(found, on)
+        for name, one in refused.items():
+            report(f"{name}: not built: {one.words.removeprefix('no: ')}")
+    if able:
+        with exclusive(settings.root, "stackcheck images", report):
+            if options.wheelhouse:
+                able = building.locked_to(options.wheelhouse, able, settings.root, report)
+            ended += flow.images(able, building.connected(report), settings, report)
     outcomes.show(ended, as_json=as_json)
     errors = [outcome.error for outcome in ended if outcome.error]
     if errors:
         raise typer.Exit(errors[0].exit_code)
+
+
+def _not_built(one: Outlook) -> flow.StackOutcome:
+    error = one.error()
+    return flow.StackOutcome(
+        name=one.stack_id, state="not built", reason=error.what, seconds=0.0, error=error
+    )
+
+
+def _end(refused: Mapping[str, Outlook], able: Sequence[Stack], selectors: Sequence[str] | None) -> None:
+    """The exit code of a dry run: what the run itself would end with, before anything is built."""
+    if refused and selectors:
+        raise typer.Exit(next(iter(refused.values())).error().exit_code)
+    if refused and not able:
+        raise typer.Exit(NothingSelectedError.exit_code)
 
 
 @app.command("test")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stackcheck.cli import outlooks
 from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, Wheelhouse, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError
@@ -30,10 +31,15 @@ def list_stacks(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table of the README instead.")
     ] = False,
+    issues: Annotated[
+        bool, typer.Option("--issues", help="Also list the known issues of these stacks.")
+    ] = False,
+    machine: outlooks.MachineName = None,
+    driver: outlooks.DriverName = None,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """List the stacks of the matrix and their state."""
+    """List the stacks of the matrix, their state, and whether each can be certified here."""
     stacks = resolve.load_stacks(root, selectors or ())
     if markdown:
         from stackcheck.recipe import stack_table
@@ -43,8 +49,13 @@ def list_stacks(
     from stackcheck.matrix import matrix
 
     policy = matrix.load(root / "matrix.yaml").policy
+    on = outlooks.machine(machine, driver)
+    found = outlooks.of(stacks, on, root)
     if as_json:
-        print_json({"stacks": [summary(stack) | _here(stack, root, policy) for stack in stacks]})
+        told = {name: {"outlook": {"machine": on.words()} | one.as_json()} for name, one in found.items()}
+        print_json(
+            {"stacks": [summary(stack) | _here(stack, root, policy) | told[stack.id] for stack in stacks]}
+        )
         return
     rows = [
         (
@@ -54,11 +65,14 @@ def list_stacks(
             " ".join(stack.archs) or "-",
             stack.wheels,
             str(len(stack.known_issues)),
+            found[stack.id].words,
         )
         for stack in stacks
     ]
-    print_table(("stack", "vendor", "state", "archs", "torch from", "known issues"), rows)
-    _print_issues(stacks)
+    columns = ("stack", "vendor", "state", "archs", "torch from", "known issues")
+    print_table((*columns, f"certifiable on {on.words()}"), rows)
+    if issues:
+        _print_issues(stacks)
     _print_waivers(stacks, policy)
 
 
@@ -66,12 +80,16 @@ def _print_issues(stacks: Sequence[Stack]) -> None:
     """Each known issue once; `explain STACK` says what it is."""
     found = _stacks_by_issue(stacks)
     rows = [
-        (issue.id, issue.severity, issue.fixed_in or "-", issue.issue, f"{len(ids)} stacks")
+        (issue.id, issue.severity, issue.fixed_in or "-", issue.issue, _stacks(len(ids)))
         for issue, ids in found.items()
     ]
     if rows:
         print()
         print_table(("known issue", "severity", "fixed in", "issue", "in"), rows)
+
+
+def _stacks(count: int) -> str:
+    return "1 stack" if count == 1 else f"{count} stacks"
 
 
 def _stacks_by_issue(stacks: Sequence[Stack]) -> dict[KnownIssue, list[str]]:
@@ -187,7 +205,7 @@ def lock(
     root: Root = HERE,
 ) -> None:
     """Write the pins and hashes of stacks."""
-    from stackcheck.build import site_lock
+    from stackcheck.imaging import site_lock
     from stackcheck.recipe import lock as locking
     from stackcheck.recipe import mirrors as sites
     from stackcheck.recipe.upstream import Upstream
@@ -229,7 +247,7 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
         print_json({"outdated": [dict(zip(keys, pin, strict=True)) for pin in behind], "known_issues": told})
         return
     nowhere = "not in the indexes of this machine"
-    rows = [(name, version, new or nowhere, f"{len(ids)} stacks") for name, version, new, ids in behind]
+    rows = [(name, version, new or nowhere, _stacks(len(ids))) for name, version, new, ids in behind]
     print_table(("package", "pinned", "newest", "in"), rows)
     _print_issues(stacks)
 

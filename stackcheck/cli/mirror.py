@@ -13,7 +13,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
-    from stackcheck.build.mirror_list import Wanted
+    from stackcheck.imaging.mirror_list import Wanted
 
 app = new_app()
 
@@ -30,7 +30,7 @@ def mirror(
     root: Root = HERE,
 ) -> None:
     """List which files a site has to copy to lock and build stacks without the public hosts."""
-    from stackcheck.build import mirror_list
+    from stackcheck.imaging import mirror_list
     from stackcheck.recipe import mirrors as sites
     from stackcheck.recipe.upstream import Upstream
 

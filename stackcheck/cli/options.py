@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from stackcheck.build.wheels.wheel_cache import VARIABLE
 from stackcheck.errors import ConfigurationError
+from stackcheck.imaging.wheels.wheel_cache import VARIABLE
 from stackcheck.matrix.policy import Tier as TierName
 from stackcheck.recipe.mirrors import VARIABLE as MIRRORS
 from stackcheck.vendors import Vendor as VendorName

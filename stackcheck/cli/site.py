@@ -13,7 +13,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
-    from stackcheck.build.host_base import Cut
+    from stackcheck.imaging.host_base import Cut
     from stackcheck.matrix.stack import Stack
 
 app = new_app()
@@ -38,8 +38,8 @@ def make_base(
     root: Root = HERE,
 ) -> None:
     """Make the base of stacks from this host's own packages, and lock the stacks to it."""
-    from stackcheck.build import host_base, plans, site_lock
     from stackcheck.engine import apt
+    from stackcheck.imaging import host_base, plans, site_lock
 
     if not from_host:
         raise ConfigurationError(
@@ -85,8 +85,8 @@ def _facts(cut: Cut) -> dict[str, str]:
 
 def _require_release(stack: Stack) -> None:
     """The base of a stack is only cut from a host with the stack's own distribution."""
-    from stackcheck.build.wheels import host_settings
     from stackcheck.engine import apt
+    from stackcheck.imaging.wheels import host_settings
 
     release = apt.host_release()
     here = (release.get("ID"), release.get("VERSION_CODENAME"))
@@ -119,7 +119,7 @@ def make_wheelhouse(
     root: Root = HERE,
 ) -> None:
     """Fill a folder with wheels of installed packages: what the stacks need, or all without a selector."""
-    from stackcheck.build.wheels import environment
+    from stackcheck.imaging.wheels import environment
     from stackcheck.recipe.extensions import needs
 
     if from_environment is None:

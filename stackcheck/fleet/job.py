@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from stackcheck.build.image import local_name
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.imaging.image import local_name
 from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.policy import Tier  # pydantic reads the annotation
 from stackcheck.oci import archive
@@ -29,7 +29,7 @@ from stackcheck.suite.run import TIMEOUT_S
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
-    from stackcheck.build.image import Image
+    from stackcheck.imaging.image import Image
     from stackcheck.suite.subject import Subject
 
 FOLDER = Path("build") / "fleet"

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
-    from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
+    from stackcheck.imaging.image import Image
 
 KEPT = ("run.json", "container.log", "run/result.json", "run/junit.xml")  # from the node's own disk
 STOPPED = 143  # 128 + SIGTERM, as shells say it

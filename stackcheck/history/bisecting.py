@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from stackcheck import flow
-from stackcheck.build import build
 from stackcheck.errors import BuildError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.history import walk
 from stackcheck.history.mixing import Between
 from stackcheck.history.walk import Culprit, Outcome, Steps
+from stackcheck.imaging import build
 from stackcheck.matrix import compat, known_issues, matrix, resolve
 from stackcheck.matrix import pins as pinned
 from stackcheck.recipe import lock, render

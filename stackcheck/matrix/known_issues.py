@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from stackcheck.files import yamlfile
 from stackcheck.matrix.compat import Condition
@@ -32,6 +32,11 @@ _Key = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
 _FixedVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$", max_length=40)]
 
 
+def _as_list(value: object) -> object:
+    """One check may be written without brackets."""
+    return [value] if isinstance(value, str) else value
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,7 +48,7 @@ class _Row(_Strict):
     issue: Link
     source: Sentence
     severity: Severity
-    check: CheckName | None = None
+    check: Annotated[tuple[CheckName, ...], BeforeValidator(_as_list)] = ()
     fixed_in: Annotated[Mapping[Axis, _FixedVersion], Field(min_length=1, max_length=1)] | None = None
 
 
@@ -59,7 +64,7 @@ class KnownIssue:
     Attributes:
         when: Axis -> patterns, as in a rule: any of them must match, on every axis.
         symptom: What a user sees, in one sentence.
-        check: The check that shows it; None if none does.
+        checks: The checks that fail because of it, as a waiver names them; none if no run shows it.
         issue: Where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
         fixed_in: The first version without it: `torch 2.12.0`; None if no release is known to be without it.
         severity: `refuse`: the combination is not allowed. `warn`: it is allowed, with a warning.
@@ -69,7 +74,7 @@ class KnownIssue:
     id: str
     when: Mapping[str, tuple[str, ...]]
     symptom: str
-    check: str | None
+    checks: tuple[str, ...]
     issue: str
     fixed_in: str | None
     severity: Severity
@@ -97,10 +102,10 @@ class KnownIssue:
         """Where it is written down."""
         return f"[known issue] images/known-issues.yaml; {self.source}"
 
-    def as_json(self) -> dict[str, str | None]:
+    def as_json(self) -> dict[str, Any]:
         """What `--json` and a certificate say of it."""
-        keys = ("id", "severity", "symptom", "check", "issue", "fixed_in")
-        return {key: getattr(self, key) for key in keys}
+        keys = ("id", "severity", "symptom", "issue", "fixed_in")
+        return {key: getattr(self, key) for key in keys} | {"checks": [*self.checks]}
 
 
 class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what it has answered
@@ -178,9 +183,8 @@ def parse(value: Mapping[str, Any], name: str = "known-issues.yaml") -> KnownIss
 def _issue(row: _Row) -> KnownIssue:
     fixed = [f"{axis} {version}" for axis, version in (row.fixed_in or {}).items()]
     when = {str(axis): patterns for axis, patterns in row.when.items()}
-    return KnownIssue(
-        **{**dict(row), "when": when, "issue": str(row.issue), "fixed_in": fixed[0] if fixed else None}
-    )
+    values = {name: value for name, value in dict(row).items() if name != "check"}
+    return KnownIssue(**{**values, "when": when, "fixed_in": fixed[0] if fixed else None}, checks=row.check)
 
 
 def _problems(rows: Sequence[_Row]) -> Iterator[str]:

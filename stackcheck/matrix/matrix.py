@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -237,7 +238,20 @@ def load(path: Path) -> Matrix:
     Raises:
         ConfigurationError: One line a problem, each with its place.
     """
-    return _of_bytes(yamlfile.read_bytes(path), path.name)
+    found = _of_bytes(yamlfile.read_bytes(path), path.name)
+    problems = [*found.policy.problems(listed)] if (listed := _listed_checks(path.parent)) else []
+    if problems:
+        raise yamlfile.refused(f"{path.name}: {problem}" for problem in problems)
+    return found
+
+
+def _listed_checks(root: Path) -> tuple[str, ...]:
+    """The ids of all checks in the checkout; without a readable list none: a run that needs it refuses it."""
+    try:
+        listing = json.loads((root / "tests" / "acceptance" / "checks.json").read_bytes())
+        return tuple(name for names in listing.values() for name in names)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return ()
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
 """What a certificate requires. In: `policy:` of matrix.yaml. Out: a `Policy`: tier, advisory checks, waivers.
 
 Every check of the certifying tier is required. An advisory check is reported and never decides; a waiver lets
-one named check fail for named stacks until a date, and is signed into the certificate.
+one named check fail for named stacks until a date, and is signed into the certificate. A check with
+parameters is named with them, so that an exception for one way hides no new fault in another.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from pydantic_core import PydanticCustomError
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
 Tier = Literal["smoke", "standard", "soak"]
 TIERS: tuple[Tier, ...] = ("smoke", "standard", "soak")
 
-_CHECK = re.compile(r"test_[a-z0-9_]+\.py::test_[a-z0-9_]+(\[[^*?]+\])?")
+_CHECK = re.compile(r"test_[a-z0-9_]+\.py::test_[a-z0-9_]+(\[[^\[\]]+\])?")
+_WILDCARDS = "*?-"  # parameters are joined by `-`
 
 
 def _check_name(text: str) -> str:
@@ -33,8 +35,16 @@ def _check_name(text: str) -> str:
     return text
 
 
-# The name of a check covers all its parametrized cases; wildcards could cover checks that nobody thought of.
+def _some_cases(text: str) -> str:
+    if "[" in text and not text.partition("[")[2].rstrip("]").strip(_WILDCARDS):
+        message = "{text} is not a check: its parameters are wildcards alone, which cover every case"
+        raise PydanticCustomError("check", message, {"text": text})
+    return text
+
+
+# A check by its id; `*` and `?` may stand for a part of its parameters: test_file.py::test_name[default-*].
 CheckName = Annotated[str, AfterValidator(_check_name)]
+Exempted = Annotated[CheckName, AfterValidator(_some_cases)]
 Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=12, max_length=400)]
 Link = Annotated[str, StringConstraints(pattern=r"^(https://\S+|[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+)$")]
 
@@ -43,10 +53,21 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def names(check: str, check_id: str) -> bool:
+    """Whether `check` names the check of this id: it is the id, or its wildcards fit the id's parameters."""
+    (wanted, _, cases), (name, _, case) = check.partition("["), check_id.partition("[")
+    return name == wanted and fnmatchcase(case, cases)
+
+
+def signed_names(check: str, check_id: str) -> bool:
+    """`names` for a waiver in a certificate: older ones name a check without its parameters, and mean all."""
+    return names(check, check_id) or check == check_id.partition("[")[0]
+
+
 class Advisory(_Part):
     """A check that is reported and does not decide."""
 
-    check: CheckName
+    check: Exempted
     reason: Sentence
 
 
@@ -54,7 +75,7 @@ class Waiver(_Part):
     """A named exception: this check may fail for these stacks, until a date.
 
     Attributes:
-        check: A check id, or the function-level name that covers its cases. No wildcards.
+        check: A check id. Of a check with parameters, wildcards may stand for a part of them, never for all.
         stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
         reason: Why the check may fail.
         issue: Where the fault is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
@@ -62,7 +83,7 @@ class Waiver(_Part):
         until: The last day on which it holds, UTC.
     """
 
-    check: CheckName
+    check: Exempted
     stacks: Annotated[tuple[str, ...], Field(min_length=1)]
     reason: Sentence
     issue: Link
@@ -70,8 +91,8 @@ class Waiver(_Part):
     until: dt.date
 
     def covers(self, check_id: str) -> bool:
-        """Whether a check id is this check or one of its cases."""
-        return check_id == self.check or check_id.partition("[")[0] == self.check
+        """Whether the waiver is about the check of this id."""
+        return names(self.check, check_id)
 
     def words(self) -> str:
         """The waiver in one sentence, for the reader."""
@@ -107,6 +128,15 @@ class Policy(_Part):
         """The waivers that hold for a stack today, without those whose date has passed."""
         return tuple(waiver for waiver in self.waivers if waiver.is_for(stack) and today <= waiver.until)
 
+    def problems(self, ids: Iterable[str]) -> Iterator[str]:
+        """The exceptions that name no check of the suites; `ids` are all that the suites have."""
+        known = sorted({*ids})
+        checks = {f"advisory[{index}]": item.check for index, item in enumerate(self.advisory)}
+        checks |= {f"waivers[{index}]": item.check for index, item in enumerate(self.waivers)}
+        for place, check in checks.items():
+            if not any(names(check, name) for name in known):
+                yield f"policy.{place}.check: {_unknown(check, known)}"
+
     def expired_for(self, stack: str, today: dt.date) -> tuple[Waiver, ...]:
         """The waivers of a stack whose date has passed; a verdict names them, because they no longer help."""
         return tuple(waiver for waiver in self.waivers if waiver.is_for(stack) and today > waiver.until)
@@ -119,5 +149,15 @@ def is_enough(tier: Tier, needed: Tier) -> bool:
 
 def is_advisory(check_id: str, advisory: Iterable[Advisory]) -> bool:
     """Whether a check does not decide."""
-    name = check_id.partition("[")[0]
-    return any(item.check in {check_id, name} for item in advisory)
+    return any(names(item.check, check_id) for item in advisory)
+
+
+def _unknown(check: str, known: Sequence[str]) -> str:
+    function = check.partition("[")[0]
+    cases = [name.partition("[")[2].rstrip("]") for name in known if name.partition("[")[0] == function]
+    if not cases:
+        return f"the suites have no check {check}"
+    if cases == [""]:
+        return f"{function} has no parameters: leave out [{check.partition('[')[2]}"
+    got = f"the suites have no {check}" if "[" in check else f"{check} has parameters"
+    return f"{got}: name those that are meant, {function}[CASE] with CASE one of {', '.join(cases)}"

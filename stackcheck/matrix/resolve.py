@@ -146,6 +146,7 @@ def stack_of(
         replacements=tuple(_replacements(cell, values, own)),
         matrix_digest=found.digest,
         wheels_from=pins.wheels_from if pins else None,
+        values=values,
     )
 
 

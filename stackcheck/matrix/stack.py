@@ -110,6 +110,7 @@ class Stack:
         matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
             was not read from a file.
         known_issues: Reported faults of its versions on its architectures.
+        values: The combination that it was resolved from, axis -> value, without architecture and driver.
         wheels_from: Where the locked wheels come from, if that is no index: one sentence for people.
     """
 
@@ -140,6 +141,7 @@ class Stack:
     matrix_digest: str | None = None
     known_issues: tuple[KnownIssue, ...] = ()
     wheels_from: str | None = None
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def wheel_tag(self) -> str | None:

@@ -6,12 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from stackcheck import flow
-from stackcheck.build import build
 from stackcheck.certificate import renew as renewing
 from stackcheck.certificate.pull import pulled_subject
 from stackcheck.certificate.revoke import revoke as revoke_image
 from stackcheck.certificate.verify import Verified
 from stackcheck.errors import ConfigurationError
+from stackcheck.imaging import build
 from stackcheck.matrix import matrix, resolve
 from stackcheck.oci.store import parse_reference
 from stackcheck.suite import interpreter, sbom

@@ -148,13 +148,23 @@ def missing(root: Path, model: str, devices: int, tier: str) -> tuple[str, ...]:
 
 def _driver(result: RunResult) -> dict[str, Any]:
     """The host's own driver, and the runtime that torch in the image was built with."""
-    told = (metric.conditions for check in result.checks for metric in check.metrics if metric.name == DRIVER)
-    shown = next(told, {})
+    shown = _shown(result)
     return {
         "vendor": result.host.vendor,
         "driver": result.host.driver,
         **{name: shown.get(name) for name in ("runtime", "serves")},
     }
+
+
+def told_runtime(result: RunResult) -> str | None:
+    """The ROCm or CUDA release that torch was built with, as the run told it."""
+    told = _shown(result).get("runtime")
+    return told if isinstance(told, str) else None
+
+
+def _shown(result: RunResult) -> Mapping[str, Any]:
+    told = (metric.conditions for check in result.checks for metric in check.metrics if metric.name == DRIVER)
+    return next(told, {})
 
 
 def ask_suites(root: Path, question: Mapping[str, Any]) -> str:

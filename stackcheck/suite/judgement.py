@@ -13,13 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck import vendors
-from stackcheck.build.image import load_image
 from stackcheck.errors import ConfigurationError
+from stackcheck.imaging.image import load_image
 from stackcheck.matrix import matrix
 from stackcheck.matrix.policy import is_enough
-from stackcheck.suite import bounds, expected, inputs, results, skips, verdict
-from stackcheck.suite.requirements import Requirements
+from stackcheck.suite import bounds, expected, inputs, results, verdict
+from stackcheck.suite.requirements import Requirements, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,19 +100,14 @@ def _require_stack(result: RunResult, stack: Stack | None, path: Path) -> None:
 
 
 def _requirements(result: RunResult, root: Path, stack: Stack | None, policy: Policy) -> Requirements:
-    models = [device.model for device in result.host.devices]
-    table = {str(row["model"]): row for row in vendors.device_table()}
     vendor, today = result.host.vendor, dt.datetime.now(dt.UTC).date()
+    count = max(1, len(result.host.devices))
     return Requirements(
-        checks=expected.check_ids(root, vendor=vendor, tier=result.tier, count=max(1, len(models))),
+        checks=expected.check_ids(root, vendor=vendor, tier=result.tier, count=count),
         image_config_digest=_image(result, root, stack),
         machines=stack.tested_on if stack else None,
         vendor=stack.vendor if stack else None,
-        facts=skips.Facts(
-            rows=[table[model] for model in models if model in table],
-            packages=skips.declared(stack) if stack else None,
-            archs=stack.archs if stack else (),
-        ),
+        facts=facts_of(result.host, stack, bounds.told_runtime(result)),
         advisory=policy.advisory,
         waivers=policy.waivers_for(stack.id, today) if stack else (),
         expired=policy.expired_for(stack.id, today) if stack else (),

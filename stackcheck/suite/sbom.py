@@ -22,8 +22,8 @@ from stackcheck.suite import interpreter, steering
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from stackcheck.build.image import Image
     from stackcheck.engine.client import Engine
+    from stackcheck.imaging.image import Image
     from stackcheck.suite.interpreter import Interpreter
 
 TIMEOUT_S = 300

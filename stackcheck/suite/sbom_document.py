@@ -25,7 +25,7 @@ from stackcheck.suite import components
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stackcheck.build.image import Image
+    from stackcheck.imaging.image import Image
 
 
 def describe(image: Image, records: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
-from stackcheck.build import provenance
-from stackcheck.build.image import load_image
 from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.imaging import provenance
+from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import STACK_LABEL
 from stackcheck.oci.tags import label
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from stackcheck.build.image import Image
-    from stackcheck.build.provenance import Provenance
+    from stackcheck.imaging.image import Image
+    from stackcheck.imaging.provenance import Provenance
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
@@ -57,7 +57,7 @@ class Subject:
     accepted_python: tuple[str, ...] = ()
 
     @property
-    def known_issues(self) -> tuple[dict[str, str | None], ...]:
+    def known_issues(self) -> tuple[dict[str, Any], ...]:
         """The stack's known issues, as a certificate says them; none for an image without a stack."""
         return tuple(issue.as_json() for issue in (self.stack.known_issues if self.stack else ()))
 

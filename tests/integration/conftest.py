@@ -32,7 +32,7 @@ from stackcheck.matrix import resolve
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stackcheck.build import build
+    from stackcheck.imaging import build
     from stackcheck.matrix.stack import Stack
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackcheck-tests"

@@ -14,11 +14,11 @@ import pytest
 
 from second_daemon import second_daemon
 from small_stacks import ROOT, build_one, silent, small_stack
-from stackcheck.build import bootstrap, build, plans
-from stackcheck.build.wheels import host_settings
 from stackcheck.engine import apt
 from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, EngineError
+from stackcheck.imaging import bootstrap, build, plans
+from stackcheck.imaging.wheels import host_settings
 from stackcheck.oci import archive
 
 if TYPE_CHECKING:

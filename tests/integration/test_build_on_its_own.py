@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from small_stacks import ROOT
-from stackcheck.build.image import load_image
-from stackcheck.build.provenance import of_build
 from stackcheck.engine import apt
+from stackcheck.imaging.image import load_image
+from stackcheck.imaging.provenance import of_build
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:

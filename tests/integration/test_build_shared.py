@@ -10,7 +10,7 @@ import pytest
 
 from small_recipe import render_from
 from small_stacks import ASSETS
-from stackcheck.build import build
+from stackcheck.imaging import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ from stackcheck.oci.layout import OciLayout
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stackcheck.build.build import Image
     from stackcheck.engine.client import Engine
+    from stackcheck.imaging.build import Image
 
 KEY = new_key()
 HOST = ("--device-model", "CPU", "--driver", "none")

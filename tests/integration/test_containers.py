@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from stackcheck.build import build
+    from stackcheck.imaging import build
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from stackcheck.build.build import Image
     from stackcheck.engine.client import Engine
+    from stackcheck.imaging.build import Image
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

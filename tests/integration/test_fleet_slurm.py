@@ -17,10 +17,10 @@ import scripted
 import small_slurm
 from scripted import Command
 from small_stacks import ROOT
-from stackcheck.build.image import local_name
 from stackcheck.engine import leftovers
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
+from stackcheck.imaging.image import local_name
 from stackcheck.oci.tags import label
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import pytest
 
 import small_stacks
 from small_subjects import subject_of
-from stackcheck.build import build
 from stackcheck.engine import buildx
 from stackcheck.errors import ChecksFailedError, EngineError
+from stackcheck.imaging import build
 from stackcheck.oci.tags import label
 from stackcheck.suite import interpreter, needed, sbom
 from stackcheck.suite import run as suite

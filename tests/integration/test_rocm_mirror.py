@@ -23,9 +23,9 @@ import rocm_archives
 import rocm_bases
 import rocm_mirror
 from bridge import bridge_address
-from stackcheck.build.image import load_image
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
+from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.oci import archive
 

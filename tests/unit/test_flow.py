@@ -9,8 +9,8 @@ import pytest
 
 from small_checkout import AMD_STACK, CHECKS, CPU_STACK, FOREIGN, answer
 from stackcheck import flow
-from stackcheck.build import build
 from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts, status
+from stackcheck.imaging import build
 from stackcheck.matrix import matrix
 from stackcheck.suite import subject as subjects
 

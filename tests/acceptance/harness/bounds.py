@@ -1,7 +1,8 @@
 """The rules of thresholds as a program, because stackcheck never imports the suites. In and out: JSON.
 
 stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "devices": N, "nvls": "off",
-"tier": "standard", "torch": "2.11.0" or null, "driver": {"vendor", "driver", "runtime", "serves"} or null}
+"tier": "standard", "torch": "2.11.0" or null, "driver": {"vendor", "driver", "runtime", "serves"} or null,
+"drivers": [as driver, ...] or absent}
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
@@ -10,6 +11,7 @@ stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "missing": [the figures that a run of this tier judges on N devices, and that have no committed bound],
 "unmeasured": [the committed bounds for N devices that no figure measures],
 "driver": {"state", "says"} of the driver by drivers.json, or null,
+"drivers": [the same of each of the drivers],
 "lowest_share": the smallest share of its ceiling that a bound may be,
 "problems": [what the lint finds wrong with the entries]}.
 """
@@ -53,6 +55,8 @@ def main() -> None:
         "lowest_share": thresholds.LOWEST_SHARE,
         "problems": list(thresholds.lint(asked["entries"])),
     }
+    if "drivers" in asked:
+        answer["drivers"] = [support(one) for one in asked["drivers"]]
     json.dump(answer, sys.stdout, allow_nan=False)
 
 

@@ -26,14 +26,14 @@ import speed_results
 from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, FakeEngine, answer, call
 from small_images import new_key
 from stackcheck import cli
-from stackcheck.build import host_base
-from stackcheck.build.dpkg import Database
-from stackcheck.build.wheels import installed
 from stackcheck.certificate import keys
 from stackcheck.cli import build
 from stackcheck.engine import doctor
 from stackcheck.engine.doctor import HostFinding
 from stackcheck.fleet.slurm import Slurm
+from stackcheck.imaging import host_base
+from stackcheck.imaging.dpkg import Database
+from stackcheck.imaging.wheels import installed
 from stackcheck.oci.layout import OciLayout
 from stackcheck.proof import prove
 

@@ -11,9 +11,9 @@ import pytest
 
 import speed_results
 from small_checkout import CPU_STACK, FakeEngine, call
-from stackcheck.build.wheels.wheel_cache import WheelCache
 from stackcheck.errors import FileError
 from stackcheck.files.atomic import TEMPORARY
+from stackcheck.imaging.wheels.wheel_cache import WheelCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ def test_a_wheel_cache_on_a_full_disk_is_exit_10_and_holds_nothing(
         Path(target).write_bytes(b"wh")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
 
-    monkeypatch.setattr("stackcheck.build.wheels.wheel_cache.shutil.copy", full)
+    monkeypatch.setattr("stackcheck.imaging.wheels.wheel_cache.shutil.copy", full)
     with pytest.raises(FileError, match="wheel cache") as caught:
         cache.keep("k" * 64, output)
     assert (caught.value.exit_code, caught.value.where) == (10, str(tmp_path / "cache"))

@@ -11,7 +11,7 @@ import pytest
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
-from stackcheck.matrix import compat, explain, known_issues, matrix, resolve
+from stackcheck.matrix import compat, explain, known_issues, matrix, policy, resolve
 from stackcheck.matrix.query import parse_question
 
 ROOT = Path(__file__).parents[3]
@@ -41,9 +41,9 @@ def _hit(stack: str) -> set[str]:
 
 def test_there_are_many_and_each_names_a_check_that_exists():
     assert len(ISSUES) >= 30
-    functions = {check.partition("[")[0] for listed in CHECKS.values() for check in listed}
-    named = {issue.check.partition("[")[0] for issue in ISSUES if issue.check}
-    assert named <= functions, named - functions
+    ids = {check for listed in CHECKS.values() for check in listed}
+    named = {check for issue in ISSUES for check in issue.checks}
+    assert {one for one in named if not any(policy.names(one, check) for check in ids)} == set()
     assert len(named) >= 10
 
 

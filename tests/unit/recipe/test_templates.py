@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck.build import stages
 from stackcheck.errors import ConfigurationError
+from stackcheck.imaging import stages
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import FlashAttention, Package, Stack
 from stackcheck.recipe import extensions, render

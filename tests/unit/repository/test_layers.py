@@ -18,7 +18,7 @@ ROOMS = (
     "proof",
     "certificate",
     "suite",
-    "build",
+    "imaging",
     "recipe",
     "matrix",
     "engine",
@@ -78,7 +78,7 @@ def test_imports_go_down_the_list_of_rooms() -> None:
         "from stackcheck.cli import output",
         "from stackcheck import flow",
         "import stackcheck.suite.run",
-        "def f():\n    from stackcheck.build import build",
+        "def f():\n    from stackcheck.imaging import build",
     ],
 )
 def test_an_import_that_goes_up_is_found(tmp_path: Path, line: str) -> None:

@@ -18,9 +18,9 @@ import result_files
 from small_checkout import CHECKS, FakeEngine
 from small_images import make_image
 from stackcheck import flow
-from stackcheck.build.image import describe
 from stackcheck.certificate import keys, verify
 from stackcheck.history.history import open_history
+from stackcheck.imaging.image import describe
 from stackcheck.matrix import matrix, resolve
 from stackcheck.nightly import deliver, night
 from stackcheck.nightly.planning import NightSettings

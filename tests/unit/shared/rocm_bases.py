@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocm_archives import SUITES
 from small_images import CONFIG_TYPE, quiet, tar_of
-from stackcheck.build import bootstrap
+from stackcheck.imaging import bootstrap
 from stackcheck.matrix import resolve
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.stores import open_store

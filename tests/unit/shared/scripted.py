@@ -17,7 +17,7 @@ import result_files
 import shell_image
 from fake_files import STATUS, dpkg
 from small_checkout import CHECKS, write_checks
-from stackcheck.build.image import local_name
+from stackcheck.imaging.image import local_name
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import result_files
-from stackcheck.build.provenance import Provenance
 from stackcheck.certificate import predicates
+from stackcheck.imaging.provenance import Provenance
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import results, verdict

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from small_recipe import render_from
-from stackcheck.build import bootstrap, build
+from stackcheck.imaging import bootstrap, build
 
 if TYPE_CHECKING:
     from stackcheck.engine.client import Engine

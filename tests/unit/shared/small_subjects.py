@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import result_files
-from stackcheck.build.image import Image
-from stackcheck.build.provenance import Provenance
+from stackcheck.imaging.image import Image
+from stackcheck.imaging.provenance import Provenance
 from stackcheck.matrix.policy import Policy
 from stackcheck.suite.subject import Subject
 

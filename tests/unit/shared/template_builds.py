@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from stackcheck.build import bootstrap
-from stackcheck.build.wheels import host_settings, wheelhouse
 from stackcheck.engine import buildx, host_setup
+from stackcheck.imaging import bootstrap
+from stackcheck.imaging.wheels import host_settings, wheelhouse
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Package, Stack
 from stackcheck.recipe import lock, render, requirements

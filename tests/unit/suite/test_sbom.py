@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from fake_files import PYTHON, STATUS, HasFiles, dpkg
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
-from stackcheck.build.image import Image
 from stackcheck.certificate import attached_sbom, attachments, publish
 from stackcheck.certificate.statement import SBOM, VSA
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
+from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import components, interpreter, inventory, sbom, sbom_document

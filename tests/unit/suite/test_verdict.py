@@ -56,7 +56,7 @@ def test_a_missing_or_renamed_check_is_failed() -> None:
 
 @pytest.mark.parametrize("outcome", ["failed", "error", "skipped"])
 def test_an_advisory_check_does_not_decide_but_has_to_be_there(outcome: str) -> None:
-    advisory = (Advisory(check="test_c.py::test_three", reason="a virtual machine hides it"),)
+    advisory = (Advisory(check="test_c.py::test_three[1]", reason="a virtual machine hides it"),)
     held = {"advisory": advisory}
     assert judged(*HEALTHY, check("test_c.py::test_three[1]", outcome), held_to=held).status == "PASSED"
     missing = judged(*HEALTHY, required=(*REQUIRED, "test_c.py::test_three[1]"), held_to=held)

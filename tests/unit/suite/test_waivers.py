@@ -46,7 +46,7 @@ def test_a_waiver_cannot_stand_in_for_a_check_that_never_ran() -> None:
 
 def test_a_waiver_cannot_make_an_unfit_machine_fit() -> None:
     bad = check("test_a.py::test_one[3]", "invalid")
-    assert judged(*HEALTHY, bad, held_to=waived("test_a.py::test_one")).status == "UNFIT"
+    assert judged(*HEALTHY, bad, held_to=waived("test_a.py::test_one[3]")).status == "UNFIT"
 
 
 def test_waivers_for_everything_prove_nothing() -> None:
@@ -57,17 +57,28 @@ def test_waivers_for_everything_prove_nothing() -> None:
 
 
 def test_a_failure_whose_waiver_ended_names_its_last_day() -> None:
-    expired = {"expired": (waiver("test_a.py::test_one", until="2026-01-31"),)}
+    expired = {"expired": (waiver("test_a.py::test_one[3]", until="2026-01-31"),)}
     verdict = judged(*HEALTHY, check("test_a.py::test_one[3]", "failed"), held_to=expired)
     assert "test_a.py::test_one[3]: its waiver ended on 2026-01-31" in verdict.reasons
 
 
 @pytest.mark.parametrize(
-    "name", ["*", "test_a.py::*", "test_?", "", " ", "test_a.py", "test_a.py::test_x[*]"]
+    "name",
+    ["*", "test_a.py::*", "test_?", "", " ", "test_a.py", "test_a.py::test_x[*]", "test_a.py::test_x[?-*]"],
 )
 def test_a_waiver_for_a_pattern_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="is not a check"):
         waiver(name)
+
+
+def test_a_waiver_for_one_way_leaves_every_other_way_to_decide() -> None:
+    ways = [f"test_a.py::test_one[{way}-{kind}]" for way in ("cudnn", "flash", "flex") for kind in ("a", "b")]
+    results = [check(name, "failed") for name in ways]
+    found = judged(
+        *HEALTHY, *results, required=(*REQUIRED, *ways), held_to=waived("test_a.py::test_one[cudnn-*]")
+    )
+    assert found.warned == tuple(name for name in ways if "cudnn" in name)
+    assert {reason.partition(" ")[0] for reason in found.reasons} == {*ways} - {*found.warned}
 
 
 outcomes = st.sampled_from(["passed", "failed", "skipped", "error", "invalid"])

@@ -1,0 +1,85 @@
+"""What `doctor`, `list` and `images` say of a stack on a machine before anything is built.
+
+In: what the user named, or this host. Out: outlooks, and lines on stdout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.suite import outlook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.outlook import Machine, Outlook
+
+MachineName = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="MODEL[:COUNT]",
+        help="Ask about this machine, such as H100:8.",
+        show_default="this host",
+    ),
+]
+DriverName = Annotated[
+    str | None,
+    typer.Option("--driver", metavar="VERSION", help="The driver of --machine.", show_default="any"),
+]
+
+
+def machine(name: str | None, driver: str | None) -> Machine:
+    """The machine that the options name, or this host.
+
+    Raises:
+        ConfigurationError: No such machine, or a driver without one.
+    """
+    if name:
+        return outlook.named(name, driver)
+    if driver:
+        raise ConfigurationError(
+            "--driver belongs to --machine", got=driver, next_step=f"--machine H100:8 --driver {driver}"
+        )
+    return outlook.here()
+
+
+def counted(outlooks: Sequence[Outlook], on: Machine) -> str:
+    """How many stacks can be certified, in one sentence."""
+    able = sum(not one.reasons for one in outlooks)
+    stacks = "1 stack" if len(outlooks) == 1 else f"{len(outlooks)} stacks"
+    return f"{able} of {stacks} can be certified on {on.words()}"
+
+
+def show_refused(outlooks: Iterable[Outlook]) -> None:
+    """Print the stacks that cannot be certified, with every reason."""
+    for one in outlooks:
+        if one.reasons:
+            print(f"{one.stack_id}: not built, because it cannot be certified there:")
+            for reason in one.reasons:
+                print(f"  - {reason.says}")
+
+
+def require_some(outlooks: Sequence[Outlook], on: Machine) -> None:
+    """Refuse a selection of which no stack can be certified.
+
+    Raises:
+        NothingSelectedError: With each stack and its reasons in short.
+    """
+    if all(one.reasons for one in outlooks):
+        raise NothingSelectedError(
+            f"no stack of the matrix can be certified on {on.words()}",
+            got="\n    ".join(f"{one.stack_id}: {one.words}" for one in outlooks),
+            expected="one that is locked, for this machine, and without a known fault that no waiver covers",
+            next_step="stackcheck images --dry-run, which has every reason; or build all the same: --anyway",
+        )
+
+
+def of(stacks: Sequence[Stack], on: Machine, root: Path) -> dict[str, Outlook]:
+    """Stack id -> its outlook."""
+    return {one.stack_id: one for one in outlook.of_all(stacks, on, root.resolve())}

@@ -1,0 +1,67 @@
+"""What a build gets of this site: mirrors of bases, indexes and archives, and the host's apt sources.
+
+In: a plan, a stage, the mirrors. Out: parts of a bake target. Nothing of it is in an image: bases are taken
+by digest from wherever they are, an address is an argument of a stage that is not shipped, or a secret.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stackcheck.imaging.wheels import host_settings
+from stackcheck.matrix.stack import TORCH_INDEX
+from stackcheck.recipe import rocm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stackcheck.imaging.plans import BuildPlan
+    from stackcheck.imaging.stages import Stage
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.recipe.mirrors import Mirrors
+
+
+def images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
+    """Base image as the Dockerfile names it -> where this site has it; the digest stays the same.
+
+    For every stage: BuildKit also asks for the base of a stage that another one replaces.
+    """
+    bases = [
+        base for base in (plan.stack.base, plan.stack.builder) if base and base.reference and base.digest
+    ]
+    return {
+        f"{base.reference}@{base.digest}": f"docker-image://{own}@{base.digest}"
+        for base in bases
+        if (own := mirrors.image(str(base.reference))) != base.reference
+    }
+
+
+def arguments(stack: Stack, stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:
+    """The addresses that a stage asks for by ARG, where this site has other ones."""
+    public = {"ROCM_ARCHIVE": rocm.archive(stack)} if rocm.takes_smi(stack) else {}
+    public |= {"TORCH_INDEX": f"{TORCH_INDEX}/{stack.wheel_tag}"} if stack.wheel_tag else {}
+    return {
+        name: mirrors.url(address)
+        for name, address in public.items()
+        if mirrors.url(address) != address
+        and any(line.startswith(f"ARG {name}=") for line in stage.instructions)
+    }
+
+
+def apt_sources(stack: Stack, mirrors: Mirrors) -> str:
+    """Sources of the base's distribution: the mirrors', else the host's own if it has the same one."""
+    if stack.os in mirrors.apt:
+        return "".join(f"{line}\n" for line in mirrors.apt[stack.os])
+    return host_settings.apt_sources(stack.os)
+
+
+def rocm_secrets(stack: Stack, mirrors: Mirrors) -> Mapping[str, bytes]:
+    """AMD's archive and its key, for a base that installs ROCm's packages.
+
+    Raises:
+        ConfigurationError: The key is not on this host.
+    """
+    public = rocm.archive(stack)
+    source = rocm.source(stack, mirrors.url(public), mirrors.key(public, rocm.KEY))
+    line = f"deb [arch=amd64 signed-by={rocm.KEY}] {source.uris[0]} {source.suites[0]} main\n"
+    return {"rocm_sources": line.encode(), "rocm_key": mirrors.key(public, rocm.KEY).read_bytes()}

@@ -1,0 +1,221 @@
+"""`stackcheck wheelhouse --from-environment`: a folder of wheels from what is installed.
+
+In: an interpreter, a folder, and the requirements that the wheels are for (none: everything). Out: the
+wheels of what the requirements need and the folder lacks, several at a time, and `wheelhouse.json`. A wheel
+that the folder already has, such as one that was carried to the host, stays and is preferred.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import platform
+import shutil
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from email.parser import HeaderParser
+from typing import TYPE_CHECKING
+
+from packaging.markers import default_environment
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from stackcheck.errors import BuildError, FileError
+from stackcheck.files.atomic import NEXT_STEP, TEMPORARY, file_error
+from stackcheck.imaging.wheels import installed, origins, remake
+from stackcheck.imaging.wheels.wheelhouse import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.imaging.wheels.installed import Distribution, Environment
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a run did.
+
+    Attributes:
+        written: Files made from the environment.
+        given: Files that were there before.
+        absent: Requirements that neither the environment nor the folder has.
+        size_bytes: Of what was written.
+    """
+
+    origins: origins.Origins
+    written: tuple[str, ...]
+    given: tuple[str, ...]
+    absent: tuple[str, ...]
+    size_bytes: int
+
+
+def fill(folder: Path, interpreter: Path, *, wanted: Sequence[str], report: Callable[[str], None]) -> Made:
+    """Fill a folder of wheels from an environment.
+
+    Args:
+        folder: It is made if it does not exist.
+        interpreter: Of the environment.
+        wanted: Requirements, with what they need in turn; empty: everything that is installed.
+        report: Gets a line for each step.
+
+    Raises:
+        BuildError: A distribution has no RECORD, is editable, or has a file that was changed.
+        ConfigurationError: The interpreter does not run.
+        FileError: There is not enough room, or the folder cannot be written.
+    """
+    found = installed.environment(interpreter)
+    given = _given(folder)
+    names, absent = _chosen(found, given, wanted)
+    distributions = installed.read(found, names)
+    _require_room(folder, sum(one.size_bytes for one in distributions))
+    report(f"writing {len(distributions)} wheels from {found.prefix} into {folder}")
+    hashes = _write(distributions, folder, found)
+    wheels = [
+        origins.Wheel(
+            file=one.file, name=one.name, version=one.version, sha256=hashes[one.file], origin="environment",
+            record=hashlib.sha256((one.info / "RECORD").read_bytes()).hexdigest(),
+        )
+        for one in distributions
+    ]  # fmt: skip
+    wheels += [
+        origins.Wheel(
+            file=path.name, name=name, version=path.name.split("-")[1], sha256=sha256(path), origin="given"
+        )
+        for name, path in given.items()
+    ]
+    source = origins.Source(python=found.python, platform=f"linux-{platform.machine()}")
+    listed = origins.Origins(environment=source, wheels=tuple(sorted(wheels, key=lambda wheel: wheel.file)))
+    origins.save(folder, listed)
+    return Made(
+        origins=listed,
+        written=tuple(one.file for one in distributions),
+        given=tuple(path.name for path in given.values()),
+        absent=absent,
+        size_bytes=sum(one.size_bytes for one in distributions),
+    )
+
+
+def _given(folder: Path) -> Mapping[str, Path]:
+    """The wheels that were in the folder before, by name; those of an earlier run are made again."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = origins.load(folder)
+        ours = {wheel.file for wheel in before.wheels if wheel.origin == "environment"} if before else set()
+        for path in sorted(folder.iterdir()):
+            if path.name in ours or path.name.startswith(TEMPORARY):
+                path.unlink()
+    except OSError as error:
+        raise file_error(error, folder) from error
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.whl")):
+        try:
+            name = parse_wheel_filename(path.name)[0]
+        except InvalidWheelFilename as error:
+            raise BuildError(
+                "a file of the folder is not named like a wheel", where=str(path), got=str(error),
+                expected="NAME-VERSION-PYTHON-ABI-PLATFORM.whl", next_step="rename or remove it",
+            ) from error  # fmt: skip
+        if name in found:
+            raise BuildError(
+                "the folder has two wheels of one package", where=str(folder),
+                got=f"{found[name].name} and {path.name}", expected="one", next_step="remove one of them",
+            )  # fmt: skip
+        found[name] = path
+    return found
+
+
+def _chosen(
+    found: Environment, given: Mapping[str, Path], wanted: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names to make wheels of, and the requirements that nothing here has."""
+    if not wanted:
+        return tuple(sorted(set(found.infos) - set(given))), ()
+    markers = {**default_environment(), "python_full_version": found.python}
+    markers["python_version"] = ".".join(found.python.split(".")[:2])
+    queue, seen, absent = [Requirement(text) for text in wanted], set[str](), dict[str, None]()
+    names: dict[str, None] = {}
+    while queue:
+        one = queue.pop()
+        name = canonicalize_name(one.name)
+        key = f"{name}[{','.join(sorted(one.extras))}]"
+        if key in seen:
+            continue
+        seen.add(key)
+        if name not in given and name not in found.infos:
+            absent[str(one)] = None
+            continue
+        if name not in given:
+            names[name] = None
+        text = _metadata_of_wheel(given[name]) if name in given else _metadata(found.infos[name])
+        queue += _needs(text, one.extras, {key: str(value) for key, value in markers.items()})
+    return tuple(sorted(names)), tuple(absent)
+
+
+def _needs(metadata: str, extras: Iterable[str], markers: Mapping[str, str]) -> list[Requirement]:
+    needs = []
+    for text in HeaderParser().parsestr(metadata).get_all("Requires-Dist") or ():
+        try:
+            one = Requirement(text)
+        except InvalidRequirement:  # invalid metadata of an old package: `pip check` in the image decides
+            continue
+        if one.marker is None or any(
+            one.marker.evaluate({**markers, "extra": extra}) for extra in (*extras, "")
+        ):
+            needs.append(one)
+    return needs
+
+
+def _metadata(info: Path) -> str:
+    path = info / "METADATA"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _metadata_of_wheel(path: Path) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+            return archive.read(names[0]).decode()
+    except (zipfile.BadZipFile, IndexError) as error:
+        raise BuildError(
+            "a file of the folder is not a wheel", where=str(path), got=str(error) or "no METADATA",
+            expected="a zip archive with metadata", next_step="copy the file again",
+        ) from error  # fmt: skip
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise FileError(
+            "there is not enough room for the wheels",
+            where=str(folder),
+            got=f"{free / 1e9:.1f} GB free",
+            expected=f"{needed / 1e9:.1f} GB: wheels are stored without compression",
+            next_step=NEXT_STEP,
+        )
+
+
+def _write(distributions: Sequence[Distribution], folder: Path, found: Environment) -> Mapping[str, str]:
+    """Write all wheels, the largest first; file name -> SHA-256. On a problem none is left behind."""
+    queue = sorted(distributions, key=lambda one: -one.size_bytes)
+    hashes: dict[str, str] = {}
+    problems: list[BuildError] = []
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = [pool.submit(remake.write, one, folder) for one in queue]
+            for job in jobs:
+                try:
+                    path, digest = job.result()
+                    hashes[path.name] = digest
+                except BuildError as error:
+                    problems.append(error)
+                except FileError:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise
+        installed.refuse(sorted(problems, key=lambda error: str(error.where)), found.prefix)
+    except (BuildError, FileError):
+        for one in queue:
+            (folder / one.file).unlink(missing_ok=True)
+        raise
+    return hashes

@@ -1,0 +1,191 @@
+"""A folder of wheels by hash, shared by stacks and, on shared storage, by machines.
+
+In: locked packages, finished outputs of stages that compile. Out: the same files again, checked by hash: what
+was downloaded or built once is not downloaded or built a second time. Files arrive by a rename, so that any
+number of writers and an interrupted one leave only whole entries.
+
+    <folder>/wheels/<sha256>/<file name>      what pip downloaded
+    <folder>/stages/<stage key>/…             what a stage handed over, with files.json that has its hashes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import FileError
+from stackcheck.imaging.wheels.wheelhouse import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from stackcheck.imaging.platforms import InstallTarget
+    from stackcheck.recipe.requirements import Locked
+
+VARIABLE = "STACKCHECK_WHEEL_CACHE"
+OFF = "off"
+TIMEOUT_S = 3600.0
+_REFUSED = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)==")
+
+
+def default_folder() -> Path | None:
+    """The folder that the environment names, else the user's cache folder; None if it is set to `off`."""
+    named = os.environ.get(VARIABLE)
+    if named == OFF:
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(named).expanduser() if named else Path(base) / "stackcheck" / "wheel-cache"
+
+
+class WheelCache:
+    """A folder that keeps wheels and the outputs of stages, by hash."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, wanted: Sequence[Locked], report: Callable[[str], None]) -> dict[str, Path]:
+        """Hash -> file of locked packages that are here and whole; a damaged one is removed."""
+        found = {}
+        for digest in sorted({digest for package in wanted for digest in package.hashes}):
+            for path in sorted((self.folder / "wheels" / digest).glob("*")):
+                if sha256(path) == digest:
+                    found[digest] = path
+                else:
+                    report(f"{path.name} in the wheel cache is damaged: removed")
+                    with self._changing():
+                        path.unlink(missing_ok=True)
+        return found
+
+    def fill(
+        self, wanted: Sequence[Locked], target: InstallTarget, options: Sequence[str]
+    ) -> dict[Locked, str]:
+        """Download locked packages into the cache.
+
+        Args:
+            wanted: Those that are not here.
+            target: Where they are to be installed.
+            options: More options for pip: an index that the host's own settings lack.
+
+        Returns:
+            What could not be downloaded, with pip's message.
+        """
+        left = [package for package in wanted if package.hashes]
+        refused: dict[Locked, str] = {}
+        with self._unfinished() as folder:
+            while left:
+                done = _pip_download(left, folder, target, options)
+                if done.returncode == 0:
+                    break
+                lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+                why = lines[-1].removeprefix("ERROR: ") if lines else "pip printed no error"
+                named = {name.lower().replace("_", "-") for name in _REFUSED.findall(done.stderr)}
+                gone = [package for package in left if package.name in named] or left
+                refused |= {one: why for one in gone if not _source_archive(one, folder, options)}
+                left = [package for package in left if package not in gone]
+            for path in sorted(folder.iterdir()):
+                self._keep(path, self.folder / "wheels" / sha256(path) / path.name)
+        return refused
+
+    def keep_file(self, path: Path) -> Path:
+        """Copy a file into the cache, under its hash; where it lies there."""
+        place = self.folder / "wheels" / sha256(path) / path.name
+        with self._unfinished() as folder:
+            shutil.copyfile(path, folder / path.name)
+            self._keep(folder / path.name, place)
+        return place
+
+    def has(self, key: str) -> bool:
+        """Whether the cache has the output of a stage with this key; it is not checked."""
+        return (self.folder / "stages" / key / "files.json").is_file()
+
+    def handed_over(self, key: str, report: Callable[[str], None]) -> Path | None:
+        """The output folder of a stage with this key, if the cache has it and it is whole."""
+        folder = self.folder / "stages" / key
+        listed = folder / "files.json"
+        if not listed.is_file():
+            return None
+        hashes = json.loads(listed.read_text(encoding="utf-8"))
+        if hashes == _hashes(folder / "files"):
+            return folder / "files"
+        report(f"the output of stage {key[:12]} in the wheel cache is damaged: removed")
+        with self._changing():
+            shutil.rmtree(folder)
+        return None
+
+    def keep(self, key: str, output: Path) -> None:
+        """Store the output of a stage."""
+        with self._unfinished() as folder:
+            fresh = folder / "stage"
+            # With the present time: every stage writes the same fixed time, and BuildKit believes that it
+            # already has a file if one of the same name, size and time was in another folder.
+            shutil.copytree(output, fresh / "files", copy_function=shutil.copy)
+            (fresh / "files.json").write_text(json.dumps(_hashes(fresh / "files"), indent=1) + "\n", "utf-8")
+            self._keep(fresh, self.folder / "stages" / key)
+
+    def _keep(self, path: Path, place: Path) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.rename(place)
+        except OSError:
+            if not place.exists():  # else another machine was faster, with the same hash or key
+                raise
+
+    @contextlib.contextmanager
+    def _unfinished(self) -> Iterator[Path]:
+        with self._changing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.folder) as name:
+                yield Path(name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FileError(
+                "cannot write the wheel cache",
+                where=str(self.folder),
+                got=error.strerror,
+                next_step=f"free disk space, fix the permissions, or use --wheel-cache DIR, or {OFF}",
+            ) from error
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else ()
+    return {str(path.relative_to(folder)): sha256(path) for path in sorted(files)}
+
+
+def _source_archive(package: Locked, folder: Path, options: Sequence[str]) -> bool:
+    """Whether a package's source archive was downloaded: pip in the image builds its wheel.
+
+    pip asks the archive for its requirements, so its set-up runs here, as it did when the stack was locked.
+    """
+    chosen = (f"--no-binary={package.name}", *options)
+    return _pip([package], folder, chosen).returncode == 0
+
+
+def _pip_download(
+    wanted: Sequence[Locked], folder: Path, target: InstallTarget, options: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    return _pip(wanted, folder, (*target.pip_options, *options))
+
+
+def _pip(wanted: Sequence[Locked], folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as name:
+        listed = Path(name) / "requirements.lock"
+        listed.write_text("".join(f"{package.requirement}\n" for package in wanted), encoding="utf-8")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        command += [*options, "--dest", str(folder), "--requirement", str(listed)]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            said = f"ERROR: pip did not end within {TIMEOUT_S:.0f} s"
+            return subprocess.CompletedProcess(command, returncode=1, stdout="", stderr=said)

@@ -1,0 +1,271 @@
+"""Where a build's wheels come from: the wheel cache, this host's own folders and indexes, or one folder.
+
+In: the options of a build, the stacks' locks. Out: a folder of wheels and a pip.conf for each stage that
+installs wheels. A missing wheel is named with the command that downloads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import BuildError
+from stackcheck.imaging import platforms
+from stackcheck.imaging.wheels import debs, host_settings, wheelhouse
+from stackcheck.recipe import extensions, lock, requirements, rocm
+from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.imaging.plans import BuildPlan
+    from stackcheck.imaging.stages import Stage
+    from stackcheck.imaging.wheels.wheel_cache import WheelCache
+    from stackcheck.recipe.extensions import Extension
+    from stackcheck.recipe.requirements import Locked
+
+_SOURCE = re.compile(r"--no-binary[ =]([A-Za-z0-9][A-Za-z0-9._-]*)")
+_PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Supply:
+    """Where wheels come from.
+
+    Attributes:
+        settings: Folders, indexes and certificates.
+        closed: Whether `settings` names one folder beside which nothing is asked.
+        cache: The wheel cache, if there is one.
+        cached: What it holds of these stacks' locks.
+        debs: The packages that stages unpack, where this host has or got them.
+        mirrors: What this site has in place of public hosts.
+        report: Gets a line for what a user would not expect.
+    """
+
+    settings: host_settings.HostSettings
+    closed: bool
+    cache: WheelCache | None
+    cached: Mapping[str, Path]
+    debs: Mapping[debs.Pinned, Path]
+    mirrors: Mirrors
+    report: Callable[[str], None]
+
+    def pip_conf(self) -> str:
+        """For a stage that is handed no folder of wheels."""
+        return "[global]\nno-index = true\n" if self.closed else self.settings.pip_conf(wheelhouse=False)
+
+    def lay_out(self, plan: BuildPlan, stage: Stage, wheels: Path) -> str:
+        """Fill a stage's folder of wheels; the pip.conf that goes with it."""
+        wanted = packages(plan, stage)
+        found = wheelhouse.look(wanted, self.settings, self.cached)
+        named = found.lay_out(wheels)
+        for one in debs.pinned(plan, stage):
+            if one in self.debs:
+                shutil.copyfile(self.debs[one], wheels / one.file)
+        lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
+        whole = bool(wanted) and not lacking and _all_by_hash(stage)
+        return self.settings.pip_conf(wheelhouse=bool(named), closed=self.closed or whole)
+
+    def handed_over(self, stages: Sequence[Stage]) -> Mapping[str, Path]:
+        """Stage key -> the files that it handed over in an earlier build."""
+        if not self.cache:
+            return {}
+        known = {s.key: self.cache.handed_over(s.key, self.report) for s in stages if s.hands_over}
+        return {key: folder for key, folder in known.items() if folder}
+
+
+def prepare(
+    plans: Sequence[BuildPlan],
+    *,
+    wheelhouse_only: Path | None,
+    cache: WheelCache | None,
+    report: Callable[[str], None],
+    mirrors: Mirrors = NO_MIRRORS,
+) -> Supply:
+    """Prepare what the builds of these plans install; download what is missing into the cache.
+
+    Raises:
+        BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
+        ConfigurationError: The folder does not exist, or the key of an archive is not on this host.
+        EngineError: An archive of packages does not answer.
+    """
+    settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
+    cached: dict[str, Path] = {}
+    unpacked: dict[debs.Pinned, Path] = {}
+    for plan in plans:
+        compiled = _compiled(plan)
+        wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
+        if wheelhouse_only:
+            check_folder(plan, wheelhouse_only)
+            unpacked |= debs.find(debs.pinned(plan), [wheelhouse_only], None)
+            continue
+        unpacked |= debs.gather(plan, settings.folders, cache, mirrors, report)
+        held = _from_cache(plan, wanted, (settings, mirrors), cache, report) if cache else {}
+        cached |= held
+        if plan.foreign:
+            _check_platform(plan, wanted, wheelhouse.look(wanted, settings, held))
+    return Supply(
+        settings=settings,
+        closed=wheelhouse_only is not None,
+        cache=cache,
+        cached=cached,
+        debs=unpacked,
+        mirrors=mirrors,
+        report=report,
+    )
+
+
+def all_packages(plan: BuildPlan) -> tuple[Locked, ...]:
+    """The packages that the stages of a plan install."""
+    return tuple({package: None for stage in plan.stages for package in packages(plan, stage)})
+
+
+def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
+    """The packages that a stage installs: those of its locks, and those that its instructions pin by hash."""
+    if not stage.takes_wheels:
+        return ()
+    texts = [plan.files[name].decode() for name in _locks(plan, stage)]
+    found = [package for text in texts for package in requirements.read_packages(text)]
+    found += [
+        package
+        for line in stage.instructions
+        for package in requirements.read_packages(line)
+        if package.hashes
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
+    """The locks that a stage copies; else those of the stage that it starts from; else the stack's own."""
+    if any(name.endswith(debs.SUFFIX) for name in stage.files):
+        return ()
+    by_name = {other.name: other for other in plan.stages}
+    step: Stage | None = stage
+    while step:
+        if found := tuple(name for name in step.files if name.endswith(".lock")):
+            return found
+        step = by_name.get(step.parent or "")
+    return ("requirements.lock",) if "requirements.lock" in plan.files else ()
+
+
+def _compiled(plan: BuildPlan) -> frozenset[str]:
+    """The packages of which a stage takes the source archive: no wheel of them is looked for."""
+    lines = [line for stage in plan.stages for line in stage.instructions]
+    return frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
+
+
+def _all_by_hash(stage: Stage) -> bool:
+    """Whether every pip of a stage only takes what is pinned by hash, or a file that it is handed.
+
+    A stage without one may call pip from a script, of which nothing is known: not by hash.
+    """
+    commands = [found for line in stage.instructions for found in _PIP.findall(line)]
+    return bool(commands) and all(
+        "--require-hashes" in command or "--no-index" in command for command in commands
+    )
+
+
+def _from_cache(
+    plan: BuildPlan,
+    wanted: Sequence[Locked],
+    places: tuple[host_settings.HostSettings, Mirrors],
+    cache: WheelCache,
+    report: Callable[[str], None],
+) -> Mapping[str, Path]:
+    """The cached files of locked packages; wheels that this host lacks are downloaded first."""
+    settings, mirrors = places
+    target = platforms.target(plan.stack, plan.platform)
+    held = cache.find(wanted, report)
+    lacking = wheelhouse.look(wanted, settings, held).missing(wanted, target)
+    if not lacking:
+        return held
+    report(f"{plan.stack.id}: downloading {len(lacking)} wheels into the wheel cache {cache.folder}")
+    refused = cache.fill(lacking, target, _index_options(plan, settings, mirrors))
+    if refused and not plan.foreign:
+        names = ", ".join(map(str, refused))
+        report(f"{plan.stack.id}: not cached; pip will fetch these during the build: {names}")
+    return cache.find(wanted, report)
+
+
+def _index_options(
+    plan: BuildPlan, settings: host_settings.HostSettings, mirrors: Mirrors
+) -> tuple[str, ...]:
+    """The index of those who built torch, if the host's pip names no index of its own, as in the Dockerfile.
+
+    A mirror of it is always used, because the site has named it.
+    """
+    named = (
+        settings.folders
+        or settings.indexes
+        or {"index-url", "extra-index-url", "find-links"} & {*settings.pip}
+    )
+    places = [(option, place, mirrors.url(place)) for option, place in lock.torch_places(plan.stack)]
+    return tuple(f"{option}={own}" for option, place, own in places if own != place or not named)
+
+
+def check_folder(plan: BuildPlan, folder: Path) -> None:
+    """Hold one folder of wheels to a stack's lock.
+
+    Raises:
+        BuildError: It lacks wheels for the target; the message has the command that fetches them.
+        ConfigurationError: The folder does not exist.
+    """
+    wanted = all_packages(plan)
+    target = platforms.target(plan.stack, plan.platform)
+    lacking = wheelhouse.look(wanted, host_settings.only(folder), {}).missing(wanted, target)
+    unpacked = debs.pinned(plan)
+    absent = [one.file for one in unpacked if one not in debs.find(unpacked, [folder], None)]
+    if lacking or absent:
+        raise BuildError(
+            f"the folder of wheels lacks {len(lacking) + len(absent)} of "
+            f"{len(wanted) + len(unpacked)} packages "
+            f"for {plan.platform}",
+            where=str(folder),
+            got="\n    ".join([*map(str, lacking), *absent]),
+            expected=f"every file that the locks of images/{plan.stack.id} name, by its hash",
+            next_step=f"on a machine with network: {download_command(plan, lacking, folder)}",
+        )
+
+
+def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -> str:
+    """The command that downloads all files of a stack's locks for its platform, on any machine."""
+    by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
+    index = "".join(f" {option}={place}" for option, place in lock.torch_places(plan.stack))
+    options = platforms.target(plan.stack, plan.platform).shell_options
+    place = shlex.quote(str(folder))
+    locks = dict.fromkeys(name for stage in plan.stages if stage.takes_wheels for name in _locks(plan, stage))
+    commands = []
+    for name in locks:
+        locked = requirements.read_packages(plan.files[name].decode())
+        if not {package.name for package in locked} <= {*by_hand}:
+            path = shlex.quote(f"images/{plan.stack.id}/{name}")
+            commands.append(f"pip download --no-deps {options}{index} --dest {place} -r {path}")
+    commands += [_fetch(by_hand[package.name], place) for package in lacking if package.name in by_hand]
+    commands += [
+        f"curl -fsSL -o {place}/{one.file} {rocm.archive(plan.stack)}/{one.path}" for one in debs.pinned(plan)
+    ]
+    return " && ".join(commands)
+
+
+def _fetch(extension: Extension, place: str) -> str:
+    """The command that downloads an extension: an official wheel of its releases, or its source archive."""
+    if extension.wheel:
+        address = f"{extensions.RELEASES.format(version=extension.version)}/{extension.wheel}"
+        return f"pip download --no-deps --dest {place} {shlex.quote(address)}"
+    return f"pip download --no-deps --no-binary {extension.name} --dest {place} {extension.pin}"
+
+
+def _check_platform(plan: BuildPlan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:
+    lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
+    if lacking:
+        raise BuildError(
+            f"{len(lacking)} of {len(wanted)} packages have no wheel for {plan.platform}",
+            where=plan.stack.id,
+            got="\n    ".join(map(str, lacking)),
+            expected="a wheel of each, in the indexes and with its hash in the lock",
+            next_step=f"on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
+        )

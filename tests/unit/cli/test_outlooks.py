@@ -1,0 +1,117 @@
+"""What `images --dry-run`, `list` and `doctor` say of machines that are not here, of this checkout's matrix.
+
+`STACKCHECK_WRITE_GOLDEN=1 pytest tests/unit/cli/test_outlooks.py` writes the files in outlooks/ anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from small_checkout import AMD_STACK, CPU_STACK, FakeEngine, call
+from stackcheck.cli import build
+from stackcheck.matrix import resolve
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = Path(__file__).parent / "outlooks"
+MACHINES = {
+    "mi300x-x8": ("--machine", "MI300X:8", "--driver", "30.30.3"),
+    "h100-x8": ("--machine", "H100:8", "--driver", "580.95.05"),
+    "h200-x2": ("--machine", "H200:2", "--driver", "580.95.05"),
+    "h200-x2-old-driver": ("--machine", "H200:2", "--driver", "550.54.15"),
+}
+CPU_TIME_S = 6.0  # about 1.5 s where nothing else runs; the processor of a test may be slower
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_images_says_the_truth_about_a_machine_before_a_build(name: str, capsys: Capsys):
+    done = call(capsys, "images", "--dry-run", *MACHINES[name], "--root", ROOT)
+    file = GOLDEN / f"{name}.txt"
+    text = f"{done.out}--- exit {done.code}\n"
+    if os.environ.get("STACKCHECK_WRITE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["mi300x-x8", "h100-x8"])
+def test_it_is_said_in_seconds(name: str):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [
+        sys.executable,
+        "-m",
+        "stackcheck",
+        "images",
+        "--dry-run",
+        *MACHINES[name],
+        "--root",
+        str(ROOT),
+    ]
+    subprocess.run(command, capture_output=True, check=False, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < CPU_TIME_S
+
+
+def test_a_laptop_builds_the_cpu_stack_alone(capsys: Capsys):
+    done = call(capsys, "images", "--dry-run", "--machine", "CPU", "--root", ROOT)
+    assert done.out.startswith("1 of 1 stack can be certified on CPU x1\n")
+    assert CPU_STACK in done.out
+
+
+def test_the_three_verbs_agree(capsys: Capsys):
+    machine = MACHINES["h200-x2"]
+    listed = json.loads(call(capsys, "list", *machine, "--json", "--root", ROOT).out)["stacks"]
+    outlooks = {one["id"]: one["outlook"] for one in listed if one["vendor"] == "nvidia"}
+    examined = json.loads(call(capsys, "doctor", *machine, "--json", "--root", ROOT).out)
+    assert {one["name"].removeprefix("certify "): one["ok"] for one in examined} == {
+        name: one["can_be_certified"] for name, one in outlooks.items()
+    }
+    planned = json.loads(call(capsys, "images", "--dry-run", *machine, "--json", "--root", ROOT).out)
+    assert {one["id"]: one["reasons"] for one in planned if one["state"] == "refuse"} == {
+        name: one["reasons"] for name, one in outlooks.items() if not one["can_be_certified"]
+    }
+
+
+def test_list_has_the_issues_only_where_they_are_asked_for(capsys: Capsys):
+    stack = next(one for one in resolve.load_stacks(ROOT) if one.id.startswith("cuda13.0-torch2.13.0-py3.11"))
+    plain = call(capsys, "list", stack.id, "--root", ROOT).out
+    asked = call(capsys, "list", stack.id, "--issues", "--root", ROOT).out
+    assert "K-cudnn-sdpa-nan-dq" not in plain
+    assert "K-cudnn-sdpa-nan-dq" in asked
+    assert "1 stacks" not in asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("images", "--machine", "H100:8"), "images builds on this one"),
+        (("images", "--dry-run", "--driver", "580.95.05"), "--driver belongs to --machine"),
+        (("list", "--machine", "H1000:8"), "H1000:8 is not a machine"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_the_next_command(
+    arguments: tuple[str, ...], words: str, capsys: Capsys
+):
+    done = call(capsys, *arguments, "--root", ROOT)
+    assert done.code == 2
+    assert words in done.err
+    assert "next: " in done.err
+
+
+@pytest.mark.usefixtures("own_home", "no_disk_flushes")
+def test_what_cannot_be_certified_is_built_only_anyway(
+    small_checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+):
+    engine = FakeEngine()
+    asked: list[None] = []
+    monkeypatch.setattr(build, "connected", lambda *_a, **_k: asked.append(None) or engine)
+    done = call(capsys, "images", AMD_STACK, "--root", small_checkout)
+    assert (done.code, engine.builds, asked) == (9, [], [])  # no engine is installed for nothing
+    call(capsys, "images", AMD_STACK, "--anyway", "--root", small_checkout)
+    assert engine.builds

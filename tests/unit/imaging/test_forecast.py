@@ -1,0 +1,205 @@
+"""`build --dry-run` and the report of a build, through the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from small_checkout import CPU_STACK, FakeEngine, call
+from stackcheck.engine.buildx import BakeResult
+from stackcheck.imaging import bootstrap, build
+from stackcheck.imaging.wheels import wheel_cache
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+
+Capsys = pytest.CaptureFixture[str]
+UNLOCKED = "rocm7.14.1-*"
+
+
+@pytest.fixture
+def made_base(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run finds the base that the build made."""
+    base = bootstrap.bootstrap("bookworm", (), small_checkout)  # the stand-in of that checkout
+    monkeypatch.setattr(bootstrap, "load", lambda *_a, **_k: base)
+
+
+def test_without_a_base_no_key_is_known_and_none_is_made_up(fake_engine: FakeEngine, capsys: Capsys) -> None:
+    done = call(capsys, "build", CPU_STACK, "--dry-run")
+    assert done.code == 0
+    assert done.out == f"{CPU_STACK}: build (its base is not made yet, so no key is known)\n"
+    assert fake_engine.builds == []
+
+
+@pytest.mark.usefixtures("made_base")
+def test_a_plan_names_stages_keys_and_where_each_would_come_from(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    done = call(capsys, "build", CPU_STACK, "--dry-run")
+    rows = [line.split() for line in done.out.splitlines()[1:]]
+    assert [(row[0], row[2]) for row in rows] == [("base", "built"), ("wheels", "built"), ("final", "built")]
+    assert call(capsys, "build", CPU_STACK).code == 0
+    recorded = build.load_image(next(iter(engine_folder(fake_engine).glob("image.json")))).stages
+    assert [use.key[:12] for use in recorded] == [row[1] for row in rows]
+    kept = call(capsys, "build", CPU_STACK, "--dry-run")
+    assert kept.out.startswith(f"{CPU_STACK}: keep (nothing changed, as long as the engine is fake 1")
+    again = call(capsys, "build", CPU_STACK, "--dry-run", "--no-cache")
+    assert again.out == done.out
+    assert len(fake_engine.builds) == 1
+
+
+def engine_folder(fake_engine: FakeEngine) -> Path:
+    from pathlib import Path
+
+    context = next(iter(fake_engine.builds[0]["target"].values()))["context"]
+    return Path(context).parent
+
+
+@pytest.mark.usefixtures("made_base")
+def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
+    capsys: Capsys,
+) -> None:
+    call(capsys, "build", CPU_STACK)
+    path = small_checkout / "images" / "parts" / "final.j2"
+    path.write_text(path.read_text().replace('CMD ["python"]', 'CMD ["python3"]'))
+    assert call(capsys, "render", CPU_STACK).code == 0
+    done = call(capsys, "build", CPU_STACK, "--dry-run", "--json")
+    (row,) = json.loads(done.out)
+    assert [stage["from"] for stage in row["stages"]] == [
+        *[f"reused as in {CPU_STACK}, if the engine still has it"] * 2,
+        "built",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["build", "images"])
+def test_a_dry_run_says_what_would_be_refused_and_ends_like_it(
+    fake_engine: FakeEngine,  # noqa: ARG001
+    capsys: Capsys,
+    verb: str,
+) -> None:
+    done = call(capsys, verb, UNLOCKED, CPU_STACK, "--dry-run")
+    assert done.code == 5
+    assert ": refuse (a stack is not locked" in done.out
+    assert f"{CPU_STACK}: build" in done.out
+    assert "stackcheck lock" in done.out
+
+
+@pytest.mark.usefixtures("made_base")
+def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
+    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for options in (["--dry-run"], []):
+        done = call(capsys, "build", CPU_STACK, "--wheelhouse", tmp_path / "empty", *options)
+        assert done.code == 5
+        said = done.out + done.err
+        assert "torch==2.13.0+cpu" in said
+        assert "on a machine with network: pip download" in said
+    assert fake_engine.builds == []
+
+
+@pytest.mark.usefixtures("made_base")
+@pytest.mark.parametrize("verb", ["build", "images"])
+def test_a_folder_of_wheels_that_is_not_there_is_exit_2_also_when_nothing_changed(
+    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys, verb: str
+) -> None:
+    assert call(capsys, "build", CPU_STACK).code == 0
+    for options in (["--dry-run"], []):
+        done = call(capsys, verb, CPU_STACK, "--wheelhouse", tmp_path / "nowhere", *options)
+        said = done.out + done.err
+        assert done.code == 2
+        assert "there is no such folder of wheels" in said
+        assert f"where: {tmp_path / 'nowhere'}" in said
+    assert (len(fake_engine.builds), fake_engine.runs) == (1, [])
+
+
+def test_images_takes_the_same_options_to_the_build(
+    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
+) -> None:
+    (tmp_path / "empty").mkdir()
+    done = call(capsys, "images", CPU_STACK, "--wheelhouse", tmp_path / "empty", "--json")
+    assert done.code == 5
+    (row,) = json.loads(done.out)
+    assert (row["state"], fake_engine.builds) == ("not built", [])
+    assert call(capsys, "images", CPU_STACK, "--no-cache").code == 0
+    assert all(target["no-cache"] for target in fake_engine.builds[0]["target"].values())
+
+
+def test_another_platform_than_the_hosts_is_never_the_hosts(
+    fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stackcheck.imaging.platforms.native", lambda: "linux/amd64")
+    done = call(capsys, "build", CPU_STACK, "--platform", "linux/arm64")
+    assert done.code == 5
+    assert "linux/arm64" in done.err
+    assert fake_engine.builds == []
+    assert call(capsys, "build", CPU_STACK, "--platform", "linux/s390x").code == 2
+
+
+def test_one_line_and_the_json_say_what_was_built_and_what_was_saved(
+    fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FakeEngine.bake
+
+    def bake(self: FakeEngine, definition: object, targets: object, **options: object) -> BakeResult:
+        done = whole(self, definition, targets, **options)
+        by_stage = {target.split("-")[1]: target for target in done_targets(definition)}
+        ran = {(by_stage["base"], "base"): (0, 2), (by_stage["base"], "wheels"): (3, 1)}
+        return BakeResult(steps=done.steps, cached=done.cached, seconds=1, stages=ran)
+
+    monkeypatch.setattr(FakeEngine, "bake", bake)
+    done = call(capsys, "build", CPU_STACK, "--json")
+    (row,) = json.loads(done.out)
+    assert [(stage["name"], stage["how"]) for stage in row["stages"]] == [
+        ("base", "cached"),
+        ("wheels", "built"),
+        ("final", "cached"),
+    ]
+    assert "stages: 1 built, 2 reused (2 in the engine's cache); 0.0 MB saved" in done.err
+    assert row["shared_bytes"] == 0
+    assert len(fake_engine.builds) == 1
+
+
+def done_targets(definition: object) -> list[str]:
+    assert isinstance(definition, dict)
+    return [name for name in definition["target"] if name.startswith("stage-")]
+
+
+def test_bytes_that_layers_share_are_counted_once(
+    fake_engine: FakeEngine,  # noqa: ARG001
+    small_checkout: Path,
+    capsys: Capsys,
+) -> None:
+    call(capsys, "build", CPU_STACK)
+    image = build.load_image(small_checkout / "build" / CPU_STACK / "image.json")
+    assert build.shared_bytes(image, ()) == 0
+    assert build.shared_bytes(image, (image, image)) == image.size_bytes > 0
+
+
+def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from stackcheck.cli.build import build_options
+
+    monkeypatch.delenv(wheel_cache.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build_options(None, None, None, no_cache=False).wheel_cache == wheel_cache.default_folder()
+    assert build_options(None, "off", None, no_cache=False).wheel_cache is None
+    named = build_options(None, str(tmp_path / "x"), None, no_cache=False).wheel_cache
+    assert named == tmp_path / "x"
+
+
+@pytest.mark.parametrize("verb", ["build", "images"])
+def test_the_help_says_what_each_option_is_when_left_out(capsys: Capsys, verb: str) -> None:
+    """Brackets would be markup, and vanish."""
+    said = " ".join(call(capsys, verb, "--help").out.replace("│", " ").split())
+    assert "[default: (this host's platform)]" in said
+    assert f"[default: (${wheel_cache.VARIABLE}, else the user's cache folder)]" in said
+    whole = verb == "images"
+    assert ("[default: (`publish` in matrix.yaml)]" in said, "made on first use)" in said) == (whole, whole)

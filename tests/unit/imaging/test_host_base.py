@@ -1,0 +1,216 @@
+"""A base cut from a host: files of packages and dpkg's entries for them, nothing else, one digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from stackcheck.errors import BuildError, FileError
+from stackcheck.imaging import host_base
+from stackcheck.imaging.bootstrap import installed_packages
+
+STATUS = """\
+Package: shell
+Essential: yes
+Status: install ok installed
+Architecture: all
+Version: 5.2-1
+Provides: sh
+Conffiles:
+ /etc/shellrc {rc}
+
+Package: dpkg
+Status: install ok installed
+Architecture: amd64
+Version: 1.22
+
+Package: python9
+Status: install ok installed
+Architecture: amd64
+Version: 9.1
+Depends: libnine (>= 9) | libeight, sh
+Pre-Depends: certs:any
+
+Package: libnine
+Status: install ok installed
+Architecture: amd64
+Multi-Arch: same
+Version: 9.0
+
+Package: certs
+Status: install ok installed
+Architecture: all
+Version: 2026
+
+Package: secret-tool
+Status: install ok installed
+Architecture: all
+Version: 1
+
+Package: apt
+Status: install ok installed
+Architecture: amd64
+Version: 2.9
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: all
+Version: 1
+"""
+FILES = {
+    "shell": {"/bin/sh": b"\x7fshell", "/etc/shellrc": b"PS1=x\n", "/usr/share/man/man1/sh.1": b"manual"},
+    "dpkg": {"/usr/bin/dpkg": b"dpkg"},
+    "python9": {"/usr/bin/python9": b"\x7fpython", "/usr/share/doc/python9/copyright": b"terms\n"},
+    "libnine:amd64": {"/usr/lib/libnine.so": b"\x7flib"},
+    "certs": {
+        "/usr/share/ca-certificates/b.crt": b"B\n",
+        "/usr/share/ca-certificates/a.crt": b"A",
+    },
+    "apt": {"/usr/bin/apt": b"apt"},
+    "secret-tool": {"/usr/bin/secret": b"not asked for"},
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host with a merged /usr and six packages."""
+    root = tmp_path / "host"
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "bin").symlink_to("usr/bin")
+    info = root / "var/lib/dpkg/info"
+    info.mkdir(parents=True)
+    for package, files in FILES.items():
+        for name, data in files.items():
+            path = root / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        listed = ["/.", *sorted({str(p) for name in files for p in Path(name).parents} - {"/"}), *files]
+        (info / f"{package}.list").write_text("".join(f"{line}\n" for line in listed))
+        sums = "".join(f"{md5(data)}  {name[1:]}\n" for name, data in files.items() if name != "/etc/shellrc")
+        (info / f"{package}.md5sums").write_text(sums)
+    (root / "var/lib/dpkg/status").write_text(STATUS.format(rc=md5(b"PS1=x\n")))
+    (root / "usr/bin/python9").chmod(0o755)
+    (root / "usr/bin/python").symlink_to("python9")
+    with (info / "python9.list").open("a") as file:
+        file.write("/usr/bin/python\n")
+    alternatives = root / "var/lib/dpkg/alternatives"
+    alternatives.mkdir()
+    choices = "/usr/bin/secret\n90\n/usr/bin/python9\n50\n"
+    (alternatives / "snake").write_text(f"manual\n/usr/bin/snake\n\n{choices}\n")
+    (root / "etc/hostname").write_text("this-host\n")
+    (root / "home").mkdir()
+    return root
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def cut(root: Path, *packages: str, keep_changed: bool = False) -> host_base.Cut:
+    return host_base.cut(
+        packages, root.parent / "bases", system="A test", root=root, keep_changed=keep_changed
+    )
+
+
+def read(path: Path) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(path) as archive:
+        return {entry.name.removeprefix("./"): entry for entry in archive}
+
+
+def data(path: Path, name: str) -> bytes:
+    with tarfile.open(path) as archive:
+        file = archive.extractfile(f"./{name}")
+        assert file is not None
+        return file.read()
+
+
+def test_a_base_has_the_closure_of_the_named_packages_and_nothing_else_of_the_host(root: Path) -> None:
+    made = cut(root, "python9")
+    assert dict(made.packages) == {
+        "apt": "2.9",
+        "certs": "2026",
+        "libnine": "9.0",
+        "python9": "9.1",
+        "shell": "5.2-1",
+    }
+    assert installed_packages(made.path) == made.packages  # dpkg in the image says the same
+    found = read(made.path)
+    assert found["bin"].linkname == "usr/bin"
+    assert found["usr/bin/sh"].size == 6  # listed as /bin/sh
+    assert found["usr/bin/python"].linkname == "python9"
+    assert found["usr/bin/python9"].mode == 0o755
+    assert data(made.path, "etc/ssl/certs/ca-certificates.crt") == b"A\nB\n"
+    assert found["usr/bin/snake"].linkname == "/etc/alternatives/snake"
+    assert (
+        found["etc/alternatives/snake"].linkname == "/usr/bin/python9"
+    )  # the host prefers what the base lacks
+    assert data(made.path, "etc/hostname") == b"localhost\n"
+    assert "usr/share/doc/python9/copyright" in found
+    for name in ("usr/bin/secret", "usr/share/man/man1/sh.1", "home", "var/lib/dpkg/info/secret-tool.list"):
+        assert name not in found
+    assert {entry.mtime for entry in found.values()} == {1767225600}
+    assert [*found] == sorted(found)
+
+
+def test_two_cuts_are_one_digest_also_where_times_and_other_packages_differ(root: Path) -> None:
+    first = cut(root, "python9")
+    for path in root.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+    (root / "usr/bin/secret").write_bytes(b"upgraded")
+    second = cut(root, "python9")
+    assert second.facts() == first.facts()
+    assert first.digest == "sha256:" + hashlib.sha256(first.path.read_bytes()).hexdigest()
+
+
+def test_a_package_that_is_not_installed_is_named_with_who_needs_it(root: Path) -> None:
+    status = root / "var/lib/dpkg/status"
+    status.write_text(status.read_text().replace("Package: libnine", "Package: another"))
+    with pytest.raises(BuildError, match="this host lacks packages of the base") as caught:
+        cut(root, "python9", "removed")
+    assert "libnine or libeight, which python9 needs" in str(caught.value.got)
+    assert "removed, which the stack needs" in str(caught.value.got)
+    assert caught.value.next_step == "apt-get install libnine removed"
+
+
+def test_a_file_that_is_missing_or_changed_is_refused_by_name(root: Path) -> None:
+    (root / "usr/bin/python9").write_bytes(b"\x7fpatched")
+    (root / "usr/lib/libnine.so").unlink()
+    with pytest.raises(
+        BuildError, match="2 files of this host are not as their packages have them"
+    ) as caught:
+        cut(root, "python9", keep_changed=True)  # which is about configuration files alone
+    assert "/usr/bin/python9 of python9 is not the package's file" in str(caught.value.got)
+    assert "/usr/lib/libnine.so of libnine is missing" in str(caught.value.got)
+    assert str(caught.value.next_step).startswith("apt-get install --reinstall libnine python9")
+    assert not list((root.parent / "bases").glob("*"))
+
+
+def test_a_changed_configuration_file_is_taken_only_when_asked_and_is_recorded(root: Path) -> None:
+    (root / "etc/shellrc").write_bytes(b"PS1=this host\n")
+    with pytest.raises(BuildError, match="/etc/shellrc of shell is not the package's file") as caught:
+        cut(root, "python9")
+    assert "--keep-changed" in str(caught.value.next_step)
+    made = cut(root, "python9", keep_changed=True)
+    assert made.facts()["changed"] == ("/etc/shellrc",)
+    (root / "etc/shellrc").unlink()
+    assert cut(root, "python9").left_out == ("/etc/shellrc",)
+
+
+def test_a_host_without_dpkg_and_a_disk_without_room_are_clear_errors(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BuildError, match="no packages that a base could be cut from"):
+        host_base.cut(["python9"], tmp_path, system="A test", root=tmp_path / "empty")
+    usage = type(host_base.shutil.disk_usage("/"))
+    monkeypatch.setattr(host_base.shutil, "disk_usage", lambda _path: usage(1, 1, 0))
+    with pytest.raises(FileError, match="not enough room for the base"):
+        cut(root, "python9")
+    monkeypatch.undo()
+    (root.parent / "bases").rmdir()
+    (root.parent / "bases").write_text("a file in the way")
+    with pytest.raises(FileError):
+        cut(root, "python9")

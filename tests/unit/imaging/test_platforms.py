@@ -1,0 +1,83 @@
+"""Which wheels install where: what a lock asks for, and what fits a platform, a glibc and a Python."""
+
+from __future__ import annotations
+
+import platform as host
+
+import pytest
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.imaging import platforms
+from stackcheck.recipe import requirements
+
+AMD64 = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
+ARM64 = platforms.InstallTarget(platform="linux/arm64", python="3.12", glibc=39)
+
+
+@pytest.mark.parametrize(
+    ("filename", "amd64", "arm64"),
+    [
+        ("a-1-py3-none-any.whl", True, True),
+        ("a-1-cp311-cp311-manylinux_2_28_x86_64.whl", True, False),
+        ("a-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", True, False),
+        ("a-1-cp39-abi3-manylinux2014_x86_64.whl", True, False),
+        ("a-1-cp312-cp312-manylinux_2_39_aarch64.whl", False, True),
+        ("a-1-cp312-cp312-manylinux_2_40_aarch64.whl", False, False),
+        ("a-1-cp313-cp313-manylinux_2_28_x86_64.whl", False, False),
+        ("a-1-cp311-cp311-win_amd64.whl", False, False),
+        ("a-1-py3-none-manylinux1_x86_64.whl", True, False),
+        ("a-1.tar.gz", True, True),
+        ("not-a-wheel.whl", False, False),
+    ],
+)
+def test_a_wheel_fits_by_its_tags(filename: str, amd64: bool, arm64: bool) -> None:
+    assert (AMD64.takes(filename), ARM64.takes(filename)) == (amd64, arm64)
+
+
+def test_the_options_for_pip_name_the_newest_glibc_first() -> None:
+    options = AMD64.pip_options
+    assert options[:3] == ("--only-binary=:all:", "--python-version=3.11", "--platform=manylinux_2_36_x86_64")
+    assert options[-1] == "--platform=linux_x86_64"
+    assert "--platform=manylinux_2_{36..5}_x86_64" in AMD64.shell_options
+    assert "--platform=manylinux2014_aarch64" in ARM64.shell_options
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"), [("x86_64", "linux/amd64"), ("aarch64", "linux/arm64"), ("riscv64", None)]
+)
+def test_the_hosts_own_platform(machine: str, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "machine", lambda: machine)
+    if name:
+        assert platforms.native() == name
+        return
+    with pytest.raises(ConfigurationError, match="not built for this platform"):
+        platforms.native()
+
+
+LOCK = """\
+# a comment that names torch==1.0
+torch==2.13.0+cpu \\
+    --hash=sha256:{a} \\
+    --hash=sha256:{b}
+My_Lib[extra]==1.0 ; python_version < "3.12" \\
+    --hash=sha256:{c}
+bare==3
+""".format(a="a" * 64, b="b" * 64, c="c" * 64)
+
+
+def test_a_lock_is_read_with_hashes_extras_and_markers() -> None:
+    torch, lib, bare = requirements.read_packages(LOCK)
+    assert (str(torch), torch.hashes) == ("torch==2.13.0+cpu", frozenset({"a" * 64, "b" * 64}))
+    assert (str(lib), lib.hashes) == ("my-lib==1.0", frozenset({"c" * 64}))
+    assert (str(bare), bare.hashes) == ("bare==3", frozenset())
+    assert lib.requirement == f"my-lib==1.0 --hash=sha256:{'c' * 64}"
+
+
+def test_an_instruction_that_pins_by_hash_is_read_too() -> None:
+    (found,) = requirements.read_packages(
+        f"RUN echo 'flash-attn==2.8.3 --hash=sha256:{'d' * 64}' > flash-attn.txt"
+    )
+    assert (found.name, found.hashes) == ("flash-attn", frozenset({"d" * 64}))
+    assert found.is_of("flash_attn-2.8.3.tar.gz")
+    assert not found.is_of("flash_attn-2.8.4.tar.gz")
+    assert not found.is_of("notes.txt")

@@ -1,0 +1,155 @@
+"""The wheel cache against a real pip and a real index: once is enough, and nothing damaged is handed on."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from small_wheels import index_of, locked_line, make_wheel, only_index
+from stackcheck.errors import FileError
+from stackcheck.imaging import platforms
+from stackcheck.imaging.wheels import wheel_cache
+from stackcheck.recipe import requirements
+
+TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
+
+
+def lines() -> tuple[list[str], object]:
+    said: list[str] = []
+    return said, said.append
+
+
+def test_what_was_downloaded_once_is_taken_by_hash_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = make_wheel(tmp_path / "index")
+    wanted = requirements.read_packages(locked_line(wheel))
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    with index_of(wheel) as (address, fetched):
+        only_index(monkeypatch, address)
+        assert cache.find(wanted, print) == {}
+        assert cache.fill(wanted, TARGET, ()) == {}
+        assert len(fetched) == 1
+    (path,) = wheel_cache.WheelCache(tmp_path / "cache").find(wanted, print).values()
+    assert path.read_bytes() == wheel.read_bytes()
+    assert path.parent.name in wanted[0].hashes
+    assert not list(cache.folder.glob(".unfinished*"))
+
+
+def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = make_wheel(tmp_path / "index")
+    wanted = requirements.read_packages(locked_line(wheel))
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    said: list[str] = []
+    with index_of(wheel) as (address, fetched):
+        only_index(monkeypatch, address)
+        cache.fill(wanted, TARGET, ())
+        (path,) = cache.find(wanted, print).values()
+        path.write_bytes(b"half a whe")
+        assert cache.find(wanted, said.append) == {}
+        assert said == [f"{wheel.name} in the wheel cache is damaged: removed"]
+        cache.fill(wanted, TARGET, ())
+        assert len(fetched) == 2
+    assert len(cache.find(wanted, print)) == 1
+
+
+def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "index"
+    fits = make_wheel(folder)
+    other = make_wheel(folder, "other_machine", tag="cp311-cp311-manylinux_2_17_aarch64")
+    newer = make_wheel(folder, "newer_glibc", tag="cp311-cp311-manylinux_2_39_x86_64")
+    wanted = requirements.read_packages("".join(map(locked_line, (other, fits, newer))))
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    with index_of(fits, other, newer) as (address, _):
+        only_index(monkeypatch, address)
+        refused = cache.fill(wanted, TARGET, ())
+        assert {package.name for package in refused} == {"other-machine", "newer-glibc"}
+        assert all("No matching distribution" in why for why in refused.values())
+        assert [path.name for path in cache.find(wanted, print).values()] == [fits.name]
+        arm = platforms.InstallTarget(platform="linux/arm64", python="3.11", glibc=36)
+        assert {package.name for package in cache.fill(wanted, arm, ())} == {"newer-glibc"}
+
+
+def test_a_wheel_of_another_hash_than_the_lock_never_enters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, tampered = make_wheel(tmp_path / "honest"), make_wheel(tmp_path / "index")
+    tampered.write_bytes(honest.read_bytes() + b"more")
+    wanted = requirements.read_packages(locked_line(honest))
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    with index_of(tampered) as (address, _):
+        only_index(monkeypatch, address)
+        assert set(cache.fill(wanted, TARGET, ())) == set(wanted)
+    assert not list((tmp_path / "cache").rglob("*.whl"))
+
+
+def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    make_wheel(output / "deep")
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    assert cache.handed_over("k" * 64, print) is None
+    cache.keep("k" * 64, output)
+    cache.keep("k" * 64, output)  # another machine was as fast
+    assert cache.has("k" * 64)
+    folder = cache.handed_over("k" * 64, print)
+    assert folder
+    assert [path.name for path in folder.rglob("*.whl")] == ["small_package-1.0-py3-none-any.whl"]
+    (folder / "added").write_text("")
+    said: list[str] = []
+    assert cache.handed_over("k" * 64, said.append) is None
+    assert "is damaged: removed" in said[0]
+    assert not cache.has("k" * 64)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = wheel_cache.WheelCache(tmp_path / "file" / "cache")
+    with pytest.raises(FileError, match="cannot write the wheel cache") as caught:
+        cache.keep("k" * 64, tmp_path)
+    assert "--wheel-cache DIR, or off" in str(caught.value)
+
+
+def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_wanted: object, folder: Path, *_more: object) -> None:
+        (folder / "half-1.0-py3-none-any.whl").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wheel_cache, "_pip_download", interrupt)
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        cache.fill(requirements.read_packages(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_an_index_that_never_answers_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], *, timeout: float, **_options: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(wheel_cache.subprocess, "run", hang)
+    refused = wheel_cache.WheelCache(tmp_path).fill(
+        requirements.read_packages(f"a==1 --hash=sha256:{'0' * 64}"), TARGET, ()
+    )
+    assert list(refused.values()) == ["pip did not end within 3600 s"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"STACKCHECK_WHEEL_CACHE": "/srv/shared", "XDG_CACHE_HOME": "/c"}, Path("/srv/shared")),
+        ({"STACKCHECK_WHEEL_CACHE": "off", "XDG_CACHE_HOME": "/c"}, None),
+        ({"XDG_CACHE_HOME": "/c"}, Path("/c/stackcheck/wheel-cache")),
+        ({"HOME": "/home/u"}, Path("/home/u/.cache/stackcheck/wheel-cache")),
+    ],
+)
+def test_the_environment_says_where(
+    variables: dict[str, str], expected: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STACKCHECK_WHEEL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert wheel_cache.default_folder() == expected
