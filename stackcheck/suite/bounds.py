@@ -62,6 +62,7 @@ class _Answer(BaseModel):
     driver: DriverSupport | None = None
     reached: tuple[bool, ...]
     bounds: tuple[Bound | None, ...]
+    defaults: tuple[str, ...] = ()
     missing: tuple[str, ...]
     unmeasured: tuple[str, ...]
 
@@ -72,6 +73,7 @@ class Bounds:
 
     Attributes:
         of: Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
+        defaults: Why the backend that attention took by default is not the one of this device and torch.
         missing: Figures that such a run judges on this model and count, and that have no bound here.
         unmeasured: Committed bounds of this device model and count that the run did not measure.
         driver: What this checkout's drivers.json says about the host's driver; None if the run did not tell
@@ -79,6 +81,7 @@ class Bounds:
     """
 
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
+    defaults: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unmeasured: tuple[str, ...] = ()
     driver: DriverSupport | None = None
@@ -119,12 +122,14 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
         "devices": len(host.devices),
         "nvls": host.nvls,
         "tier": result.tier,
+        "torch": result.software.get("torch"),
         "driver": _driver(result),
     }
     answer = _Answer.model_validate_json((ask or ask_suites)(root, asked))
     found = zip(keys, answer.reached, answer.bounds, strict=True)
     return Bounds(
         of={key: bound for key, reached, bound in found if reached},
+        defaults=answer.defaults,
         missing=answer.missing,
         unmeasured=answer.unmeasured,
         driver=answer.driver,

@@ -277,6 +277,7 @@ def _about_bounds(
     whole = all(check.outcome in {"passed", "skipped"} for check in result.checks)
     if whole and is_enough(result.tier, SPEED):
         yield from (f"no check measured {name}, which has a bound" for name in bounds.unmeasured)
+        yield from bounds.defaults
 
 
 def _violated(metric: Metric) -> bool:

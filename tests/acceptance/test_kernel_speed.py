@@ -8,7 +8,15 @@ import pytest
 from harness import skips
 from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
-from workloads import arch, cases, convolution_halves, flash_package, kernel_speed, speed_conditions
+from workloads import (
+    arch,
+    attention_default,
+    cases,
+    convolution_halves,
+    flash_package,
+    kernel_speed,
+    speed_conditions,
+)
 
 
 @pytest.fixture
@@ -53,7 +61,7 @@ def test_copy_speed(measure: Callable[..., None]) -> None:
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, perf=True)
-@pytest.mark.parametrize("backend", speed_conditions.ATTENTION_BACKENDS)
+@pytest.mark.parametrize("backend", [attention_default.DEFAULT, *speed_conditions.ATTENTION_BACKENDS])
 def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..., None]) -> None:
     """Attention, forward and backward, reaches the speed of this device model in every fast backend."""
     if backend != "default" and backend not in on_device(arch.attention_backends):

@@ -1,12 +1,13 @@
 """The rules of thresholds as a program, because stackcheck never imports the suites. In and out: JSON.
 
 stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "devices": N, "nvls": "off",
-"tier": "standard", "driver": {"vendor", "driver", "runtime", "serves"} or null,
+"tier": "standard", "torch": "2.11.0" or null, "driver": {"vendor", "driver", "runtime", "serves"} or null,
 "drivers": [as driver, ...] or absent}
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
 "bounds": [{"bound", "direction", "unit", "class"} of the committed thresholds for each figure, or null],
+"defaults": [why the backend that attention took by default is not the one that it has to be],
 "missing": [the figures that a run of this tier judges on N devices, and that have no committed bound],
 "unmeasured": [the committed bounds for N devices that no figure measures],
 "driver": {"state", "says"} of the driver by drivers.json, or null,
@@ -22,7 +23,7 @@ from typing import Any
 
 from harness import models, thresholds
 from vendors import drivers
-from workloads import gated, speed_conditions
+from workloads import attention_default, gated, speed_conditions
 
 # One way, by generation; PCI Express base specification.
 PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
@@ -34,16 +35,20 @@ BETWEEN_DEVICES = ("_busbw", "_latency_us", "p2p_gb_per_s")  # what one device h
 def main() -> None:
     asked = json.load(sys.stdin)
     row = models.row(asked["model"])
+    figures: list[dict[str, Any]] = asked["figures"]
+    defaults: list[str] = []
+    if "torch" in asked:  # a verdict; a baseline takes no figure of the default
+        figures, defaults = resolved(figures, default_backend(row, asked))
+        asked["figures"] = figures
     answer = {
         "metrics": {
             name: {"unit": unit, "direction": direction, "conditions": sorted(conditions)}
             for name, (unit, direction, conditions) in thresholds.METRICS.items()
         },
-        "ceilings": [ceiling(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
-        "reached": [
-            speed_conditions.reaches(figure["metric"], figure["conditions"]) for figure in asked["figures"]
-        ],
-        "bounds": [bound(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
+        "ceilings": [ceiling(row, figure["metric"], figure["conditions"]) for figure in figures],
+        "reached": [speed_conditions.reaches(figure["metric"], figure["conditions"]) for figure in figures],
+        "bounds": [bound(row, figure["metric"], figure["conditions"]) for figure in figures],
+        "defaults": defaults,
         "missing": missing(row, asked.get("devices"), asked.get("tier")),
         "unmeasured": unmeasured(row, asked),
         "driver": support(asked.get("driver")),
@@ -53,6 +58,31 @@ def main() -> None:
     if "drivers" in asked:
         answer["drivers"] = [support(one) for one in asked["drivers"]]
     json.dump(answer, sys.stdout, allow_nan=False)
+
+
+def default_backend(row: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """The backend that attention has to take by default, on this device with the run's torch."""
+    cuda = (asked.get("driver") or {}).get("runtime") if row["vendor"] == "nvidia" else None
+    return attention_default.expected(row["arch"], asked.get("torch"), cuda)
+
+
+def resolved(figures: list[dict[str, Any]], wanted: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The figures, each of the default as one of the wanted backend; and where a run says another."""
+    found, problems = [], []
+    for figure in figures:
+        conditions = figure["conditions"]
+        if conditions.get("backend") == attention_default.DEFAULT:
+            said = conditions.get(
+                attention_default.RESOLVED, wanted
+            )  # runs before it was recorded do not say
+            if said != wanted:
+                problems.append(
+                    f"{figure['metric']}: attention took {said or 'no known backend'} by default, and"
+                    f" with this torch on this device it takes {wanted} (workloads/attention_default.py)"
+                )
+            figure = {**figure, "conditions": {**conditions, attention_default.RESOLVED: wanted}}  # noqa: PLW2901
+        found.append(figure)
+    return found, problems
 
 
 def support(asked: Mapping[str, str | None] | None) -> dict[str, str] | None:
@@ -103,7 +133,9 @@ def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     """The committed bounds that a run of this tier on so many devices has to measure, and no figure does."""
     devices, nvls, figures = asked.get("devices"), asked.get("nvls"), asked["figures"]
     soak = asked.get("tier") == "soak"
-    return [
+    named = {figure["metric"] for figure in figures if attention_default.RESOLVED in figure["conditions"]}
+    unnamed = [metric for metric in gated.ATTENTION if metric not in named and _committed(row)]
+    return [f"{metric} of the default backend" for metric in unnamed] + [
         f"{entry.metric} with {json.dumps(entry.conditions, sort_keys=True)}"
         for entry in _committed(row)
         if entry.conditions.get("devices", devices) == devices

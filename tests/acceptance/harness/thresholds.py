@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vendors import VendorName
-from workloads import speed_conditions
+from workloads import attention_default, speed_conditions
 
 FOLDER = Path(__file__).resolve().parent.parent / "thresholds"
 KEYS = {
@@ -168,7 +168,8 @@ def threshold(entry: Mapping[str, Any], file: str = "") -> Threshold:
 
 def find(entries: Iterable[Threshold], metric: str, conditions: Mapping[str, Any]) -> Threshold | None:
     """The entry with the most conditions that applies to a measurement."""
-    fitting = [entry for entry in entries if entry.holds_for(metric, conditions)]
+    judged = attention_default.judged_by(conditions)
+    fitting = [entry for entry in entries if entry.holds_for(metric, judged)]
     return max(fitting, key=lambda entry: len(entry.conditions), default=None)
 
 

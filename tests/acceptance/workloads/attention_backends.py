@@ -45,6 +45,11 @@ def chosen(dtype: str) -> list[dict[str, Any]]:
     return [_chosen(dtype, shape) for shape in (SHAPE, large)]
 
 
+def taken(shape: attention.Shape, dtype: str = "bf16") -> str:
+    """The backend that PyTorch takes for a shape; empty if none of those that are known ran."""
+    return str(_chosen(dtype, shape)["backend"])
+
+
 def _chosen(dtype: str, shape: attention.Shape) -> dict[str, Any]:
     events = names(dtype, "default", shape)
     found = [backend for backend, pattern in OPERATORS.items() if _matching(events["operators"], pattern)]

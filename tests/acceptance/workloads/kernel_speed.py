@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-from workloads import arch, attention, device, flash_package, fp8, operands, speed_conditions, timing
+from workloads import (
+    arch,
+    attention,
+    attention_backends,
+    device,
+    flash_package,
+    fp8,
+    operands,
+    speed_conditions,
+    timing,
+)
+from workloads.attention_default import DEFAULT, RESOLVED
 from workloads.reference import precision
 
 GEMM = {"cuda": speed_conditions.GEMM, "cpu": ((256, 256, 256),)}
@@ -123,7 +134,8 @@ def _flops(shape: attention.Shape) -> float:
 
 def _attention(shape: attention.Shape, backend: str, rates: list[float]) -> dict[str, Any]:
     name = f"b{shape.b} h{shape.hq}/{shape.hkv} d{shape.d}"
-    return figure(rates, dtype="bf16", backend=backend, causal=True, sequence=shape.sq, shape=name)
+    was = {RESOLVED: attention_backends.taken(shape)} if backend == DEFAULT else {}
+    return figure(rates, dtype="bf16", backend=backend, causal=True, sequence=shape.sq, shape=name, **was)
 
 
 def figure(rates: list[float], **conditions: Any) -> dict[str, Any]:

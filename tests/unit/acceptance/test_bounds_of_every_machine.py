@@ -25,6 +25,7 @@ GPUS = [row["model"] for row in models.table() if row["vendor"] != "cpu"]
 every_gpu = pytest.mark.parametrize("model", GPUS)
 
 
+SHAPE = {"m": 8192, "n": 8192, "k": 8192, "layout": "NT"}
 MACHINES = [(model, count) for model in GPUS for count in (1, 2, 3, 4, 8, 16)]
 
 
@@ -102,6 +103,39 @@ def test_margins_on_the_way_from_a_public_figure_together_keep_seventy_per_cent(
     made = [derive._basis(rule, name, "gemm_tflops", shape) for rule, name in zip(rules, names, strict=True)]
     assert [(basis.share, basis.kept) for basis in made] == [(0.85, 0.85), (0.85, 0.7225), (0.9689, 0.7)]
     assert made[-1].bound("min") == 700.0
+
+
+@every_gpu
+@pytest.mark.parametrize("better", [0.999, 1.0, 1.001])
+def test_no_derived_bound_is_stricter_than_the_best_public_figure(
+    model: str, better: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For every derived bound in turn: a public figure just worse than it is found, an equal one is not."""
+    entries = thresholds.load(thresholds.path_of(models.row(model)["vendor"], model))
+    for entry in (entry for entry in entries if entry.kind == "derived"):
+        value = entry.bound * (better if entry.direction == "min" else 1 / better)
+        public = {"metric": entry.metric, "conditions": entry.conditions, "value": value, "source": "a page"}
+        monkeypatch.setattr(derive, "published", lambda _model, public=public: (public,))
+        found = list(derive.above_the_best(model, [entry]))
+        assert len(found) == (1 if better < 1 else 0)
+        assert all(f"bound {entry.bound:g} is stricter than" in line for line in found)
+
+
+def test_the_best_of_all_shapes_counts_and_of_a_latency_its_own_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = thresholds.load(thresholds.path_of("amd", "MI300X"))
+    (product,) = [e for e in entries if e.conditions == {**SHAPE, "dtype": "fp16"}]
+    latency = next(e for e in entries if e.metric.endswith("_us") and e.conditions["bytes"] == 65536)
+
+    def found(entry: thresholds.Threshold, **changed: Any) -> int:
+        public = {"metric": entry.metric, "conditions": {**entry.conditions, **changed}, "source": "a page"}
+        worse = entry.bound * (0.9 if entry.direction == "min" else 1.1)
+        monkeypatch.setattr(derive, "published", lambda _model: ({**public, "value": worse},))
+        return len(list(derive.above_the_best("MI300X", [entry])))
+
+    assert (found(product), found(product, m=16384), found(product, dtype="bf16")) == (1, 1, 0)
+    assert (found(latency), found(latency, bytes=1048576)) == (1, 0)
 
 
 @pytest.fixture
@@ -220,6 +254,7 @@ def test_the_list_of_gated_figures_is_what_a_run_judged(count: int) -> None:
         for check in document["checks"]
         for metric in check["metrics"]
         if metric["verdict"] in {"pass", "fail", "no_threshold"}
+        and metric["conditions"].get("backend") != "default"  # has the bound of the backend that it took
     ]
     # The job of FSDP2 came after these runs.
     every = gated.figures(models.row("H200"), count, "standard")

@@ -84,7 +84,7 @@ def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
         facts=skips.Facts(rows=[rows[device.model] for device in result.host.devices]),
         advisory=POLICY.advisory,
         waivers=waivers,
-        same_thresholds=model == "H200",  # the H100's own bounds came from its run
+        same_thresholds=False,  # some bounds are better since
     )
     return verdict.judge(result, needed, bounds.look_up(result, ROOT))
 
@@ -113,6 +113,7 @@ def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] =
         facts=skips.Facts(rows=[rows[device.model] for device in result.host.devices]),
         advisory=POLICY.advisory,
         waivers=waivers,
+        same_thresholds=False,
     )
     return verdict.judge(result, needed, bounds.look_up(result, ROOT))
 
