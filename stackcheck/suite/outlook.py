@@ -264,7 +264,7 @@ def _machine(stack: Stack, machine: Machine, known: Known) -> Iterator[Reason]:
             if says.startswith(("the stack has no torch", "the stack has no code"))
             else f"not for {models}"
         )
-        next_step = f"stackcheck list {stack.id} --machine MODEL:COUNT, with a machine that the stack names"
+        next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
         yield Reason(
             kind="machine", short=short.partition(",")[0].partition(";")[0], says=says, next_step=next_step
         )
