@@ -73,7 +73,7 @@ def ten_thousand() -> int:
         settings = settings_of(cell)
         values = combination(cell, "amd", rules)
         stack = resolve.stack_of(cell, settings, found, values)
-        broken_by_cell(values, stack.archs, stack.tested_on, rules)
+        broken_by_cell(values, stack.archs, stack.tested_on or (), rules)
         render.render(stack, IMAGES)
     return len(expanded)
 

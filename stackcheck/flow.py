@@ -26,7 +26,7 @@ from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
-from stackcheck.suite import bounds, interpreter, needed, requirements, rows, run, sbom, verdict
+from stackcheck.suite import bounds, certifiable, interpreter, needed, requirements, rows, run, sbom, verdict
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
@@ -232,7 +232,7 @@ def test(
     """
     folder = settings.folder(subject.name)
     plan = plan_run(subject, settings, folder)
-    for reason in verdict.machine_mismatch((device.model for device in plan.host.devices), subject.machines):
+    for reason in certifiable.before_a_run(subject, plan.host, plan.tier, settings.root):
         report(f"{subject.name}: this run cannot end PASSED: {reason}")
     earlier = None if settings.force else run.earlier_result(plan, folder)
     if earlier:

@@ -25,17 +25,24 @@ COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPR
 @app.command("baseline")
 def propose_thresholds(
     files: Annotated[
-        list[Path], typer.Argument(metavar="RESULT.json", help="Results of healthy runs, 3 or more.")
+        list[Path],
+        typer.Argument(metavar="RESULT.json", help="Results of healthy runs, 3 or more; with --one-run, 1."),
     ],
     *,
     write: Annotated[
         bool, typer.Option("--write", help="Write the proposals to the thresholds file.")
     ] = False,
+    one_run: Annotated[
+        bool,
+        typer.Option(
+            "--one-run", help="Take one run alone, with margins of 10 %, or 15 % where the host decides too."
+        ),
+    ] = False,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
     """Propose thresholds from healthy runs: the median minus 5 % or three robust spreads."""
-    found = baseline.propose([_loaded(path) for path in files], root=root.resolve())
+    found = baseline.propose([_loaded(path) for path in files], root=root.resolve(), one_run=one_run)
     file = thresholds.load(root.resolve(), found.vendor, found.model)
     entries = [proposal.entry for proposal in found.proposals]
     thresholds.require_clean(root.resolve(), found.model, file.merged(entries), file.path)

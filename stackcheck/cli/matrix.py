@@ -147,9 +147,14 @@ def summary(stack: Stack) -> dict[str, object]:
         "os": stack.os,
         "archs": list(stack.archs),
         "experimental": stack.experimental,
-        "tested_on": [target.model_dump() for target in stack.tested_on],
+        "tested_on": _targets(stack),
         "known_issues": [issue.as_json() for issue in stack.known_issues],
     }
+
+
+def _targets(stack: Stack) -> list[dict[str, object]] | None:
+    """The machines that the stack names; None if any machine with a complete set of bounds certifies it."""
+    return None if stack.tested_on is None else [target.model_dump() for target in stack.tested_on]
 
 
 def _named(package: Package | None) -> str | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Matrix
     from stackcheck.matrix.rules import RuleFinding, Rules
+    from stackcheck.matrix.stack import Stack
     from stackcheck.vendors.environment import Renamed, Variable
 
 NEAREST = 5
@@ -102,7 +103,7 @@ def explain_stack(
     packages = packages_of(cell, settings, found)
     asked, values = chosen(cell, vendor, packages), combination(cell, vendor, packages, rules)
     stack = resolve.stack_of(cell, settings, found, values, own=replaced(values, cell, rules))
-    judgements = judge_cell(values, stack.archs, stack.tested_on, rules)
+    judgements = judge_cell(values, stack.archs, stack.tested_on or (), rules)
     worst = max(judgements, key=lambda judged: KINDNESS.index(judged.answer))
     # What the rules chose is free to change with what the matrix chose.
     free = {axis: value for axis, value in worst.combination.items() if axis in {*asked, "arch", "driver"}}
@@ -213,8 +214,13 @@ def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) 
         return False
     values = combination(cell, vendor, packages, rules)
     stack = resolve.stack_of(cell, settings, found, values, own=replaced(values, cell, rules))
-    several = {"arch": stack.archs, "driver": [target.driver for target in stack.tested_on]}
+    several = {"arch": stack.archs, "driver": _drivers(stack, asked)}
     return all(value in several.get(axis, [values.get(axis)]) for axis, value in asked.items())
+
+
+def _drivers(stack: Stack, asked: Mapping[str, str]) -> list[str | None]:
+    """The drivers that a stack is tested with; any, if it names no machine: then the rules alone decide."""
+    return [asked.get("driver")] if stack.tested_on is None else [one.driver for one in stack.tested_on]
 
 
 def _places(cases: Iterable[Cell], found: Matrix) -> dict[str, Any]:

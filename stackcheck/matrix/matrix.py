@@ -175,13 +175,13 @@ class System(_Strict):
 
 
 class RuntimeDefaults(_Strict):
-    """What all stacks of a runtime share."""
+    """What all stacks of a runtime share; without `tested_on`, any machine with all its bounds certifies."""
 
     vendor: Vendor
     packages: Packages = Field(default_factory=dict)
     system_packages: SystemPackages = ()
     env: Environment = Field(default_factory=dict)
-    tested_on: Targets = ()
+    tested_on: Targets | None = None
 
 
 class HistoryUrls(_Strict):

@@ -98,11 +98,11 @@ def resolve(
 
 def known_issues_of(stack: Stack, values: Mapping[str, str], issues: KnownIssues) -> tuple[KnownIssue, ...]:
     """The issues of a stack, on any of its architectures and with any driver of its test machines."""
-    return issues.of(values, stack.archs, [target.driver for target in stack.tested_on])
+    return issues.of(values, stack.archs, [target.driver for target in stack.tested_on or ()])
 
 
 def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
-    for rule in broken_by_cell(values, stack.archs, stack.tested_on, rules).values():
+    for rule in broken_by_cell(values, stack.archs, stack.tested_on or (), rules).values():
         if not (rule.unknown and stack.experimental):
             yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"
 

@@ -102,6 +102,7 @@ class Stack:
         builder: The image in which parts are compiled; None if nothing is compiled, or if the compiler comes
             from Python packages.
         layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
+        tested_on: The machines that certify it; None: any with a complete set of bounds. Empty: none.
         requirements: Direct pip requirements, each at one version.
         extensions: What is compiled beside FlashAttention, each in a stage of its own.
         replacements: What the matrix chose instead of torch's own pins.
@@ -131,7 +132,7 @@ class Stack:
     cxx11abi: str | None
     requirements: tuple[str, ...]
     env: Mapping[str, str]
-    tested_on: tuple[TestTarget, ...]
+    tested_on: tuple[TestTarget, ...] | None
     size_budget_bytes: int
     experimental: bool
     missing: tuple[str, ...]

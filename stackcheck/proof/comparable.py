@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from stackcheck.suite.results import CheckResult, RunResult
 
@@ -20,13 +20,13 @@ FEWEST_RUNS = 3  # of two runs nobody can say which one is the outlier
 RUN_AGAIN = "run the suites again: stackcheck test IMAGE --tier standard"
 
 
-def require_comparable(runs: Sequence[RunResult]) -> None:
+def require_comparable(runs: Sequence[RunResult], fewest: int = FEWEST_RUNS) -> None:
     """Refuse too few runs, a run given twice, and runs that differ in more than chance.
 
     Raises:
         ConfigurationError: With the first difference.
     """
-    if len(runs) < FEWEST_RUNS:
+    if len(runs) < fewest:
         raise ConfigurationError(
             "too few runs to tell an outlier from a typical figure",
             got=f"{len(runs)} run{'' if len(runs) == 1 else 's'}",
@@ -53,8 +53,12 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
                 )
 
 
-def require_healthy(run: RunResult) -> None:
+def require_healthy(run: RunResult, figures: Collection[str] | None = None) -> None:
     """Refuse a run that does not show what a healthy machine reaches.
+
+    Args:
+        run: The run.
+        figures: Names of metrics. If given, a failed check matters only if it measured one of them.
 
     Raises:
         ChecksFailedError: It did not finish, or a check failed for another reason than a missing bound.
@@ -77,7 +81,8 @@ def require_healthy(run: RunResult) -> None:
                 expected="no check with the outcome invalid",
                 next_step=f"wait until the machine is idle and healthy, then {RUN_AGAIN}",
             )
-        if check.outcome in ("failed", "error") and not _lacks_only_bounds(run, check):
+        matters = figures is None or any(metric.name in figures for metric in check.metrics)
+        if check.outcome in ("failed", "error") and matters and not _lacks_only_bounds(run, check):
             raise ChecksFailedError(
                 "a run with a failed check cannot be a baseline: a failed check may also have been slow",
                 where=f"run {run.run_id}, {check.id}",

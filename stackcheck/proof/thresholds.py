@@ -87,6 +87,7 @@ class Rules(_Part):
     ceilings: tuple[Number | None, ...]
     reached: tuple[bool, ...]  # whether a check judges each figure by a bound
     bounds: tuple[dict[str, JsonValue] | None, ...]  # of the committed thresholds, for each figure
+    missing: tuple[str, ...]  # figures of a machine without a bound; baseline names no machine
     unmeasured: tuple[str, ...]  # of the committed thresholds, those that no figure measures
     lowest_share: FiniteFloat  # of its ceiling, below which a bound means nothing
     problems: tuple[str, ...]

@@ -25,20 +25,25 @@ _COLLECTIVES = {"nccl": "NCCL", "rccl": "RCCL"}
 
 def markdown(stacks: Sequence[Stack]) -> str:
     """One row for each stack."""
-    head = "| stack | versions | architectures | certified on one of | lock |"
+    head = "| stack | versions | architectures | certified on | lock |"
     rows = [f"| {' | '.join(_row(stack))} |" for stack in stacks]
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
 def _row(stack: Stack) -> tuple[str, ...]:
-    targets = ", ".join(f"{target.device} x{target.count}" for target in stack.tested_on)
     return (
         f"`{stack.id}`{' (experimental)' if stack.experimental else ''}",
         ", ".join(_versions(stack)) or "-",
         " ".join(stack.archs) or "-",
-        targets or "never certified",
+        _machines(stack),
         "unlocked" if stack.missing else "locked",
     )
+
+
+def _machines(stack: Stack) -> str:
+    if stack.tested_on is None:
+        return "any machine with bounds"
+    return ", ".join(f"{target.device} x{target.count}" for target in stack.tested_on) or "never certified"
 
 
 def _versions(stack: Stack) -> Iterator[str]:

@@ -62,6 +62,7 @@ class _Answer(BaseModel):
     driver: DriverSupport | None = None
     reached: tuple[bool, ...]
     bounds: tuple[Bound | None, ...]
+    missing: tuple[str, ...]
     unmeasured: tuple[str, ...]
 
 
@@ -71,12 +72,14 @@ class Bounds:
 
     Attributes:
         of: Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
+        missing: Figures that such a run judges on this model and count, and that have no bound here.
         unmeasured: Committed bounds of this device model and count that the run did not measure.
         driver: What this checkout's drivers.json says about the host's driver; None if the run did not tell
             the runtime, as on a CPU.
     """
 
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
     unmeasured: tuple[str, ...] = ()
     driver: DriverSupport | None = None
 
@@ -120,18 +123,43 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
     }
     answer = _Answer.model_validate_json((ask or ask_suites)(root, asked))
     found = zip(keys, answer.reached, answer.bounds, strict=True)
-    return Bounds({key: bound for key, reached, bound in found if reached}, answer.unmeasured, answer.driver)
+    return Bounds(
+        of={key: bound for key, reached, bound in found if reached},
+        missing=answer.missing,
+        unmeasured=answer.unmeasured,
+        driver=answer.driver,
+    )
+
+
+def missing(root: Path, model: str, devices: int, tier: str) -> tuple[str, ...]:
+    """The figures that a run of a tier judges on so many devices of a model, and that have no bound.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
+    """
+    asked = {"model": model, "entries": [], "figures": [], "devices": devices, "nvls": None, "tier": tier}
+    return _Answer.model_validate_json(ask_suites(root, asked)).missing
 
 
 def _driver(result: RunResult) -> dict[str, Any]:
     """The host's own driver, and the runtime that torch in the image was built with."""
-    told = (metric.conditions for check in result.checks for metric in check.metrics if metric.name == DRIVER)
-    shown = next(told, {})
+    shown = _shown(result)
     return {
         "vendor": result.host.vendor,
         "driver": result.host.driver,
         **{name: shown.get(name) for name in ("runtime", "serves")},
     }
+
+
+def told_runtime(result: RunResult) -> str | None:
+    """The ROCm or CUDA release that torch was built with, as the run told it."""
+    told = _shown(result).get("runtime")
+    return told if isinstance(told, str) else None
+
+
+def _shown(result: RunResult) -> Mapping[str, Any]:
+    told = (metric.conditions for check in result.checks for metric in check.metrics if metric.name == DRIVER)
+    return next(told, {})
 
 
 def ask_suites(root: Path, question: Mapping[str, Any]) -> str:

@@ -6,23 +6,22 @@ this checkout decide, and what nothing here can confirm is named as not compared
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck import vendors
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import matrix
 from stackcheck.matrix.policy import is_enough
-from stackcheck.suite import bounds, expected, inputs, results, skips, verdict
-from stackcheck.suite.requirements import Requirements
+from stackcheck.suite import bounds, expected, inputs, results, verdict
+from stackcheck.suite.requirements import Requirements, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 NO_IMAGE = "no image"  # how a verdict calls the image of a run by pytest alone
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Judgement:
     """The verdict on a result file.
 
@@ -64,12 +63,15 @@ def judge_file(path: Path, root: Path, stack: Stack | None) -> Judgement:
     result = _read(path)
     _require_stack(result, stack, path)
     policy = matrix.load(root / "matrix.yaml").policy
-    found = verdict.judge(result, _requirements(result, root, stack, policy), bounds.look_up(result, root))
+    now = _inputs_of(root)
+    same = result.inputs.thresholds == now["thresholds"]
+    needed = dataclasses.replace(_requirements(result, root, stack, policy), same_thresholds=same)
+    found = verdict.judge(result, needed, bounds.look_up(result, root))
     return Judgement(
         result=result,
         verdict=found,
         certifies=is_enough(result.tier, policy.certifies[result.host.vendor]),
-        not_compared=tuple(_not_compared(result, root, stack)),
+        not_compared=tuple(_not_compared(result, root, stack, now)),
     )
 
 
@@ -98,19 +100,14 @@ def _require_stack(result: RunResult, stack: Stack | None, path: Path) -> None:
 
 
 def _requirements(result: RunResult, root: Path, stack: Stack | None, policy: Policy) -> Requirements:
-    models = [device.model for device in result.host.devices]
-    table = {str(row["model"]): row for row in vendors.device_table()}
     vendor, today = result.host.vendor, dt.datetime.now(dt.UTC).date()
+    count = max(1, len(result.host.devices))
     return Requirements(
-        checks=expected.check_ids(root, vendor=vendor, tier=result.tier, count=max(1, len(models))),
+        checks=expected.check_ids(root, vendor=vendor, tier=result.tier, count=count),
         image_config_digest=_image(result, root, stack),
         machines=stack.tested_on if stack else None,
         vendor=stack.vendor if stack else None,
-        facts=skips.Facts(
-            rows=[table[model] for model in models if model in table],
-            packages=skips.declared(stack) if stack else None,
-            archs=stack.archs if stack else (),
-        ),
+        facts=facts_of(result.host, stack, bounds.told_runtime(result)),
         advisory=policy.advisory,
         waivers=policy.waivers_for(stack.id, today) if stack else (),
         expired=policy.expired_for(stack.id, today) if stack else (),
@@ -130,7 +127,15 @@ def _built_here(root: Path, stack: Stack | None) -> str | None:
     return load_image(path).config_digest if path and path.exists() else None
 
 
-def _not_compared(result: RunResult, root: Path, stack: Stack | None) -> Iterator[str]:
+def _inputs_of(root: Path) -> Mapping[str, str | None]:
+    """The digests of what a run in this checkout would use."""
+    with tempfile.TemporaryDirectory(prefix="stackcheck-judge-") as folder:
+        return inputs.freeze(root, Path(folder) / "suite").as_json()
+
+
+def _not_compared(
+    result: RunResult, root: Path, stack: Stack | None, now: Mapping[str, str | None]
+) -> Iterator[str]:
     if result.image is None:
         yield "the image: pytest ran without one, so nothing can be certified"
     elif stack is None:
@@ -141,8 +146,6 @@ def _not_compared(result: RunResult, root: Path, stack: Stack | None) -> Iterato
     if stack is None:
         name = f": --stack {result.stack_id}" if result.stack_id else "; name its stack with --stack"
         yield f"waivers, tested_on and what the stack declares{name}"
-    with tempfile.TemporaryDirectory(prefix="stackcheck-judge-") as folder:
-        now = inputs.freeze(root, Path(folder) / "suite").as_json()
     reported = result.inputs.model_dump()
     for name in ("suites", "trainers", "thresholds"):
         if reported[name] != now[name]:

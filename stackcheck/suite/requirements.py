@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
-from stackcheck.suite import expected, skips
+from stackcheck.suite import expected, skips, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.policy import Advisory, Tier, Waiver
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.results import ReportedHost
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Host, Vendor
 
@@ -30,11 +32,14 @@ class Requirements:
     Attributes:
         checks: The ids that the result must hold, exactly.
         image_config_digest: The config digest of the image that is to be certified.
-        machines: The machines that the stack names; a run on any other is UNFIT. None: any machine.
+        machines: The machines that the stack names; a run on any other is UNFIT. None: any with a
+            complete set of bounds.
         vendor: The vendor whose checks run; None: any.
         devices: The ids of this host's devices; None: not compared.
         facts: What confirms a skip.
         advisory: Checks that do not decide.
+        same_thresholds: Whether the run used this checkout's thresholds, so that the bounds that it reports
+            must be these. False only for the file of an old run, which certifies nothing.
         waivers: The waivers that hold today.
         expired: The waivers of this stack whose date has passed.
     """
@@ -46,6 +51,7 @@ class Requirements:
     devices: tuple[str, ...] | None = None
     facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))
     advisory: tuple[Advisory, ...] = ()
+    same_thresholds: bool = True
     waivers: tuple[Waiver, ...] = ()
     expired: tuple[Waiver, ...] = ()
 
@@ -56,22 +62,40 @@ def of(subject: Subject, host: Host, tier: Tier, root: Path) -> Requirements:
     Raises:
         ConfigurationError: The checkout has no list of checks for this number of devices.
     """
-    models = [device.model for device in host.devices]
-    table = {str(row["model"]): row for row in vendors.device_table()}
     stack, today = subject.stack, dt.datetime.now(dt.UTC).date()
-    count = max(1, len(models))
+    count = max(1, len(host.devices))
     return Requirements(
         checks=expected.check_ids(root, vendor=subject.vendor, tier=tier, count=count),
         image_config_digest=subject.image.config_digest,
         machines=subject.machines,
         vendor=subject.vendor,
         devices=tuple(device.id for device in host.devices),
-        facts=skips.Facts(
-            rows=[table[model] for model in models if model in table],
-            packages=skips.declared(stack) if stack else None,
-            archs=stack.archs if stack else (),
-        ),
+        facts=facts_of(host, stack),
         advisory=subject.policy.advisory,
         waivers=subject.policy.waivers_for(subject.name, today),
         expired=subject.policy.expired_for(subject.name, today),
+    )
+
+
+def facts_of(host: Host | ReportedHost, stack: Stack | None, runtime: str | None = None) -> skips.Facts:
+    """What confirms a skip on this host.
+
+    Args:
+        host: The machine.
+        stack: The stack under test; its ROCm or CUDA release is that of its management library.
+        runtime: That release where there is no stack, as the run told it.
+    """
+    table = {str(row["model"]): row for row in vendors.device_table()}
+    rows = [table[device.model] for device in host.devices if device.model in table]
+    return skips.Facts(
+        rows=rows,
+        packages=skips.declared(stack) if stack else None,
+        archs=stack.archs if stack else (),
+        unreadable=unreadable.readings(
+            vendors.unreadable_table(),
+            rows,
+            driver=host.driver,
+            runtime=stack.runtime_version if stack else runtime,
+            virtual=host.virtual,
+        ),
     )

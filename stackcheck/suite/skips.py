@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from stackcheck.matrix.stack import Stack
 
@@ -30,11 +30,13 @@ class Facts:
         packages: Normalised package -> version that the stack declares; None for an image without a stack,
             which declares nothing.
         archs: The architectures that the stack declares.
+        unreadable: What this machine and the image's library cannot tell (`unreadable.readings`).
     """
 
     rows: Sequence[Mapping[str, Any]]
     packages: Mapping[str, str] | None = None
     archs: Sequence[str] = field(default_factory=tuple)
+    unreadable: Collection[str] = ()
 
 
 def declared(stack: Stack) -> dict[str, str]:
@@ -108,9 +110,11 @@ def _fitting(requirement: str, packages: Mapping[str, str]) -> str | None:
 
 def _of_reading(needs: Mapping[str, Any], facts: Facts) -> str | None:
     reading = needs.get("reading")
-    if reading and facts.rows and all(reading in row.get("unreadable", ()) for row in facts.rows):
+    if not reading or not facts.rows:
+        return f"this host knows no device whose {reading!r} could be unreadable"
+    if reading in facts.unreadable or all(reading in row.get("unreadable", ()) for row in facts.rows):
         return None
-    return f"devices.json does not list {reading!r} as unreadable on {_models(facts)}"
+    return f"devices.json does not list {reading!r} as unreadable on {_models(facts)}, driver and library"
 
 
 def _models(facts: Facts) -> str:

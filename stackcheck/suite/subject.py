@@ -40,7 +40,7 @@ class Subject:
         policy: What a certificate requires.
         stack: The stack that the image was built from, or that its label names; None for any other image.
         machines: The machines (device model and count) that the stack names: the run must be on one of them.
-            None, for an image without a stack: any machine.
+            None, also for an image without a stack: any machine with a complete set of bounds.
         provenance: How the image was built.
         experimental: Whether the matrix marks the combination as experimental.
         accepted_python: Digests of the files that may be the image's Python although no package owns them.

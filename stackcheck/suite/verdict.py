@@ -6,26 +6,24 @@ verdict into PASSED (https://github.com/in-toto/attestation/blob/main/docs/valid
 UNFIT means: this run says nothing about the image, run it on a different machine. FAILED comes before UNFIT:
 a check that really failed says something about the image, and UNFIT would hide it. So a check that can fail
 because the machine was throttled has to report `invalid` itself, and its telemetry has to show the state of
-the machine that it names: `invalid` without such evidence is FAILED. A machine that the stack does not name
-is unfit too: what passed on 4 devices says nothing about 8.
+the machine that it names: `invalid` without such evidence is FAILED. A machine that cannot
+certify the stack is unfit too (`certifiable`): what passed on 4 devices says nothing about 8.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
 from stackcheck.matrix.policy import Tier, is_advisory, is_enough
-from stackcheck.suite import expected, machine, skips
+from stackcheck.suite import certifiable, expected, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.policy import Waiver
     from stackcheck.suite.requirements import Requirements
     from stackcheck.suite.results import CheckResult, Metric, RunResult
@@ -107,7 +105,12 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *_about_the_driver(result, bounds),
     )
     unfit = (
-        *machine_mismatch((device.model for device in result.host.devices), required.machines),
+        *certifiable.reasons_against(
+            (device.model for device in result.host.devices),
+            machines=required.machines,
+            archs=required.facts.archs,
+            missing=bounds.missing,
+        ),
         *(_line(check) for check in result.checks if _is_unfit(check, required)),
     )
     unbounded = tuple(check.id for check in result.checks if lacks_bound(check))
@@ -140,9 +143,13 @@ def refusal(judged: Verdict, folder: Path) -> StackcheckError:
     if judged.lacks_only_bounds:  # nothing is known to be slow
         wanted = "a bound for every gated figure on this device model"
         next_step = f"stackcheck baseline {folder / 'run' / 'result.json'} and the results of two more runs"
-    if judged.status == "UNFIT" and not judged.invalid:  # the stack does not name this machine
-        wanted += ", on a machine that the stack names"
-        next_step = "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
+    if judged.status == "UNFIT" and not judged.invalid:  # this machine cannot certify the stack
+        wanted += ", on a machine that can certify the stack"
+        next_step = "run the same command on such a machine, or measure its bounds: stackcheck baseline"
+        if any("tested_on" in reason for reason in judged.reasons):
+            next_step = (
+                "run the same command on such a machine, or name this one under tested_on in matrix.yaml"
+            )
     kind = MachineUnfitError if judged.status == "UNFIT" else ChecksFailedError
     return kind(
         f"the verdict is {judged.status}; nothing is published",
@@ -156,21 +163,6 @@ def _begin(reason: str) -> str:
     """The first lines of a reason."""
     lines = reason.splitlines()
     return "\n".join([*lines[:SHOWN_LINES], *(["…"] if len(lines) > SHOWN_LINES else ())])
-
-
-def machine_mismatch(models: Iterable[str], machines: Sequence[TestTarget] | None) -> Iterator[str]:
-    """Why a machine with devices of these models cannot certify a stack; nothing if it can.
-
-    Additional devices make a different machine too, because bounds are per model and count.
-    """
-    if machines is None:
-        return
-    found = Counter(models)
-    if any(found == Counter({machine.device: machine.count}) for machine in machines):
-        return
-    got = " and ".join(f"{model} x{count}" for model, count in sorted(found.items())) or "no device"
-    named = " or ".join(f"{machine.device} x{machine.count}" for machine in machines) or "none"
-    yield f"the machine has {got}, and the stack names {named} (tested_on in matrix.yaml)"
 
 
 def _about_the_driver(result: RunResult, bounds: Bounds) -> Iterator[str]:
@@ -276,7 +268,7 @@ def _about_bounds(
         for index, metric in enumerate(check.metrics):
             found = bounds.of.get((check.id, index))
             reported = (metric.bound, metric.direction)
-            if found and reported != (found.bound, found.direction):
+            if found and required.same_thresholds and reported != (found.bound, found.direction):
                 yield f"{check.id}: {metric.name} was judged by {reported}, this checkout has {found}"
             if found and not (metric.value is not None and found.accepts(metric.value)):
                 yield f"{check.id}: {metric.name} {metric.value} {metric.unit} violates {found}"

@@ -71,6 +71,7 @@ class Host:
     nvls: Nvls
     cpu: str
     memory_bytes: int
+    virtual: bool | None = None  # whether this is a virtual machine; None: not told
 
     def as_json(self) -> dict[str, object]:
         """The `host` object of result.json."""
@@ -201,6 +202,7 @@ def host(vendor: Vendor | None = None) -> Host:
         nvls=_nvls(vendor),
         cpu=f"{cpu_model()} x {psutil.cpu_count()}",
         memory_bytes=psutil.virtual_memory().total,
+        virtual=is_virtual(),
     )
 
 
@@ -266,10 +268,19 @@ def _fits(row: Mapping[str, Any], pci_id: str, memory_bytes: int, partition: Map
 
 def device_table() -> list[dict[str, Any]]:
     """The rows of tests/acceptance/devices.json: here is a link to it, and in the wheel a copy."""
+    return _table("devices")
+
+
+def unreadable_table() -> list[dict[str, Any]]:
+    """What a driver, a library's release or a virtual machine does not tell: rows of the same file."""
+    return _table("unreadable")
+
+
+def _table(name: str) -> list[dict[str, Any]]:
     path = Path(__file__).with_name("devices.json")
     if not path.exists():  # the package alone was copied, without the suites
         return []
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["devices"]
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))[name]
     return rows
 
 
@@ -277,6 +288,12 @@ def _nvls(vendor: Vendor) -> Nvls:
     if vendor != "nvidia":
         return "unavailable"
     return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "on"
+
+
+def is_virtual(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor says that a hypervisor runs this machine."""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    return flags is not None and "hypervisor" in flags[1].split()
 
 
 def cpu_model() -> str:

@@ -112,7 +112,7 @@ def test_committed_file_is_clean_and_of_a_known_device(path) -> None:
         ("all_reduce_busbw", {"devices": 8, "bytes": 1 << 20}, False),  # its latency in a graph is
         ("all_reduce_latency_us", {"devices": 8, "bytes": 1 << 20}, True),
         ("train_tokens_per_s_per_gpu", {"model": "llama", "devices": 8, "micro_batch": 1}, True),
-        ("train_tokens_per_s_per_gpu", {"devices": 8, "batch": 4}, False),
+        ("train_tokens_per_s_per_gpu", {"devices": 8, "micro_batch": 4}, False),
         ("train_tokens_per_s_per_gpu", {"model": "llama", "precision": "fp8"}, False),
     ],
     ids=str,

@@ -18,6 +18,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# ---- The largest absolute value, for FP8 scales ----------------------------------------------------------
+
+# Largest values are compared as integers: the bits of floats without their sign have the order of the floats,
+# with Inf above every number and NaN above Inf. The maximum of floats drops NaN; a NaN has to reach the scale.
+MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _size(x):
+    """Return the bits of |x| (float32) as integers that compare like |x|, with NaN above all."""
+    return x.to(tl.int32, bitcast=True) & MAGNITUDE
+
+
+@triton.jit
+def _raise_to(amax, sizes):
+    """Raise the float32 at `amax` to the largest of `sizes`."""
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32), bitcast=True), tl.max(sizes, 0))
+
+
 # ---- The residual sum and the norm in one pass, and the backward of both ---------------------------------
 
 
@@ -41,7 +60,7 @@ def _add_norm(
     out = (v * r * tl.load(w + i, mask=m, other=0.0).to(tl.float32)).to(h.dtype.element_ty)
     tl.store(h + row * D + i, out, mask=m)
     if AMAX:
-        tl.atomic_max(amax, tl.max(tl.abs(out.to(tl.float32)), 0))
+        _raise_to(amax, _size(out.to(tl.float32)))
 
 
 def add_norm(
@@ -198,7 +217,7 @@ def _swiglu(gu, a, amax, F, B: tl.constexpr, AMAX: tl.constexpr):
     out = g * tl.sigmoid(g) * u
     tl.store(a + row * F + i, out.to(a.dtype.element_ty), mask=m)
     if AMAX:
-        tl.atomic_max(amax + row % 256, tl.max(tl.abs(out), 0))
+        _raise_to(amax + row % 256, _size(out))
 
 
 def swiglu(gu: Tensor, amax: Tensor | None = None) -> Tensor:
@@ -229,7 +248,7 @@ def _swiglu_backward(da, gu, a, amax, F, B: tl.constexpr, AMAX: tl.constexpr):
     tl.store(gu + row * 2 * F + i, dg.to(gu.dtype.element_ty), mask=m)
     tl.store(gu + row * 2 * F + F + i, du.to(gu.dtype.element_ty), mask=m)
     if AMAX:
-        tl.atomic_max(amax + row % 256, tl.max(tl.maximum(tl.abs(dg), tl.abs(du)), 0))
+        _raise_to(amax + row % 256, tl.maximum(_size(dg), _size(du)))
 
 
 def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -316,11 +335,11 @@ def adamw_(
 
 @triton.jit
 def _amax(x, out, n, P: tl.constexpr, PER: tl.constexpr, B: tl.constexpr):
-    best = tl.zeros([B], tl.float32)
+    best = tl.zeros([B], tl.int32)
     for turn in range(PER):
         i = (tl.program_id(0).to(tl.int64) + turn * P) * B + tl.arange(0, B)
-        best = tl.maximum(best, tl.abs(tl.load(x + i, mask=i < n, other=0.0).to(tl.float32)))
-    tl.atomic_max(out, tl.max(best, 0))
+        best = tl.maximum(best, _size(tl.load(x + i, mask=i < n, other=0.0).to(tl.float32)))
+    _raise_to(out, best)
 
 
 def amax(x: Tensor) -> Tensor:
@@ -349,10 +368,11 @@ def _cast(
 ):
     a = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[:, None]
     b = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)[None]
-    largest = tl.maximum(tl.load(top), 1e-12)
+    largest = tl.load(top)
+    largest = tl.where(largest < 1e-12, 1e-12, largest)  # a comparison with NaN is false, so NaN stays
     k = (a < M) & (b < N)
     v = tl.load(x + a * N + b, mask=k, other=0.0).to(tl.float32) * (LIMIT / largest)
-    v = tl.minimum(tl.maximum(v, -LIMIT), LIMIT)
+    v = tl.where(v > LIMIT, LIMIT, tl.where(v < -LIMIT, -LIMIT, v))
     if ROW:
         tl.store(row + a * N + b, v.to(row.dtype.element_ty), mask=k)
     if COL:

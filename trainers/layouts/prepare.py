@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "blocks."  # what the name of a unit that is a block begins with
 STD = 0.02  # of initial weights, as GPT-2 and LLM Foundry draw them
+FIRST_SEED = 1  # the default of --seed: its weights are those of the committed loss curves
 
 
 def skeleton(family: Any, config: Any, **arguments: Any) -> BlockModel:
@@ -103,7 +104,8 @@ def initial_value(
     """The initial float32 value of a parameter: --weights, or ones for norms, zeros for biases, else normal.
 
     Projections that add to the residual stream are scaled by 1/sqrt(2 x layers), as in GPT-2. Devices draw
-    different numbers from one seed; with --portable the CPU draws for all of them.
+    different numbers from one seed; with --portable the CPU draws for all of them. The CPU's generator takes
+    32 bits of a seed, so the name and --seed make one checksum of 32 bits: two seeds never make the same one.
     """
     if options.weights is not None:
         return initial.weight(options.weights, options.model, name, shape).to(device)
@@ -112,7 +114,7 @@ def initial_value(
     if len(shape) == 1:
         return torch.ones(shape, device=device)
     drawn_on = torch.device("cpu") if options.portable else device
-    random = torch.Generator(drawn_on).manual_seed(zlib.crc32(name.encode()) + (options.seed << 32))
+    random = torch.Generator(drawn_on).manual_seed(zlib.crc32(name.encode(), options.seed - FIRST_SEED))
     residual = name.endswith((".o.weight", ".down.weight"))
     scale = STD / math.sqrt(2 * layers) if residual else STD
     return (torch.randn(shape, device=drawn_on, generator=random) * scale).to(device)

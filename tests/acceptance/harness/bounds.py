@@ -7,6 +7,7 @@ stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
 "bounds": [{"bound", "direction", "unit", "class"} of the committed thresholds for each figure, or null],
+"missing": [the figures that a run of this tier judges on N devices, and that have no committed bound],
 "unmeasured": [the committed bounds for N devices that no figure measures],
 "driver": {"state", "says"} of the driver by drivers.json, or null,
 "drivers": [the same of each of the drivers],
@@ -21,11 +22,12 @@ from typing import Any
 
 from harness import models, thresholds
 from vendors import drivers
-from workloads import speed_conditions
+from workloads import gated, speed_conditions
 
 # One way, by generation; PCI Express base specification.
 PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
 
+NVLS = ("on", "off", "unavailable")
 BETWEEN_DEVICES = ("_busbw", "_latency_us", "p2p_gb_per_s")  # what one device has nothing to measure of
 
 
@@ -42,6 +44,7 @@ def main() -> None:
             speed_conditions.reaches(figure["metric"], figure["conditions"]) for figure in asked["figures"]
         ],
         "bounds": [bound(row, figure["metric"], figure["conditions"]) for figure in asked["figures"]],
+        "missing": missing(row, asked.get("devices"), asked.get("tier")),
         "unmeasured": unmeasured(row, asked),
         "driver": support(asked.get("driver")),
         "lowest_share": thresholds.LOWEST_SHARE,
@@ -76,6 +79,24 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
         "unit": entry.unit,
         "class": entry.kind,
     }
+
+
+def missing(row: Mapping[str, Any], devices: int | None, tier: str | None = "standard") -> list[str]:
+    """The figures that a run of this tier judges on so many devices of a model, and that have no bound.
+
+    A machine can certify only if there are none, in any state of NVLink multicast. Nobody asked: none.
+    """
+    if not devices or not tier:
+        return []
+    entries = _committed(row)
+    return [
+        f"{metric} with {json.dumps(conditions, sort_keys=True)}"
+        for metric, conditions in gated.figures(row, devices, tier)
+        if any(
+            thresholds.find(entries, metric, {"devices": 1, **conditions, "nvls": state}) is None
+            for state in NVLS
+        )
+    ]
 
 
 def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:

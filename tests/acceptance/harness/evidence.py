@@ -12,6 +12,7 @@ from vendors import Absence, Device, Host, is_known
 
 CLOCKS_SET = "application clocks"  # as NVML calls it; among the reasons that are normal under load
 SLACK_BYTES = 2 << 30  # as in Primus
+UNFIT_SHARE = 0.01  # of a check's time: a shorter throttling moves no figure by as much as its repeats differ
 
 
 def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
@@ -59,12 +60,23 @@ def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) 
     for reason in late["unfit"]:
         yield Unfit("throttled", f"device {index} throttled: {reason}", index)
     for name, value in late["accumulators"].items():
-        if _grew(early["accumulators"].get(name), value):
-            words = f"device {index} throttled during the check: {name} grew to {value}"
+        share = throttled_share(early, late, name)
+        if share >= UNFIT_SHARE:
+            words = f"device {index} throttled during the check: {name} for {share:.0%} of it, now {value}"
             yield Unfit("throttled", words, index)
     if _grew(early["uncorrectable"], late["uncorrectable"]):
         words = f"device {index} counted uncorrectable memory errors during the check"
         yield Unfit("memory errors", words, index)
+
+
+def throttled_share(early: Mapping[str, Any], late: Mapping[str, Any], name: str) -> float:
+    """The share of the time between two readings in which a reason held the clocks down.
+
+    Any growth is 1 where no time is counted.
+    """
+    grown = _growth(early["accumulators"].get(name), late["accumulators"].get(name))
+    ticks = _growth(early["throttle_ticks"], late["throttle_ticks"])
+    return min(1.0, grown / ticks) if ticks > 0 else float(grown > 0)
 
 
 def held_down(index: int, reasons: Iterable[str]) -> Iterator[Unfit]:
@@ -163,6 +175,7 @@ def _state(device: Device) -> dict[str, Any]:
         "normal": list(device.throttle.normal),
         "throttle_reading": device.throttle.reading,
         "accumulators": dict(device.throttle.accumulators),
+        "throttle_ticks": device.throttle.ticks,
         **asdict(device.ecc),
         "temperature_c": device.temperature_c,
         "clock_mhz": device.clock_mhz,
@@ -174,9 +187,16 @@ def _state(device: Device) -> dict[str, Any]:
         "fabric": device.fabric,
         "recovery_action": device.recovery_action,
         "memory_used_bytes": device.memory_used_bytes,
+        "memory_bytes": device.memory_bytes,
+        "compute_units": device.compute_units,
+        "pcie": asdict(device.pcie),
         "processes": str(processes) if isinstance(processes, Absence) else list(occupants(device)),
     }
 
 
 def _grew(early: object, late: object) -> bool:
-    return isinstance(early, int | float) and isinstance(late, int | float) and late > early
+    return _growth(early, late) > 0
+
+
+def _growth(early: object, late: object) -> float:
+    return late - early if isinstance(early, int | float) and isinstance(late, int | float) else 0

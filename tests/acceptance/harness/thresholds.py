@@ -44,12 +44,12 @@ METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
     "attention_forward_tflops": (
         "TFLOP/s",
         "min",
-        frozenset({"dtype", "backend", "causal", "sequence", "shape"}),
+        frozenset({"dtype", "backend", "causal", "sequence"}),
     ),
     "attention_backward_tflops": (
         "TFLOP/s",
         "min",
-        frozenset({"dtype", "backend", "causal", "sequence", "shape"}),
+        frozenset({"dtype", "backend", "causal", "sequence"}),
     ),
     "all_reduce_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
     "all_gather_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
@@ -65,12 +65,12 @@ METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
     "train_tokens_per_s_per_gpu": (
         "tokens/s",
         "min",
-        frozenset({"model", "size", "precision", "seq", "devices", "batch", "micro_batch"}),
+        frozenset({"model", "size", "precision", "seq", "devices", "micro_batch"}),
     ),
     "train_fsdp2_tokens_per_s_per_gpu": (
         "tokens/s",
         "min",
-        frozenset({"model", "size", "layers", "precision", "seq", "devices", "batch", "micro_batch"}),
+        frozenset({"model", "size", "layers", "precision", "seq", "devices", "micro_batch"}),
     ),
 }
 

@@ -69,7 +69,9 @@ class VendorAbsentError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PcieLink:
-    """The PCI Express link now, and the device's best. Idle links step down: judge them under load."""
+    """The PCI Express link now, and the best that device and slot share. Idle links step down: judge them
+    under load.
+    """
 
     generation: Reading = Absence.NOT_SUPPORTED
     width: Reading = Absence.NOT_SUPPORTED
@@ -96,8 +98,9 @@ class Throttle:
 
     unfit: tuple[str, ...] = ()
     normal: tuple[str, ...] = ()
-    # name -> counter of an unfit reason; any growth invalidates a measurement
+    # name -> counter of an unfit reason, in the unit of `ticks`: how long the reason held
     accumulators: Mapping[str, Reading] = field(default_factory=dict)
+    ticks: Reading = Absence.NOT_SUPPORTED  # the firmware's own count of all time
     # where the reasons come from: the raw bits or "accumulators"; an Absence if nothing could be read
     reading: Reading = Absence.NOT_SUPPORTED
 

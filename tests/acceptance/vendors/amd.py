@@ -44,8 +44,6 @@ SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults (ROCm/c
 WHOLE = ("SPX", Absence.NOT_AVAILABLE, Absence.NOT_SUPPORTED, None)
 METRICS_PERIOD_S = 0.15  # the driver refreshes gpu_metrics every 100 ms
 
-_last: dict[int, amd_device.Metrics] = {}  # metrics of the previous sample, in the child that samples
-
 
 def read() -> Host:
     """The visible devices and their links, as amdsmi reports them. Raises `VendorAbsentError`."""
@@ -53,7 +51,8 @@ def read() -> Host:
     handles = demand(smi, "amdsmi_get_processor_handles")
     ends = {device.index: amd_links.end(smi, handles[device.index], device) for device in host.devices}
     pairs = [(a, b) for number, a in enumerate(host.devices) for b in host.devices[number + 1 :]]
-    return replace(host, links=tuple(amd_links.link(smi, ends, a, b) for a, b in pairs))
+    short = amd_links.short_of_links(ends)
+    return replace(host, links=tuple(amd_links.link(smi, ends, short, a, b) for a, b in pairs))
 
 
 def read_devices() -> Host:
@@ -78,16 +77,14 @@ def read_devices() -> Host:
 
 
 def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
-    """Clock, power, temperature, and throttling since the previous sample."""
+    """Clock, power, temperature, and MI200's throttling of the moment.
+
+    Counters are too coarse for a tenth of a second: the readings before and after a check give their share of
+    its whole time.
+    """
     smi = open_library()
     handles = demand(smi, "amdsmi_get_processor_handles")
-    samples = []
-    for index in indices:
-        metrics = amd_device.metrics_of(smi, handles[index])
-        earlier = _last.get(index, metrics)
-        samples.append(amd_device.sample(smi, handles[index], index, metrics, earlier))
-        _last[index] = metrics
-    return tuple(samples)
+    return tuple(amd_device.sample(smi, handles[index], index) for index in indices)
 
 
 def listen() -> Iterator[Event | None] | Absence:

@@ -5,8 +5,9 @@ Some units differ between releases, and the size of the value shows which unit i
 microwatts from 6.1.2 on and in watts before; temperatures are in millidegrees by the documents, in degrees by
 the code.
 
-MI300 and later count for how long each reason kept the clocks down; growth of an unfit counter invalidates a
-measurement. MI200 reports the reasons of the moment.
+MI300 and later count for how long each reason kept the clocks down, and the time itself
+(`accumulation_counter`). The share of an unfit reason decides, as in AMD's own `amdsmi_get_violation_status`.
+MI200 reports the reasons of the moment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ UNFIT_ACCUMULATORS = {
     "hbm_thm_residency_acc": "HBM temperature",
 }
 NORMAL_ACCUMULATORS = {"ppt_residency_acc": "package power"}
+TICKS = "accumulation_counter"
+UNFIT_SHARE = 0.01  # of the time: a regulator that was hot for one count in a day slows nothing
 MODES = ("SPX", "DPX", "TPX", "QPX", "CPX", "NPS1", "NPS2", "NPS4", "NPS8")  # not "N/A", "INVALID"
 GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
 Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
@@ -65,7 +68,7 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -
         pci_id=_pci_id(asic),
         firmware=_firmware(smi, handle),
         partition=partition,
-        pcie=_pcie(smi, handle),
+        pcie=_pcie(smi, handle, bdf),
         ecc=_ecc(smi, handle),
         throttle=throttle(bdf, metrics, earlier),
         power=_power(smi, handle, bdf, metrics),
@@ -78,15 +81,16 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -
     )
 
 
-def sample(smi: Any, handle: Any, index: int, metrics: Metrics, earlier: Metrics) -> Sample:
+def sample(smi: Any, handle: Any, index: int) -> Sample:
     """What changes under load."""
+    metrics = metrics_of(smi, handle)
     bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
     return Sample(
         index=index,
         clock_mhz=_clock(smi, handle, metrics),
         power_w=_draw(metrics),
         temperature_c=field(metrics, "temperature_hotspot"),
-        throttle=throttle(bdf, metrics, earlier),
+        throttle=throttle(bdf, metrics, metrics),
     )
 
 
@@ -203,7 +207,7 @@ def _told(readings: Sequence[Reading], by_kernel: str) -> Reading:
     return known[0] if known else by_kernel or absent[-1]
 
 
-def _pcie(smi: Any, handle: Any) -> PcieLink:
+def _pcie(smi: Any, handle: Any, bdf: str) -> PcieLink:
     answer = ask(smi, "amdsmi_get_pcie_info", handle)
     if isinstance(answer, Absence):
         return PcieLink(
@@ -213,7 +217,7 @@ def _pcie(smi: Any, handle: Any) -> PcieLink:
     return PcieLink(
         generation=_generation(field(now, "pcie_speed")),
         width=field(now, "pcie_width"),
-        max_generation=_generation(field(static, "max_pcie_speed")),
+        max_generation=_shared(_generation(field(static, "max_pcie_speed")), amd_kernel.slot_speed(bdf)),
         max_width=field(static, "max_pcie_width"),
         replays=field(now, "pcie_replay_count"),
     )
@@ -221,6 +225,12 @@ def _pcie(smi: Any, handle: Any) -> PcieLink:
 
 def _generation(speed: Reading) -> Reading:
     return GENERATIONS.get(int(speed), f"{speed} MT/s") if is_known(speed) else speed
+
+
+def _shared(own: Reading, slot: int | None) -> Reading:
+    """The generation that the device and its slot share; the device's own where the slot's is not known."""
+    there = GENERATIONS.get(slot or 0)
+    return min(own, there) if there and isinstance(own, int) else own
 
 
 def _ecc(smi: Any, handle: Any) -> Ecc:
@@ -320,7 +330,9 @@ def _processes(smi: Any, handle: Any) -> tuple[Process, ...] | Absence:
 
 
 def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
-    """From the counters that grew since `earlier`; on MI200 from its current reasons; else "not supported".
+    """Return what held the clocks down since `earlier`, by the share of the time that each counter grew by.
+
+    MI200 has no counters: its reasons of the moment. Where neither is read: "not supported".
 
     Before gpu_metrics v1.6, MI300's driver writes a zero without meaning ("Throttle status is not reported
     through metrics now", smu_v13_0_6_ppt.c), so this zero is not read.
@@ -331,6 +343,7 @@ def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
             unfit=_grown(UNFIT_ACCUMULATORS, metrics, earlier),
             normal=_grown(NORMAL_ACCUMULATORS, metrics, earlier),
             accumulators={UNFIT_ACCUMULATORS[name]: counters[name] for name in UNFIT_ACCUMULATORS},
+            ticks=field(metrics, TICKS),
             reading="accumulators",
         )
     reasons = amd_kernel.throttles(bdf)
@@ -342,10 +355,11 @@ def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
 
 
 def _grown(names: Mapping[str, str], metrics: Metrics, earlier: Metrics) -> tuple[str, ...]:
-    before = {name: field(earlier, name) for name in names}
-    after = {name: field(metrics, name) for name in names}
-    return tuple(
-        words
-        for name, words in names.items()
-        if is_known(before[name]) and is_known(after[name]) and int(after[name]) > int(before[name])
-    )
+    grown = {name: _growth(name, metrics, earlier) for name in (*names, TICKS)}
+    least = UNFIT_SHARE * grown[TICKS]  # where no time is counted, any growth is too much
+    return tuple(words for name, words in names.items() if grown[name] > 0 and grown[name] >= least)
+
+
+def _growth(name: str, metrics: Metrics, earlier: Metrics) -> int:
+    before, after = field(earlier, name), field(metrics, name)
+    return int(after) - int(before) if is_known(before) and is_known(after) else 0

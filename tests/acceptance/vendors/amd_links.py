@@ -2,7 +2,7 @@
 a pair.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,13 @@ class End:
 
     handle: Any
     node: amd_kernel.Node | None
-    states: Mapping[str, Reading] | Absence  # peer's bus address -> "up", "down"
+    states: tuple[str, ...] | Absence  # "U", "D" or "X" of each link, in no order that names a peer
     errors: Reading
     errors_cleared: bool
 
-    def state(self, peer: str) -> Reading:
-        if isinstance(self.states, Absence):
-            return self.states
-        return self.states.get(peer, Absence.NOT_AVAILABLE)
+    def misses_one(self, peers: int) -> bool:
+        """Whether a link of this device is down, or fewer are up than it has peers."""
+        return "D" in self.states or list(self.states).count("U") < peers
 
 
 def end(smi: Any, handle: Any, device: Device) -> End:
@@ -39,17 +38,15 @@ def end(smi: Any, handle: Any, device: Device) -> End:
     return End(handle, node, _link_states(smi, handle), errors, errors_cleared=not counted)
 
 
-def link(smi: Any, ends: Mapping[int, End], a: Device, b: Device) -> Link:
-    """The link between two devices, from both sides."""
+def link(smi: Any, ends: Mapping[int, End], short: Collection[int], a: Device, b: Device) -> Link:
+    """The link between two devices, from both sides; `short` has the devices that miss a link."""
     one, other = ends[a.index], ends[b.index]
-    states = [one.state(b.bdf), other.state(a.bdf)]
-    known = [state for state in states if is_known(state)]
     return Link(
         a=a.index,
         b=b.index,
         kind="xgmi" if amd_kernel.are_linked(one.node, other.node) else _kind(smi, one.handle, other.handle),
         links=_count(smi, one.handle, other.handle),
-        active="down" if "down" in known else known[0] if known else states[0],
+        active=_active(one, other, {a.index, b.index} & set(short), alone=len(short) == 1),
         errors=added(one.errors, other.errors),
         errors_cleared=one.errors_cleared or other.errors_cleared,
         p2p=reading(ask(smi, "amdsmi_is_P2P_accessible", one.handle, other.handle)),
@@ -79,16 +76,37 @@ def _count(smi: Any, one: Any, other: Any) -> Reading:
     return round(int(most) / int(least)) if least and most else Absence.NOT_AVAILABLE
 
 
-def _link_states(smi: Any, handle: Any) -> Mapping[str, Reading] | Absence:
-    """Link states by peer: link i of the status is link i of the metrics, which has the peer's address."""
-    status = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
-    metrics = ask(smi, "amdsmi_get_link_metrics", handle)
-    absent = [answer for answer in (status, metrics) if isinstance(answer, Absence)]
-    if absent:
-        return next((answer for answer in absent if answer.is_failure), Absence.NOT_SUPPORTED)
-    words: Mapping[str, Reading] = {"U": "up", "D": "down", "X": Absence.NOT_AVAILABLE}
-    pairs = zip(status["status"], metrics["links"], strict=False)
-    return {str(link["bdf"]).lower(): words.get(letter, f"state {letter}") for letter, link in pairs}
+def short_of_links(ends: Mapping[int, End]) -> frozenset[int]:
+    """The devices that have a link down, or fewer links up than they have peers.
+
+    No release tells which peer a link leads to: 7.0 leaves the addresses of `amdsmi_get_link_metrics` empty,
+    and later ones list them in another order than the states unless the kernel has "Use external link order
+    for xgmi data" (May 2025). But a link that is down is down at both ends: so it is that of two devices that
+    each miss one. A device that misses one alone may lack any of its links.
+    """
+    return frozenset(
+        index
+        for index, end in ends.items()
+        if not isinstance(end.states, Absence)
+        and end.misses_one(sum(amd_kernel.are_linked(end.node, other.node) for other in ends.values()))
+    )
+
+
+def _active(one: End, other: End, short: Collection[int], *, alone: bool) -> Reading:
+    """Whether the pair's link is up: not where both miss a link, nor where one does and no other device."""
+    if len(short) == len((one, other)) or (short and alone):
+        return "down"
+    absent = [end.states for end in (one, other) if isinstance(end.states, Absence)]
+    return next((state for state in absent if state.is_failure), absent[0]) if absent else "up"
+
+
+def _link_states(smi: Any, handle: Any) -> tuple[str, ...] | Absence:
+    """The state of each link; all of them unreadable where no single one is told."""
+    answer = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
+    if isinstance(answer, Absence):
+        return answer
+    states = tuple(str(letter) for letter in answer["status"])
+    return states if {"U", "D"} & set(states) else Absence.NOT_AVAILABLE
 
 
 def _ras_errors(smi: Any, handle: Any) -> Reading:

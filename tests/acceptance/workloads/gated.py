@@ -49,7 +49,7 @@ def _on(
             yield {"devices": count, **conditions}
     elif metric in JOBS:
         if _is_job_of(row, count, metric, conditions):
-            yield {key: value for key, value in conditions.items() if key != "batch"}
+            yield dict(conditions)
     elif metric != PEER_LINK or (count > 1 and row["link"]):
         yield dict(conditions)
 

@@ -56,7 +56,6 @@ CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
             "precision": "bf16",
             "seq": 8192,
             "devices": ranks,
-            "batch": ranks * samples,
             "micro_batch": samples,
         }
         for ranks in large_job.LARGE_RANKS
@@ -70,7 +69,6 @@ CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
             "precision": "bf16",
             "seq": 8192,
             "devices": ranks,
-            "batch": ranks * large_job.FSDP2_SAMPLES,
             "micro_batch": large_job.FSDP2_SAMPLES,
         }
         for ranks in large_job.FSDP2_RANKS

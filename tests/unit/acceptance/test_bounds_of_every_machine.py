@@ -15,52 +15,54 @@ from typing import Any
 
 import pytest
 
-from harness import derive, models, thresholds
-from stackcheck.matrix import resolve
+from harness import bounds, derive, models, thresholds
 from workloads import gated, speed_conditions
 
 ROOT = Path(__file__).resolve().parents[3]
 ACCEPTANCE = ROOT / "tests" / "acceptance"
 RESULTS = ROOT / "docs" / "results"
 GPUS = [row["model"] for row in models.table() if row["vendor"] != "cpu"]
-NAMED = sorted(
-    {
-        (target.device, target.count)
-        for stack in resolve.load_stacks(ROOT)
-        for target in stack.tested_on
-        if target.device != "CPU"
-    }
-)
 every_gpu = pytest.mark.parametrize("model", GPUS)
 
 
-def without_bound(model: str, count: int) -> list[str]:
-    """The gated figures of the standard tier that have no bound, in any state of NVLink multicast."""
+MACHINES = [(model, count) for model in GPUS for count in (1, 2, 3, 4, 8, 16)]
+
+
+@pytest.mark.parametrize(("model", "count"), MACHINES)
+def test_a_machine_has_every_bound_or_each_missing_one_is_named(model: str, count: int) -> None:
+    """The counts of derived.json can be certified, and of every other machine each gap is named."""
     row = models.row(model)
+    missing = bounds.missing(row, count)
+    gaps = [named for named in missing if count in derive.counts(model)]
+    assert gaps == []
     entries = thresholds.load(thresholds.path_of(row["vendor"], model))
-    return [
-        f"{metric} {conditions}"
-        for metric, conditions in gated.figures(row, count, "standard")
-        for nvls in ("on", "off", "unavailable")
-        if thresholds.find(entries, metric, {"devices": 1, **conditions, "nvls": nvls}) is None
-    ]
-
-
-@pytest.mark.parametrize(("model", "count"), NAMED)
-def test_every_machine_of_the_matrix_has_a_bound_for_every_gated_figure(model: str, count: int) -> None:
-    assert count in derive.counts(model)
-    assert without_bound(model, count) == []
+    listed = [f"{name} with {json.dumps(known, sort_keys=True)}" for name, known in gated.figures(row, count)]
+    assert set(missing) <= set(listed)
+    for named, (metric, conditions) in zip(listed, gated.figures(row, count), strict=True):
+        held = [
+            thresholds.find(entries, metric, {"devices": 1, **conditions, "nvls": state})
+            for state in bounds.NVLS
+        ]
+        assert (named in missing) == (None in held)
 
 
 @every_gpu
-def test_every_device_model_has_a_bound_for_every_gated_figure(model: str) -> None:
-    assert derive.counts(model)[0] == 1
+@pytest.mark.parametrize("position", [0, 0.5, 0.999])
+def test_a_planted_missing_bound_is_named(
+    model: str, position: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever entry is taken away, wherever it is the only one for its figure."""
+    row = models.row(model)
     for count in derive.counts(model):
-        assert without_bound(model, count) == []
-
-
-def test_the_matrix_names_what_was_measured() -> None:
-    assert {("H200", 1), ("H200", 2), ("H200", 4), ("H200", 8), ("MI300X", 8)} <= set(NAMED)
+        figures = gated.figures(row, count)
+        metric, conditions = figures[int(position * len(figures))]
+        entries = thresholds.load(thresholds.path_of(row["vendor"], model))
+        fewer = tuple(
+            e for e in entries if not e.holds_for(metric, {"devices": 1, **conditions, "nvls": "off"})
+        )
+        monkeypatch.setattr(bounds, "_committed", lambda _row, fewer=fewer: fewer)
+        assert f"{metric} with {json.dumps(conditions, sort_keys=True)}" in bounds.missing(row, count)
+        monkeypatch.undo()
 
 
 @every_gpu
@@ -135,11 +137,13 @@ def test_a_measured_bound_replaces_the_derived_one_and_those_that_follow_from_it
     assert '"bound": 756.4' in text
     file.write_text(text.replace('"bound": 756.4', '"bound": 770.0'), encoding="utf-8")
     drifted = derived_in(copied, "--check").stderr
-    assert "H100: gemm_tflops" in drifted
+    assert "H100-PCIe: gemm_tflops" in drifted
     assert derived_in(copied).returncode == 0
-    entries = json.loads((copied / "thresholds/nvidia/H100.json").read_text(encoding="utf-8"))["thresholds"]
+    entries = json.loads((copied / "thresholds/nvidia/H100-PCIe.json").read_text(encoding="utf-8"))[
+        "thresholds"
+    ]
     (one,) = [e for e in entries if e["conditions"].get("k") == 8192 and e["conditions"]["dtype"] == "bf16"]
-    assert (one["basis"]["reference"], one["bound"]) == (770.0, 731.5)
+    assert (one["basis"]["reference"], one["bound"]) == (770.0, 441.4)
 
 
 def test_a_new_gated_figure_needs_one_rule_for_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,15 +189,16 @@ def test_public_figures_say_how_they_were_measured(model: str) -> None:
 # The first sitting measured in windows that met the power cap; no bound comes from it.
 EARLIER = {"suites-h200-x1-speed.json"}
 RUNS = [
-    *(path for path in sorted(RESULTS.glob("suites-h200-*.json")) if path.name not in EARLIER),
+    *(path for path in sorted(RESULTS.glob("suites-h?00-*.json")) if path.name not in EARLIER),
     RESULTS / "certificate-h200-x2" / "result.json",
 ]
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_every_committed_figure_of_a_healthy_h200_meets_its_bound(path: Path) -> None:
+def test_every_committed_figure_of_a_healthy_machine_meets_its_bound(path: Path) -> None:
     document = json.loads(path.read_text(encoding="utf-8"))
-    entries = thresholds.load(thresholds.path_of("nvidia", "H200"))
+    (model,) = {device["model"] for device in document["host"]["devices"]}
+    entries = thresholds.load(thresholds.path_of("nvidia", model))
     low = [
         f"{metric['name']} {metric['value']} {entry.bound}"
         for check in document["checks"]

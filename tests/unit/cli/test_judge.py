@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from small_checkout import CPU_STACK, ROOT, FakeEngine, answer, call
+from stackcheck.suite import inputs
 from stackcheck.suite.judgement import judge_file
 
 if TYPE_CHECKING:
@@ -104,9 +105,25 @@ def test_an_edited_bound_in_a_result_is_failed(tmp_path: Path) -> None:
     metric = next(one for check in document["checks"] for one in check["metrics"] if one["verdict"] == "pass")
     metric["bound"] *= 0.5
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(document))
+    used = inputs.freeze(ROOT, tmp_path / "suite").thresholds
+    path.write_text(json.dumps(document | {"inputs": document["inputs"] | {"thresholds": used}}))
     reasons = judge_file(path, ROOT, None).verdict.reasons
     assert any(f"{metric['name']} was judged by" in reason for reason in reasons)
+
+
+def test_a_run_with_other_thresholds_is_held_to_the_bounds_of_this_checkout(tmp_path: Path) -> None:
+    """Its own bounds differ by right, so they say nothing; its figures do."""
+    document = json.loads((ROOT / "docs" / "results" / "suites-h100-x1-standard.json").read_text())
+    path = tmp_path / "result.json"
+    for check in document["checks"]:
+        for metric in check["metrics"]:
+            if metric["name"] == "copy_gb_per_s" and metric["verdict"] == "pass":
+                metric |= {"value": 2600.0, "bound": 2402.0}  # over the run's bound, under the one here
+    path.write_text(json.dumps(document))
+    found = judge_file(path, ROOT, None)
+    (reason,) = [reason for reason in found.verdict.reasons if "copy_gb_per_s" in reason]
+    assert "copy_gb_per_s 2600.0 GB/s violates" in reason
+    assert any(line.startswith("the thresholds: the run used others") for line in found.not_compared)
 
 
 @pytest.mark.usefixtures("fake_engine")

@@ -56,7 +56,8 @@ def test_list_json_names_what_each_stack_is_made_of_and_tested_on(listed: dict[s
     stack = listed["rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04"]
     assert (stack["wheels"], stack["triton"]) == ("upstream", "pytorch-triton-rocm==3.2.0")
     assert (stack["collective"], stack["flash_attn"]) == ("rccl==2.20.5", "2.7.4.post1")
-    assert stack["tested_on"][0] == {"device": "MI250X", "count": 8, "driver": "6.2"}
+    assert stack["tested_on"] is None  # any machine with a complete set of bounds
+    assert listed["rocm5.7-debian13"]["tested_on"] == []
     known = {issue["id"]: issue for issue in stack["known_issues"]}
     assert known["K-aotriton-float-mask"]["fixed_in"] == "torch 2.7.0"
     assert known["K-aotriton-float-mask"]["issue"] == "pytorch/pytorch#147460"

@@ -79,7 +79,10 @@ def test_a_stack_has_the_issues_of_its_versions_and_architectures(stack: str, hi
 
 def test_an_issue_of_a_driver_is_that_of_a_machine_that_the_stack_names():
     issues = _issues(when={"driver": "580.95", "arch": "sm_90"})
-    found = resolve.resolve(matrix.parse(VALUE), RULES, issues)
+    named = {"device": "H200", "count": "8", "driver": "580.95.05"}
+    value = copy.deepcopy(VALUE)
+    value["runtimes"]["cuda"]["tested_on"] = [named]
+    found = resolve.resolve(matrix.parse(value), RULES, issues)
     hit = {stack.id for stack in found if stack.known_issues}
     assert hit == {stack.id for stack in STACKS if "sm_90" in stack.archs}
 

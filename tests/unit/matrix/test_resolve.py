@@ -152,7 +152,7 @@ def test_a_test_target_is_a_known_device_whose_architecture_is_in_the_image_and_
 ):
     path = ROOT / "tests" / "acceptance" / "devices.json"
     devices = {device["model"]: device for device in json.loads(path.read_text(encoding="utf-8"))["devices"]}
-    for target in stack.tested_on:
+    for target in stack.tested_on or ():
         device = devices[target.device]
         assert (device["vendor"], device["arch"] in stack.archs) == (stack.vendor, True)
         asked = {"vendor": stack.vendor, stack.runtime: stack.runtime_version, "arch": device["arch"]}

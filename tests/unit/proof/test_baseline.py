@@ -337,3 +337,33 @@ def test_reading_and_writing_a_committed_file_changes_nothing() -> None:
     for path in (ROOT / "tests/acceptance/thresholds").rglob("*.json"):
         file = thresholds.load(ROOT, path.parent.name, path.stem)
         assert json.loads(thresholds.as_text(file.merged(()))) == json.loads(file.text)
+
+
+H100 = ROOT / "docs/results/suites-h100-x1-standard.json"
+
+
+def test_one_run_alone_keeps_a_wider_margin_and_says_so() -> None:
+    run = results.parse(H100.read_bytes())
+    found = baseline.propose([run], root=ROOT, one_run=True)
+    assert found.left_out == ()
+    for proposal in found.proposals:
+        entry, (value,) = proposal.entry, proposal.values
+        margin = 0.15 if entry.metric.startswith(("h2d", "d2h", "train")) else 0.10
+        assert entry.bound == pytest.approx(value * (1 - margin), rel=1e-3)
+        assert (entry.bound <= value * (1 - margin), proposal.change) == (True, "same")  # it is committed
+        assert "n = 1 run of" in entry.source
+        assert "one run minus" in entry.tolerance
+        assert entry.basis == {"runs": [run.run_id]}
+
+
+def test_one_run_in_which_a_figure_failed_is_no_baseline() -> None:
+    """Other checks may fail there, and this run has seven that did."""
+    document = json.loads(H100.read_text(encoding="utf-8"))
+    assert [check["id"] for check in document["checks"] if check["outcome"] == "failed"]
+    slow = next(check for check in document["checks"] if check["id"].endswith("test_copy_speed"))
+    slow |= {"outcome": "failed", "reason": "slow", "cause": None}
+    run = results.parse(json.dumps(document).encode())
+    with pytest.raises(ChecksFailedError, match="test_copy_speed"):
+        baseline.propose([run], root=ROOT, one_run=True)
+    with pytest.raises(ConfigurationError, match="too few runs"):
+        baseline.propose([run], root=ROOT)

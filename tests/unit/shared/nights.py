@@ -154,7 +154,7 @@ class Nights:
         for name, function in real_amd.items():
             monkeypatch.setattr(amd, name, function)
         # The suites are made, so their program that knows the bounds is too: it knows none.
-        nothing = json.dumps({"reached": [], "bounds": [], "unmeasured": []})
+        nothing = json.dumps({"reached": [], "bounds": [], "missing": [], "unmeasured": []})
         monkeypatch.setattr("stackcheck.suite.bounds.ask_suites", lambda _root, _question: nothing)
         monkeypatch.setattr("stackcheck.suite.toolkit.freeze", _no_toolkit)
         # The matrix stays as it is, and resolving it for each run would take most of the time.

@@ -165,7 +165,7 @@ def test_a_bound_that_the_image_left_out_is_failed() -> None:
 
 
 def test_a_standard_run_measures_everything_that_has_a_bound() -> None:
-    found = Bounds({}, ("copy_gb_per_s with {}",))
+    found = Bounds(unmeasured=("copy_gb_per_s with {}",))
     assert judged(*HEALTHY, bounds=found).status == "PASSED"  # a smoke run measures no speed
     verdict = judged(*HEALTHY, bounds=found, tier="standard")
     assert verdict.reasons == ("no check measured copy_gb_per_s with {}, which has a bound",)

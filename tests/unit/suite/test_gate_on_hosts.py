@@ -1,4 +1,4 @@
-"""The gate over results of one and two H200s with torch 2.11: refused for public faults of torch and cuDNN.
+"""The gate over results of H100 and H200 with torch 2.11: refused for public faults of torch and cuDNN.
 
 It is PASSED only with a waiver for each of them.
 """
@@ -19,11 +19,13 @@ from stackcheck.suite.requirements import Requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 STACK = "cuda13.0-torch2.11.0-fa4.0.0b36-py3.12-ubuntu24.04"
-COUNTS = (1, 2)
+HOSTS = (("H200", 1), ("H200", 2), ("H100", 1))
+on_every_host = pytest.mark.parametrize("host", HOSTS, ids=lambda host: f"{host[0]} x{host[1]}")
 RESULTS = {
-    count: results.load(ROOT / "docs" / "results" / f"suites-h200-x{count}-standard.json") for count in COUNTS
+    (model, count): results.load(ROOT / "docs" / "results" / f"suites-{model.lower()}-x{count}-standard.json")
+    for model, count in HOSTS
 }
-# Checks that the suites have since these runs. All judge the packages of an image.
+# Checks that the suites have since the runs on H200. All judge the packages of an image.
 SINCE = {
     "test_attention.py::test_flash_attn_package_head_dims[bf16]",
     "test_attention.py::test_flash_attn_package_head_dims[fp16]",
@@ -31,9 +33,9 @@ SINCE = {
     "test_image.py::test_the_management_library_does_not_break_torch",
     "test_kernel_speed.py::test_flash_attention_4_speed",
     "test_static.py::test_flash_attention_4_compiles_for_every_architecture",
-    *(f"test_training.py::test_trains_with_flash_attn_4[{count}]" for count in COUNTS),
+    *(f"test_training.py::test_trains_with_flash_attn_4[{count}]" for model, count in HOSTS),
 }
-PASSED_AND_SKIPPED = {1: (187, 43), 2: (203, 27)}
+PASSED_AND_SKIPPED = {("H200", 1): (187, 43), ("H200", 2): (203, 27), ("H100", 1): (188, 49)}
 # What fails on that host -> why. The last one is about the bare host: nobody builds an image with such files.
 KNOWN = {
     "test_attention.py::test_attention_of_models[default-*]": "pytorch/pytorch#196678",
@@ -67,14 +69,14 @@ OURS = tuple(
 )
 
 
-def judged(count: int, *waivers: Waiver) -> verdict.Verdict:
-    result = RESULTS[count]
+def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
+    result, (model, count) = RESULTS[host], host
     rows = {row["model"]: row for row in vendors.device_table()}
     needed = Requirements(
         checks=tuple(
             name
             for name in expected.check_ids(ROOT, vendor="nvidia", tier="standard", count=count)
-            if name not in SINCE
+            if model != "H200" or name not in SINCE
         ),
         image_config_digest="no image",  # the bare host
         vendor="nvidia",
@@ -82,6 +84,7 @@ def judged(count: int, *waivers: Waiver) -> verdict.Verdict:
         facts=skips.Facts(rows=[rows[device.model] for device in result.host.devices]),
         advisory=POLICY.advisory,
         waivers=waivers,
+        same_thresholds=model == "H200",  # the H100's own bounds came from its run
     )
     return verdict.judge(result, needed, bounds.look_up(result, ROOT))
 
@@ -133,23 +136,37 @@ def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_n
         assert (found.status, checks_of(found.reasons)) == ("FAILED", {missing.check})
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_torch_2_11_on_h200_is_refused_for_what_is_known_to_be_broken_and_nothing_else(count: int) -> None:
-    found = judged(count)
-    assert (found.status, len(found.passed), len(found.skipped)) == ("FAILED", *PASSED_AND_SKIPPED[count])
+@on_every_host
+def test_torch_2_11_is_refused_for_what_is_known_to_be_broken_and_nothing_else(host: tuple[str, int]) -> None:
+    found = judged(host)
+    assert (found.status, len(found.passed), len(found.skipped)) == ("FAILED", *PASSED_AND_SKIPPED[host])
     assert checks_of(found.reasons) == set(KNOWN)
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@on_every_host
 @pytest.mark.parametrize("missing", range(len(WAIVERS)))
-def test_each_of_them_needs_a_waiver_of_its_own(missing: int, count: int) -> None:
-    found = judged(count, *(one for number, one in enumerate(WAIVERS) if number != missing))
+def test_each_of_them_needs_a_waiver_of_its_own(missing: int, host: tuple[str, int]) -> None:
+    found = judged(host, *(one for number, one in enumerate(WAIVERS) if number != missing))
     assert (found.status, checks_of(found.reasons)) == ("FAILED", {WAIVERS[missing].check})
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_with_waivers_it_passes_and_the_certificate_names_them(count: int) -> None:
-    found = judged(count, *WAIVERS)
+@on_every_host
+def test_with_waivers_it_passes_and_the_certificate_names_them(host: tuple[str, int]) -> None:
+    found = judged(host, *WAIVERS)
     assert (found.status, found.reasons) == ("PASSED", ())
     assert checks_of(found.warned) == set(KNOWN)
     assert found.waivers == WAIVERS
+    assert {device.model for device in RESULTS[host].host.devices} == {host[0]}
+
+
+@on_every_host
+def test_with_the_waivers_of_the_matrix_only_the_bare_host_is_left_to_blame(host: tuple[str, int]) -> None:
+    found = judged(host, *OURS)
+    assert checks_of(found.reasons) == {"test_image.py::test_nothing_runs_unasked_when_python_starts"}
+    assert judged(host, *OURS, WAIVERS[-1]).status == "PASSED"
+
+
+def test_every_bound_of_one_h100_is_measured_and_kept_from_its_own_run() -> None:
+    found = judged(("H100", 1), *WAIVERS)
+    assert found.bounds == {"measured": 26}
+    assert bounds.missing(ROOT, "H100", 1, "standard") == ()

@@ -1,0 +1,99 @@
+"""Which machines can certify a stack: one answer for the lint, the verdict and the list of stacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from stackcheck.matrix import resolve
+from stackcheck.matrix.matrix import TestTarget
+from stackcheck.suite import certifiable
+
+ROOT = Path(__file__).resolve().parents[3]
+STACKS = {stack.id: stack for stack in resolve.load_stacks(ROOT)}
+CUDA = STACKS["cuda13.0-torch2.13.0-py3.11-debian12"]
+ROCM = STACKS["rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"]
+ROWS = {
+    row["model"]: row
+    for row in json.loads((ROOT / "tests/acceptance/devices.json").read_text(encoding="utf-8"))["devices"]
+}
+BY_RUNTIME = {"nvidia": CUDA, "amd": ROCM}
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        *(("H100", 1), ("H100", 8), ("H200", 1), ("H200", 2), ("H200", 4), ("H200", 8)),
+        *(("A100", 1), ("A100", 8), ("B200", 1), ("B200", 8)),
+        *(("MI250", 8), ("MI250X", 8), ("MI300X", 1), ("MI300X", 8), ("MI325X", 8), ("MI355X", 8)),
+    ],
+)
+def test_every_machine_with_all_its_bounds_certifies(model: str, count: int) -> None:
+    stack = BY_RUNTIME[ROWS[model]["vendor"]]
+    assert certifiable.reasons_against_stack(stack, [model] * count, ROOT) == ()
+
+
+@pytest.mark.parametrize("model", [name for name, row in ROWS.items() if row["vendor"] != "cpu"])
+@pytest.mark.parametrize("count", [1, 8])
+def test_any_other_machine_is_told_which_bounds_are_missing(model: str, count: int) -> None:
+    """Drawn from all rows of devices.json: there is no third answer, and none is silent."""
+    stack = dataclasses.replace(BY_RUNTIME[ROWS[model]["vendor"]], archs=(ROWS[model]["arch"],))
+    missing = certifiable.missing_bounds(ROOT, model, count)
+    found = certifiable.reasons_against_stack(stack, [model] * count, ROOT)
+    if missing:
+        (reason,) = found
+        assert (
+            f"{model} x{count} is known, and cannot be certified yet: bounds missing: {missing[0]}" in reason
+        )
+        assert reason.endswith("next: stackcheck baseline")
+    else:
+        assert found == ()
+
+
+def test_a_list_of_machines_narrows_and_an_empty_one_shuts_every_machine_out() -> None:
+    named = dataclasses.replace(CUDA, tested_on=(TestTarget(device="H200", count=8),))
+    assert certifiable.reasons_against_stack(named, ["H200"] * 8, ROOT) == ()
+    (reason,) = certifiable.reasons_against_stack(named, ["H100"] * 8, ROOT)
+    assert reason == "the machine has H100 x8, and the stack names H200 x8 (tested_on in matrix.yaml)"
+    (reason,) = certifiable.reasons_against_stack(STACKS["rocm5.7-debian13"], ["MI250X"] * 8, ROOT)
+    assert "the stack names none" in reason
+
+
+def test_a_machine_without_what_the_stack_needs_is_refused_in_words() -> None:
+    def of(*models: str) -> str:
+        (reason,) = certifiable.reasons_against_stack(CUDA, models, ROOT)
+        return reason
+
+    assert of("MI300X") == "the stack is for nvidia, the devices are of amd"
+    assert (
+        of("H100", "H200") == "the machine has H100 x1 and H200 x1, and a bound is for devices of one model"
+    )
+    assert of("unknown (PCI 10de:ffff)") == "unknown (PCI 10de:ffff): no row of devices.json"
+    assert certifiable.reasons_against_stack(CUDA, [], ROOT) == ("no device",)
+
+
+@pytest.mark.parametrize(
+    ("built", "arch", "runs"),
+    [
+        *(
+            ("sm_80", "sm_80", True),
+            ("sm_80", "sm_86", True),
+            ("sm_80", "sm_89", True),
+            ("sm_80", "sm_90", False),
+        ),
+        *(("sm_90", "sm_89", False), ("sm_100", "sm_103", True), ("sm_100", "sm_120", False)),
+        *(("gfx942", "gfx942", True), ("gfx942", "gfx950", False), ("gfx90a", "gfx942", False)),
+    ],
+)
+def test_code_runs_on_a_later_minor_of_its_major_and_on_amd_on_its_own(
+    built: str, arch: str, runs: bool
+) -> None:
+    assert certifiable.serves(built, arch) is runs
+    stack = dataclasses.replace(CUDA, archs=(built,))
+    devices = [name for name, row in ROWS.items() if row["arch"] == arch and row["vendor"] == "nvidia"]
+    for model in devices:
+        reasons = certifiable.reasons_against([model], machines=None, archs=stack.archs)
+        assert [("holds code for" in reason) for reason in reasons] == ([] if runs else [True])
