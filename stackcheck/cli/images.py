@@ -42,7 +42,7 @@ from stackcheck.cli.options import (
     sign_words,
 )
 from stackcheck.cli.output import Progress, print_facts, print_json
-from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.errors import NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import forecast, plans
 from stackcheck.imaging.wheels import origins
@@ -109,7 +109,7 @@ def make_images(
     refused = {one.stack_id: one for one in found if one.reasons}
     able = tuple(stack for stack in chosen if stack.id not in refused)
     if dry_run:
-        if found and not as_json:
+        if (refused or on.named) and not as_json:
             print(f"{outlooks.counted(found, on)}\n")
         forecasts = forecast.forecast(able, root.resolve(), options)
         building.show_forecast(
@@ -117,12 +117,7 @@ def make_images(
         )
         _end(refused, able, selectors)
         return
-    if on.named:
-        raise ConfigurationError(
-            "--machine asks about a machine, and images builds on this one",
-            got=on.words(),
-            next_step=f"stackcheck images --machine {machine} --dry-run",
-        )
+    outlooks.require_here(on)
     report = Progress()
     settings = _settings(root, target=target, key=key, sign_with=sign_with, force=force)
     settings = dataclasses.replace(settings, build=options)
@@ -137,9 +132,9 @@ def make_images(
                 able = building.locked_to(options.wheelhouse, able, settings.root, report)
             ended += flow.images(able, building.connected(report), settings, report)
     outcomes.show(ended, as_json=as_json)
-    errors = [outcome.error for outcome in ended if outcome.error]
-    if errors:
-        raise typer.Exit(errors[0].exit_code)
+    for outcome in ended:
+        if outcome.error:
+            raise typer.Exit(outcome.error.exit_code)
 
 
 def _not_built(one: Outlook) -> flow.StackOutcome:

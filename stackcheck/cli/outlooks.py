@@ -65,6 +65,20 @@ def show_refused(outlooks: Iterable[Outlook]) -> None:
                 print(f"  - {reason.says}")
 
 
+def require_here(on: Machine) -> None:
+    """Refuse to build for a machine that the user named: a build is for this host.
+
+    Raises:
+        ConfigurationError: The machine is a named one.
+    """
+    if on.named:
+        raise ConfigurationError(
+            "--machine asks about a machine, and images builds on this one",
+            got=on.words(),
+            next_step="the same command with --dry-run",
+        )
+
+
 def require_some(outlooks: Sequence[Outlook], on: Machine) -> None:
     """Refuse a selection of which no stack can be certified.
 

@@ -49,7 +49,7 @@ def reasons_against_stack(
         return (f"{' and '.join(strangers)}: no row of devices.json",)
     if others := {str(rows[model]["vendor"]) for model in models} - {stack.vendor}:
         return (f"the stack is for {stack.vendor}, the devices are of {' and '.join(sorted(others))}",)
-    missing = _missing(models, root, tier)
+    missing = missing_of(models, root, tier)
     return tuple(reasons_against(models, machines=stack.tested_on, archs=stack.archs, missing=missing))
 
 
@@ -57,11 +57,11 @@ def before_a_run(subject: Subject, host: Host, tier: Tier, root: Path) -> tuple[
     """Why a run of an image on this host cannot end PASSED, as the verdict will say it."""
     models = [device.model for device in host.devices]
     archs = subject.stack.archs if subject.stack else ()
-    missing = _missing(models, root, tier)
+    missing = missing_of(models, root, tier)
     return tuple(reasons_against(models, machines=subject.machines, archs=archs, missing=missing))
 
 
-def _missing(models: Sequence[str], root: Path, tier: Tier) -> tuple[str, ...]:
+def missing_of(models: Sequence[str], root: Path, tier: Tier) -> tuple[str, ...]:
     """The bounds that GPUs of one known model lack; of others, the models themselves are the reason."""
     gpus = {str(row["model"]) for row in vendors.device_table() if row["vendor"] != "cpu"}
     (model, *others) = set(models) or {""}

@@ -23,7 +23,7 @@ from stackcheck.errors import (
 )
 from stackcheck.matrix import known_issues, matrix
 from stackcheck.matrix.policy import is_advisory, names
-from stackcheck.suite import bounds, expected, verdict
+from stackcheck.suite import bounds, certifiable, expected
 from stackcheck.suite.bounds import DriverSupport
 
 if TYPE_CHECKING:
@@ -64,9 +64,12 @@ class Machine:
 
     def words(self) -> str:
         """Models, counts and driver: `MI300X x8, driver 30.30.3`."""
+        return f"{self.device_words()}, driver {self.driver}" if self.driver else self.device_words()
+
+    def device_words(self) -> str:
+        """Models and counts: `MI300X x8`."""
         counts = Counter(self.models)
-        found = " and ".join(f"{model} x{count}" for model, count in sorted(counts.items())) or "no device"
-        return f"{found}, driver {self.driver}" if self.driver else found
+        return " and ".join(f"{model} x{count}" for model, count in sorted(counts.items())) or "no device"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,7 @@ class Known:
         today: Decides which waivers hold.
         issues: The reported faults.
         checks: The ids that a certifying run on this machine must hold.
+        missing_bounds: The figures of such a run that have no bound.
         no_checks: Why there is no such list; None if there is.
         drivers: Runtime -> what the documents say of the machine's driver with it.
         site_locks: Whether a folder of wheels will lock the stacks.
@@ -132,6 +136,7 @@ class Known:
     today: dt.date
     issues: KnownIssues
     checks: tuple[str, ...] = ()
+    missing_bounds: tuple[str, ...] = ()
     no_checks: str | None = None
     drivers: Mapping[str, DriverSupport] = field(default_factory=dict)
     site_locks: bool = False
@@ -206,6 +211,7 @@ def known_of(stacks: Sequence[Stack], machine: Machine, root: Path, *, site_lock
     return Known(
         policy=policy,
         today=dt.datetime.now(dt.UTC).date(),
+        missing_bounds=certifiable.missing_of(machine.models, root, policy.certifies[machine.vendor]),
         issues=known_issues.load(root / "images" / "known-issues.yaml"),
         checks=checks,
         no_checks=no_checks,
@@ -247,26 +253,20 @@ def _vendor(stack: Stack, machine: Machine) -> Reason:
 
 def _machine(stack: Stack, machine: Machine, known: Known) -> Iterator[Reason]:
     """What is against the devices themselves."""
-    models = machine.words().partition(",")[0]
-    told = [*verdict.machine_mismatch(machine.models, stack.tested_on)]
+    told = certifiable.reasons_against(
+        machine.models, machines=stack.tested_on, archs=stack.archs, missing=known.missing_bounds
+    )
+    reasons = [*told]
     if stack.vendor != "cpu" and stack.torch is None:
-        told = ["the stack has no torch, and is never certified for training"]
+        reasons.append("the stack has no torch, and is never certified for training")
     if known.no_checks:
-        told.append(known.no_checks)
-    told += [
-        f"the stack has no code for {arch}; it has {' '.join(stack.archs)}"
-        for arch in dict.fromkeys(machine.archs)
-        if stack.archs and arch not in stack.archs
-    ]
-    for says in told:
-        short = (
-            says
-            if says.startswith(("the stack has no torch", "the stack has no code"))
-            else f"not for {models}"
-        )
-        next_step = f"stackcheck list {stack.id} --machine MODEL:COUNT, with a machine that the stack names"
+        reasons.append(known.no_checks)
+    for says in reasons:
         yield Reason(
-            kind="machine", short=short.partition(",")[0].partition(";")[0], says=says, next_step=next_step
+            kind="machine",
+            short=says.partition(",")[0] if stack.torch is None else f"not for {machine.device_words()}",
+            says=says,
+            next_step="run the same command on such a machine, or see tested_on in docs/matrix.md",
         )
 
 

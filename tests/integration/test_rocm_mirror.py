@@ -270,7 +270,9 @@ def test_the_static_suite_passes_and_the_image_is_refused_for_want_of_a_device(
     built: list[dict[str, Any]], locked: Site, name: str, tmp_path: Path
 ) -> None:
     assert built
-    done = locked.stackcheck("images", name, "--force", "--json", "--to", f"oci:{tmp_path / 'dist'}")
+    done = locked.stackcheck(
+        "images", name, "--anyway", "--force", "--json", "--to", f"oci:{tmp_path / 'dist'}"
+    )
     assert done.returncode == REFUSED, done.stderr[-4000:]
     verdict = json.loads((locked.root / "build" / name / "verdict.json").read_text())
     assert (verdict["status"], ABSENT in verdict["reasons"]) == ("FAILED", True)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from result_files import CONFIG_DIGEST, check, result
 from stackcheck import vendors
 from stackcheck.errors import ConfigurationError
-from stackcheck.matrix import resolve
+from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.policy import is_advisory, names
 from stackcheck.matrix.rules import one_of
-from stackcheck.suite import outlook, results, verdict
+from stackcheck.suite import certifiable, outlook, results, skips, verdict
 from stackcheck.suite.bounds import Bounds, DriverSupport
 from stackcheck.suite.outlook import Known, Machine, Outlook
 from stackcheck.suite.requirements import Requirements
@@ -43,8 +43,13 @@ MACHINES = [
     for driver in DRIVERS[outlook.named(model).vendor]
     if model != "CPU" or count == 1
 ]
+TIERS = matrix.load(ROOT / "matrix.yaml").policy.certifies
 PAIRS = [pair for pair in itertools.product(STACKS, MACHINES) if pair[0].vendor == pair[1].vendor]
-NAMED = [pair for pair in PAIRS if not [*verdict.machine_mismatch(pair[1].models, pair[0].tested_on)]]
+NAMED = [
+    (stack, machine)
+    for stack, machine in PAIRS
+    if not certifiable.reasons_against_stack(stack, machine.models, ROOT, TIERS[machine.vendor])
+]
 USUAL = (None, "580.95.05", "30.30")
 UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 FIXED = {stack.id: stack for stack in STACKS}
@@ -91,10 +96,11 @@ def ended(stack: Stack, machine: Machine) -> verdict.Verdict:
         image_config_digest=CONFIG_DIGEST,
         machines=stack.tested_on,
         vendor=stack.vendor,
+        facts=skips.Facts(rows=(), archs=stack.archs),
         advisory=about.policy.advisory,
         waivers=about.policy.waivers_for(stack.id, today),
     )
-    return verdict.judge(run, needed, Bounds())
+    return verdict.judge(run, needed, Bounds(missing=about.missing_bounds))
 
 
 def broken(stack: Stack, machine: Machine, when: Any) -> bool:
@@ -128,6 +134,8 @@ def test_a_stack_can_be_certified_exactly_where_its_run_would_pass(pair: tuple[S
 def test_the_pairs_hold_both_answers():
     answers = {kinds(said(stack, machine)) <= {"lock"} for stack, machine in NAMED if machine.driver in USUAL}
     assert answers == {True, False}
+    assert ended(FIXED[FA4], H200).reasons == ()
+    assert ended(FIXED[PLAIN], H200).status == "FAILED"
 
 
 @UNHURRIED
