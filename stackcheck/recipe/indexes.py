@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TIMEOUT_S = 600.0
+NO_INDEX = "--no-index"
 # The oldest glibc that torch's own wheels ask for.
 PLATFORM = "x86_64-manylinux_2_28"
 # In uv's output if a place does not answer, and not if it answers and has no such package.
@@ -160,8 +161,11 @@ def pip_places(*, find_links: bool) -> list[str]:
     own: a stack whose torch comes from the index leaves folders out.
     """
     options: dict[str, None] = {}
+    settings = _pip_config(tuple(sorted(os.environ.items())))
+    if re.search(r"^\S*\.no-index='(?:1|true|yes|on)'$", settings, re.MULTILINE | re.IGNORECASE):
+        options[NO_INDEX] = None
     names = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links"}
-    for line in _pip_config(tuple(sorted(os.environ.items()))).splitlines():
+    for line in settings.splitlines():
         key, _, value = line.partition("=")
         name = names.get(key.rpartition(".")[2])
         if name is None or (name == "--find-links" and not find_links):
