@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 
@@ -208,37 +209,29 @@ def lock(
 @app.command()
 def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root = HERE) -> None:
     """Compare pins with the newest versions in the package indexes, and list known issues of the stacks."""
-    from stackcheck.recipe import indexes
+    from stackcheck.matrix import compat
+    from stackcheck.recipe import indexes, newest
+    from stackcheck.recipe import lock as locking
+    from stackcheck.recipe import mirrors as sites
+    from stackcheck.recipe.upstream import Upstream
 
     stacks = resolve.load_stacks(root, selectors or ())
-    pinned, issues = _pinned(stacks), _stacks_by_issue(stacks)
-    newest = indexes.newest(sorted({name for name, _ in pinned}))
-    behind = [
-        (name, version, newest[name], ids)
-        for (name, version), ids in sorted(pinned.items())
-        if newest[name] != version.partition("+")[0]
-    ]
+    issues, upstream = _stacks_by_issue(stacks), Upstream(mirrors=sites.load())
+
+    def versions(name: str, pre: bool, stack: Stack) -> Sequence[str]:
+        also = tuple(f"{option}={place}" for option, place in locking.beside(stack, upstream))
+        return indexes.versions(name, python=stack.python, pre=pre, also=also)
+
+    behind = newest.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
     if as_json:
-        keys = ("name", "pinned", "newest", "stacks")
         told = [{**issue.as_json(), "stacks": ids} for issue, ids in issues.items()]
-        print_json({"outdated": [dict(zip(keys, pin, strict=True)) for pin in behind], "known_issues": told})
+        print_json({"outdated": [dataclasses.asdict(one) for one in behind], "known_issues": told})
         return
     nowhere = "not in the indexes of this machine"
-    rows = [(name, version, new or nowhere, f"{len(ids)} stacks") for name, version, new, ids in behind]
+    rows = [(one.name, one.pinned, one.newest or nowhere, f"{len(one.stacks)} stacks") for one in behind]
     print_table(("package", "pinned", "newest", "in"), rows)
     _print_issues(stacks)
 
 
 def _locked_or(missing: Sequence[str]) -> str:
     return f"unlocked: {'; '.join(missing)}" if missing else "locked"
-
-
-def _pinned(stacks: Sequence[Stack]) -> dict[tuple[str, str], list[str]]:
-    """Package and version -> the stacks that pin it; FlashAttention is included."""
-    pinned: dict[tuple[str, str], list[str]] = {}
-    for stack in stacks:
-        flash = [f"{stack.flash_attn.package}=={stack.flash_attn.version}"] if stack.flash_attn else []
-        for requirement in dict.fromkeys((*stack.requirements, *flash)):
-            name, _, version = requirement.partition("==")
-            pinned.setdefault((name, version), []).append(stack.id)
-    return pinned
