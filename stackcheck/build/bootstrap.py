@@ -46,8 +46,11 @@ EXCLUDED = (
 INCLUDED = ("/usr/share/locale/locale.alias", "/usr/share/doc/*/copyright")
 
 # Runs last, in the host's shell with the root as "$1": what would differ between hosts or days goes.
+# mmdebstrap copies hostname and resolv.conf with the modes that they have on the host: one mode for all hosts,
+# the one that certified bases have.
 CLEAN = r"""
 set -eu
+umask 022
 rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/*stackcheck*
 rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/var/lib/apt/lists "$1"/var/cache/apt "$1"/var/cache/ldconfig
 mkdir -p "$1"/var/lib/apt/lists/partial "$1"/var/cache/apt/archives/partial
@@ -55,7 +58,20 @@ rm -f "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/etc/machine-id "
 find "$1"/var/log -type f -delete
 echo localhost > "$1"/etc/hostname
 : > "$1"/etc/resolv.conf
+chmod 755 "$1"/etc/hostname "$1"/etc/resolv.conf
 """.strip()
+
+# What of the user's environment reaches the packages' scripts: else a base would differ from host to host.
+PASSED_ON = (
+    *("PATH", "HOME", "TMPDIR", "USER", "LOGNAME"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "all_proxy"),
+)
+FIXED = {
+    "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
+    "LC_ALL": "C.UTF-8",
+    # Python would write byte code with times while packages are set up, beside what they compile themselves.
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +106,7 @@ class RootFs:
 
 def key(suite: str, packages: Sequence[str], selected: Selected = NOTHING_SELECTED) -> str:
     """The content hash of everything this module decides about a base."""
-    recipe = [suite, sorted(packages), EXCLUDED, INCLUDED, CLEAN, SOURCE_DATE_EPOCH]
+    recipe = [suite, sorted(packages), EXCLUDED, INCLUDED, CLEAN, FIXED]
     if selected != NOTHING_SELECTED:
         recipe.append(dataclasses.astuple(selected))
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
@@ -268,10 +284,16 @@ def _command(suite: str, packages: Sequence[str], selected: Selected, tar: Path,
 
 def _run(command: list[str]) -> str | None:
     """Why it failed, or None."""
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "LC_ALL": "C.UTF-8"}
+    environment = {**{name: os.environ[name] for name in PASSED_ON if name in os.environ}, **FIXED}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            umask=0o022,
+            timeout=TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
