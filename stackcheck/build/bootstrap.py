@@ -46,8 +46,8 @@ EXCLUDED = (
 INCLUDED = ("/usr/share/locale/locale.alias", "/usr/share/doc/*/copyright")
 
 # Runs last, in the host's shell with the root as "$1": what would differ between hosts or days goes.
-# mmdebstrap copies hostname and resolv.conf with the modes that they have on the host: one mode for all hosts,
-# the one that certified bases have.
+# mmdebstrap copies hostname and resolv.conf with the modes that they have on the host: here one mode for all
+# hosts, the one that certified bases have.
 CLEAN = r"""
 set -eu
 umask 022

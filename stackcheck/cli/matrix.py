@@ -144,14 +144,17 @@ def render(
     selectors: Selectors = None,
     *,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 2 if a file differs from its template.")
+        bool,
+        typer.Option(
+            "--check", help="Write nothing; exit 2 if a file differs from its template or is stale."
+        ),
     ] = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
     """Write the Dockerfiles of stacks, or check them with --check."""
     from stackcheck.recipe import render as rendering
-    from stackcheck.recipe import stack_table
+    from stackcheck.recipe import stack_table, stale
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
     pages = () if selectors else [path for path in (images / "README.md",) if path.exists()]
@@ -162,9 +165,12 @@ def render(
             for page in pages
             if not stack_table.is_fresh(page, stacks)
         ]
-        if drifted and check:
-            raise ConfigurationError("\n".join(drifted), next_step="stackcheck render")
-        print("\n".join(drifted) or f"{len(stacks)} stacks match their templates")
+        old = [line for stack in stacks for line in stale.stale(stack, images)]
+        if (drifted or old) and check:
+            steps = ["stackcheck render"] if drifted else []
+            steps += [f"stackcheck lock {name}" for name in dict.fromkeys(line.split("/")[1] for line in old)]
+            raise ConfigurationError("\n".join([*drifted, *old]), next_step="\n    ".join(steps))
+        print("\n".join([*drifted, *old]) or f"{len(stacks)} stacks match their templates")
         return
     written = [
         *rendering.write(stacks, images),
