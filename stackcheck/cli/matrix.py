@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 
@@ -166,14 +167,17 @@ def render(
     selectors: Selectors = None,
     *,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 2 if a file differs from its template.")
+        bool,
+        typer.Option(
+            "--check", help="Write nothing; exit 2 if a file differs from its template or is stale."
+        ),
     ] = False,
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
     """Write the Dockerfiles of stacks, or check them with --check."""
     from stackcheck.recipe import render as rendering
-    from stackcheck.recipe import stack_table
+    from stackcheck.recipe import stack_table, stale
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
     pages = () if selectors else [path for path in (images / "README.md",) if path.exists()]
@@ -184,9 +188,12 @@ def render(
             for page in pages
             if not stack_table.is_fresh(page, stacks)
         ]
-        if drifted and check:
-            raise ConfigurationError("\n".join(drifted), next_step="stackcheck render")
-        print("\n".join(drifted) or f"{len(stacks)} stacks match their templates")
+        old = [line for stack in stacks for line in stale.stale(stack, images)]
+        if (drifted or old) and check:
+            steps = ["stackcheck render"] if drifted else []
+            steps += [f"stackcheck lock {name}" for name in dict.fromkeys(line.split("/")[1] for line in old)]
+            raise ConfigurationError("\n".join([*drifted, *old]), next_step="\n    ".join(steps))
+        print("\n".join([*drifted, *old]) or f"{len(stacks)} stacks match their templates")
         return
     written = [
         *rendering.write(stacks, images),
@@ -231,37 +238,29 @@ def lock(
 @app.command()
 def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root = HERE) -> None:
     """Compare pins with the newest versions in the package indexes, and list known issues of the stacks."""
-    from stackcheck.recipe import indexes
+    from stackcheck.matrix import compat
+    from stackcheck.recipe import indexes, newest
+    from stackcheck.recipe import lock as locking
+    from stackcheck.recipe import mirrors as sites
+    from stackcheck.recipe.upstream import Upstream
 
     stacks = resolve.load_stacks(root, selectors or ())
-    pinned, issues = _pinned(stacks), _stacks_by_issue(stacks)
-    newest = indexes.newest(sorted({name for name, _ in pinned}))
-    behind = [
-        (name, version, newest[name], ids)
-        for (name, version), ids in sorted(pinned.items())
-        if newest[name] != version.partition("+")[0]
-    ]
+    issues, upstream = _stacks_by_issue(stacks), Upstream(mirrors=sites.load())
+
+    def versions(name: str, pre: bool, stack: Stack) -> Sequence[str]:
+        also = tuple(f"{option}={place}" for option, place in locking.beside(stack, upstream))
+        return indexes.versions(name, python=stack.python, pre=pre, also=also)
+
+    behind = newest.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
     if as_json:
-        keys = ("name", "pinned", "newest", "stacks")
         told = [{**issue.as_json(), "stacks": ids} for issue, ids in issues.items()]
-        print_json({"outdated": [dict(zip(keys, pin, strict=True)) for pin in behind], "known_issues": told})
+        print_json({"outdated": [dataclasses.asdict(one) for one in behind], "known_issues": told})
         return
     nowhere = "not in the indexes of this machine"
-    rows = [(name, version, new or nowhere, _stacks(len(ids))) for name, version, new, ids in behind]
+    rows = [(one.name, one.pinned, one.newest or nowhere, _stacks(len(one.stacks))) for one in behind]
     print_table(("package", "pinned", "newest", "in"), rows)
     _print_issues(stacks)
 
 
 def _locked_or(missing: Sequence[str]) -> str:
     return f"unlocked: {'; '.join(missing)}" if missing else "locked"
-
-
-def _pinned(stacks: Sequence[Stack]) -> dict[tuple[str, str], list[str]]:
-    """Package and version -> the stacks that pin it; FlashAttention is included."""
-    pinned: dict[tuple[str, str], list[str]] = {}
-    for stack in stacks:
-        flash = [f"{stack.flash_attn.package}=={stack.flash_attn.version}"] if stack.flash_attn else []
-        for requirement in dict.fromkeys((*stack.requirements, *flash)):
-            name, _, version = requirement.partition("==")
-            pinned.setdefault((name, version), []).append(stack.id)
-    return pinned

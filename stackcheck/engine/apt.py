@@ -2,7 +2,7 @@
 
 In: `/etc/apt` (deb822 `.sources` and one-line `.list` files) and `apt-config dump`. Out: `Source` values
 and texts that a bootstrapped base, a build or a second pinned source can use. No archive's address is
-written in this tool: a mirror or an air-gapped copy that the host uses is used for everything.
+written in this tool: a mirror or an air-gapped copy that the host uses is used wherever it has the suite.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import platform
 import re
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stackcheck.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 APT = Path("/etc/apt")
 # Files that this tool writes itself, so that they never count as the host's own.
@@ -21,17 +25,33 @@ OWN_PREFIX = "stackcheck-"
 _ONE_LINE = re.compile(
     r"^deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)$"
 )
-_OPTION = re.compile(r"^(Acquire::(?:https?::(?:Proxy|CaInfo)|[Cc]heck-[Vv]alid-[Uu]ntil|Check-Date))\b.*$")
+# How an archive is reached and how old its index may be. What lets apt take an unsigned archive stays behind.
+_OPTION = re.compile(
+    r"^Acquire::(?:(?:https?|ftp|tor|Retries|ForceIPv[46]|Check-Date)\b|(?:Check|Max|Min)-Valid(?:-Until|Time)\b)",
+    re.IGNORECASE,
+)
+# What a source says of itself beside its keyring: an unsigned local mirror, a snapshot of another day.
+_OWN_SETTINGS = ("trusted", "check-valid-until", "check-date")
+_NO = frozenset({"no", "false", "without", "off", "disable", "0"})  # apt-pkg/contrib/strutl.cc, StringToBool
+# Not an archive that can be asked for another suite.
+_MEDIA = ("cdrom:",)
+# As dpkg names them (`apt-config` may be absent where sources are only read).
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """One archive: addresses, suites, components and the keyring (a path, or a key written out)."""
+    """One archive: addresses, suites, components and the keyring (a path, or a key written out).
+
+    Attributes:
+        settings: What it says of itself beside that, as in a deb822 stanza: `("trusted", "yes")`.
+    """
 
     uris: tuple[str, ...]
     suites: tuple[str, ...]
     components: tuple[str, ...]
     signed_by: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
 
     def text(self) -> str:
         """The source as a deb822 stanza."""
@@ -41,8 +61,49 @@ class Source:
             "Suites": " ".join(self.suites),
             "Components": " ".join(self.components),
             "Signed-By": self.signed_by,
+            **{name.title(): value for name, value in self.settings},
         }
         return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """A distribution whose releases a base can be of.
+
+    Attributes:
+        releases: Code names that a base may have.
+        names: Every name of a suite of its main archive.
+        keyring: Where its keyring package puts its keys, and the package.
+        signers: Primary keys, of which at least one signs each of `releases`.
+        keyring_since: The first version of the keyring package that has one of them.
+    """
+
+    name: str
+    releases: frozenset[str]
+    names: frozenset[str]
+    keyring: Path
+    keyring_package: str
+    signers: frozenset[str]
+    keyring_since: str
+
+
+_DEBIAN_RELEASES = frozenset({"bookworm", "trixie", "forky"})
+DEBIAN = Distribution(
+    name="debian",
+    releases=_DEBIAN_RELEASES,
+    names=_DEBIAN_RELEASES
+    | {"bullseye", "duke", "sid", "unstable", "testing", "stable", "oldstable", "oldoldstable"},
+    keyring=Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
+    keyring_package="debian-archive-keyring",
+    # The automatic signing keys of Debian 12 and 13: `gpg --show-keys` of the keyring package.
+    signers=frozenset(
+        {
+            "B8B80B5B623EAB6AD8775C45B7C5D7D6350947F8",  # Debian 12
+            "04B54C3CDCA79751B16BC6B5225629DF75B188BD",  # Debian 13
+        }
+    ),
+    keyring_since="2023.1",
+)
 
 
 def host_release() -> dict[str, str]:
@@ -61,37 +122,58 @@ def sources(folder: Path = APT) -> tuple[Source, ...]:
             continue
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".list":
-            found += _one_line_sources(text)
+            found += one_line_sources(text)
         elif path.suffix == ".sources":
             found += _stanzas(text)
     return tuple(found)
 
 
-def for_suite(suite: str, *, folder: Path = APT, release: str | None = None) -> Source:
-    """The host's main archive, asked for another suite (Debian 13's from Debian 12's address and keyring).
+def archive(of: Distribution, suite: str, found: Iterable[Source]) -> tuple[Source, ...]:
+    """A distribution's archive asked for a suite and its updates, and its security archive; else empty.
+
+    Other publishers use the names of suites too (`bookworm main`), but have no updates of them, and a keyring
+    of their own.
+    """
+    usable = [source for source in found if not all(uri.startswith(_MEDIA) for uri in source.uris)]
+    main = [source for source in usable if "main" in source.components and of.names & {*source.suites}]
+    if not main:
+        return ()
+    updated = {
+        uri.rstrip("/")
+        for source in usable
+        if any(f"{name}-updates" in source.suites for name in of.names)
+        for uri in source.uris
+    }
+
+    def unlikely(source: Source) -> tuple[bool, bool]:
+        own = Path(source.signed_by or "").name.startswith(f"{of.name}-archive")
+        return not updated & {uri.rstrip("/") for uri in source.uris}, not own
+
+    best = min(main, key=unlikely)
+    security = [
+        dataclasses.replace(source, suites=(f"{suite}-security",), components=("main",))
+        for source in usable
+        if any(f"{name}-security" in source.suites for name in of.names)
+    ]
+    whole = dataclasses.replace(best, suites=(suite, f"{suite}-updates"), components=("main",))
+    return (whole, *dict.fromkeys(security))
+
+
+def for_suite(suite: str, *, folder: Path = APT) -> Source:
+    """The host's main archive of Debian, asked for another suite (Debian 13's from Debian 12's address).
 
     Raises:
-        EngineError: The host has no source for its own release, so there is nothing to derive from.
+        EngineError: The host has no source of Debian, so there is nothing to derive from.
     """
-    own = main_archive(folder=folder, release=release)
-    return dataclasses.replace(own, suites=(suite,), components=("main",))
-
-
-def main_archive(*, folder: Path = APT, release: str | None = None) -> Source:
-    """The source that gives the host its own release.
-
-    Raises:
-        EngineError: The host has no such source.
-    """
-    codename = release or host_release().get("VERSION_CODENAME", "")
-    for source in sources(folder):
-        if codename in source.suites and "main" in source.components:
-            return source
+    found = sources(folder)
+    asked = archive(DEBIAN, suite, found)
+    if asked:
+        return dataclasses.replace(asked[0], suites=(suite,))
     raise EngineError(
         "no package archive of this host's own release is configured",
         where=str(folder),
-        got=", ".join(" ".join(source.suites) for source in sources(folder)) or "no source",
-        expected=f"a source with the suite {codename or 'of this release'} and the component main",
+        got=", ".join(" ".join(source.suites) for source in found) or "no source",
+        expected="a source with a suite of Debian and the component main",
         next_step=f"write one to {folder}/sources.list.d/ and run: apt-get update",
     )
 
@@ -104,24 +186,43 @@ def options() -> tuple[str, ...]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(line for line in dump.splitlines() if _OPTION.match(line) and not line.endswith('"";'))
+    return reach_options(dump.splitlines())
 
 
-def _one_line_sources(text: str) -> list[Source]:
+def reach_options(dump: Iterable[str]) -> tuple[str, ...]:
+    """The lines of `apt-config dump` that decide whether an archive is reached."""
+    return tuple(line for line in dump if _OPTION.match(line) and not line.endswith('"";'))
+
+
+def logins(folder: Path = APT) -> tuple[str, ...]:
+    """Apt's options that name the host's logins for archives, for an apt with folders of its own."""
+    return tuple(
+        f'{option} "{folder / name}";'
+        for option, name in (("Dir::Etc::netrc", "auth.conf"), ("Dir::Etc::netrcparts", "auth.conf.d"))
+        if (folder / name).exists()
+    )
+
+
+def without_login(text: str) -> str:
+    """A text for a message, without the user and password of an address."""
+    return re.sub(r"://[^/@\s]*@", "://", text)
+
+
+def one_line_sources(text: str) -> list[Source]:
+    """The sources of a `.list` file for this architecture."""
     found = []
     for line in text.splitlines():
         match = _ONE_LINE.match(line.split("#", 1)[0].strip())
         if match is None:
             continue
-        settings = dict(item.split("=", 1) for item in (match["options"] or "").split() if "=" in item)
-        found.append(
-            Source(
-                uris=(match["uri"],),
-                suites=(match["suite"],),
-                components=tuple(match["components"].split()),
-                signed_by=settings.get("signed-by"),
+        settings = {
+            name.lower(): value.strip('"')
+            for name, value in (
+                item.split("=", 1) for item in (match["options"] or "").split() if "=" in item
             )
-        )
+        }
+        if _is_for_here(settings.get("arch", "").split(",")):
+            found.append(_source(match["uri"], match["suite"], match["components"], settings))
     return found
 
 
@@ -130,17 +231,30 @@ def _stanzas(text: str) -> list[Source]:
     found = []
     for stanza in re.split(r"\n[ \t]*\n", "\n".join(lines)):
         fields = _fields(stanza)
-        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() == "no":
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in _NO:
             continue
-        found.append(
-            Source(
-                uris=tuple(fields.get("uris", "").split()),
-                suites=tuple(fields.get("suites", "").split()),
-                components=tuple(fields.get("components", "").split()),
-                signed_by=fields.get("signed-by"),
+        if _is_for_here(fields.get("architectures", "").split()):
+            found.append(
+                _source(
+                    fields.get("uris", ""), fields.get("suites", ""), fields.get("components", ""), fields
+                )
             )
-        )
     return found
+
+
+def _source(uris: str, suites: str, components: str, settings: Mapping[str, str]) -> Source:
+    return Source(
+        uris=tuple(uris.split()),
+        suites=tuple(suites.split()),
+        components=tuple(components.split()),
+        signed_by=settings.get("signed-by"),
+        settings=tuple((name, settings[name]) for name in _OWN_SETTINGS if settings.get(name)),
+    )
+
+
+def _is_for_here(architectures: Iterable[str]) -> bool:
+    named = {name for name in architectures if name}
+    return not named or _ARCHITECTURES.get(platform.machine(), platform.machine()) in named
 
 
 def _fields(stanza: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stackcheck.engine import apt
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
@@ -134,16 +135,11 @@ def _run(command: Sequence[str], source: Source, folder: Path | None = None) -> 
         raise EngineError(
             "apt could not get a package from the archive",
             where=_where(source),
-            got="\n    ".join(map(_without_login, told[:6])) or done.stderr[-300:],
+            got="\n    ".join(map(apt.without_login, told[:6])) or done.stderr[-300:],
             next_step="check the address and its key (Signed-By), then run the command again",
         )
     return done.stdout
 
 
 def _where(source: Source) -> str:
-    return _without_login(" ".join((*source.uris, *source.suites, *source.components)))
-
-
-def _without_login(text: str) -> str:
-    """A text for a message, without the user and password of an address."""
-    return re.sub(r"://[^/@\s]*@", "://", text)
+    return apt.without_login(" ".join((*source.uris, *source.suites, *source.components)))

@@ -124,7 +124,7 @@ def _target(
         if need != GIVEN:
             key = by_name[need].key
             contexts[need] = str(taken[key]) if key in taken else f"target:{stage_target(by_name[need])}"
-    contexts |= site.images(plan, supply.mirrors)
+    contexts |= site.images(plan, supply.upstream.mirrors)
     pip_conf = ""
     if stage.takes_wheels:
         wheels = plan.folder / "wheelhouse" / stage.name
@@ -135,14 +135,14 @@ def _target(
     texts = {
         stages.secret_name("pip_conf", stage.name): pip_conf.encode(),
         "ca": supply.settings.ca.read_bytes() if supply.settings.ca else b"",
-        "apt_sources": site.apt_sources(plan.stack, supply.mirrors).encode(),
-        **(site.rocm_secrets(plan.stack, supply.mirrors) if _asks(stage, "rocm_sources") else {}),
+        "apt_sources": site.apt_sources(plan.stack, supply.upstream.mirrors).encode(),
+        **(site.rocm_secrets(plan.stack, supply.upstream.mirrors) if _asks(stage, "rocm_sources") else {}),
     }
     secrets.mkdir(mode=0o700, parents=True)
     for name, text in texts.items():
         (secrets / name).write_bytes(text)
     arguments = {name: os.environ[name] for name in PROXIES if name in os.environ}
-    arguments |= site.arguments(plan.stack, stage, supply.mirrors)
+    arguments |= site.arguments(plan.stack, stage, supply.upstream.mirrors)
     target: dict[str, Any] = {
         "context": str(context),
         "contexts": contexts,

@@ -1,8 +1,8 @@
 """Base root file systems made from distribution packages, where no image registry can be reached.
 
-In: a suite, a list of packages, the host's own apt sources. Out: `build/bases/<key>.tar`, the same bytes on
-every machine that sees the same archive, with nothing of the host in it, and `<key>.json` with its digest and
-the version of every package.
+In: a suite, a list of packages, the ways to get them (`base_sources`). Out: `build/bases/<key>.tar`, the same
+bytes on every machine that sees the same archive, with nothing of the host in it, and `<key>.json` with its
+digest, the version of every package and where they came from.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -19,16 +20,19 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stackcheck.imaging import base_sources
 from stackcheck.engine import apt, host_setup
-from stackcheck.errors import BuildError, ConfigurationError
+from stackcheck.errors import BuildError, ConfigurationError, EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from stackcheck.imaging.base_sources import Way
+
 # Times in bases and layers (2026-01-01). One value for all builds, or equal inputs would differ.
 SOURCE_DATE_EPOCH = 1767225600
 TIMEOUT_S = 900.0
-SUITES = frozenset({"bookworm", "trixie", "forky"})
+SUBORDINATE_IDS = Path("/etc/subuid")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
 
 # Manual pages and translations, which the official slim images leave out too; copyright files stay.
@@ -42,8 +46,11 @@ EXCLUDED = (
 INCLUDED = ("/usr/share/locale/locale.alias", "/usr/share/doc/*/copyright")
 
 # Runs last, in the host's shell with the root as "$1": what would differ between hosts or days goes.
+# mmdebstrap copies hostname and resolv.conf with the modes that they have on the host: here one mode for all
+# hosts, the one that certified bases have.
 CLEAN = r"""
 set -eu
+umask 022
 rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/*stackcheck*
 rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/var/lib/apt/lists "$1"/var/cache/apt "$1"/var/cache/ldconfig
 mkdir -p "$1"/var/lib/apt/lists/partial "$1"/var/cache/apt/archives/partial
@@ -51,7 +58,20 @@ rm -f "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/etc/machine-id "
 find "$1"/var/log -type f -delete
 echo localhost > "$1"/etc/hostname
 : > "$1"/etc/resolv.conf
+chmod 755 "$1"/etc/hostname "$1"/etc/resolv.conf
 """.strip()
+
+# What of the user's environment reaches the packages' scripts: else a base would differ from host to host.
+PASSED_ON = (
+    *("PATH", "HOME", "TMPDIR", "USER", "LOGNAME"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "all_proxy"),
+)
+FIXED = {
+    "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
+    "LC_ALL": "C.UTF-8",
+    # Python would write byte code with times while packages are set up, beside what they compile themselves.
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,17 +94,19 @@ class RootFs:
         digest: sha256 of the tar, "sha256:…".
         packages: Version of each installed package.
         reused: Whether it existed already.
+        way: Where the packages came from; empty for a base that an older release made.
     """
 
     path: Path
     digest: str
     packages: Mapping[str, str]
     reused: bool
+    way: str = ""
 
 
 def key(suite: str, packages: Sequence[str], selected: Selected = NOTHING_SELECTED) -> str:
     """The content hash of everything this module decides about a base."""
-    recipe = [suite, sorted(packages), EXCLUDED, INCLUDED, CLEAN, SOURCE_DATE_EPOCH]
+    recipe = [suite, sorted(packages), EXCLUDED, INCLUDED, CLEAN, FIXED]
     if selected != NOTHING_SELECTED:
         recipe.append(dataclasses.astuple(selected))
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
@@ -95,28 +117,44 @@ def bootstrap(
     packages: Sequence[str],
     folder: Path,
     *,
+    os_name: str = "",
+    mirror: Sequence[str] = (),
     selected: Selected = NOTHING_SELECTED,
     report: Callable[[str], None] = print,
 ) -> RootFs:
     """Make a base, or return the one that was made from the same recipe.
 
+    Args:
+        suite: The distribution's release.
+        packages: Names, or name=version.
+        folder: Where bases are kept.
+        os_name: The system as the matrix names it.
+        mirror: What the site's mirrors file has for it, one line a source.
+        selected: Files of packages that it goes without.
+        report: Gets a line for each step.
+
     Raises:
-        ConfigurationError: The name of a suite or package is invalid.
-        EngineError: mmdebstrap is missing and may not be installed.
-        BuildError: The archive could not be reached or a package does not exist.
+        ConfigurationError: The name of a suite or package is invalid, or no archive is known here.
+        EngineError: mmdebstrap or a part of it is missing and may not be installed.
+        BuildError: No archive gave the base, or a package does not exist.
     """
-    _check_names(suite, packages)
+    _check_names(packages)
     name = key(suite, packages, selected)
     made = load(folder / f"{name}.json", reused=True)
     if made is not None:
         return made
+    found = ready(suite, os_name, mirror)
     _need_mmdebstrap(report)
     folder.mkdir(parents=True, exist_ok=True)
-    report(f"bootstrapping a {suite} base from this host's package archive")
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as scratch:
         tar = Path(scratch) / "rootfs.tar"
-        _run(_command(suite, packages, selected, tar, Path(scratch)))
-        facts = {"suite": suite, "digest": _digest(tar), "packages": installed_packages(tar)}
+        way = _make(found, lambda way: _command(suite, packages, selected, tar, way), report)
+        facts = {
+            "suite": suite,
+            "digest": _digest(tar),
+            "packages": installed_packages(tar),
+            "way": way.name,
+        }
         tar.rename(folder / f"{name}.tar")
         description = Path(scratch) / "description.json"
         description.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -126,13 +164,79 @@ def bootstrap(
     return finished
 
 
+def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
+    """The ways to make a base on this host; asks files only.
+
+    Raises:
+        ConfigurationError: No archive for it is known here.
+        EngineError: This user can neither run mmdebstrap nor install what it lacks.
+    """
+    found = base_sources.ways(suite, os_name, mirror)
+    if os.geteuid() == 0:
+        return found
+    lacking = [
+        package
+        for program, package in (("mmdebstrap", "mmdebstrap"), ("newuidmap", "uidmap"))
+        if not shutil.which(program)
+    ]
+    if lacking:
+        raise EngineError(
+            f"{' and '.join(lacking)} is not installed, and only root may install it",
+            expected="what makes base images from packages, without root in a user namespace",
+            next_step=f"sudo apt-get install -y {' '.join(lacking)}",
+        )
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    if not _has_subordinate_ids(user):
+        raise EngineError(
+            "this user has no subordinate ids, with which mmdebstrap works without root",
+            where=str(SUBORDINATE_IDS),
+            got=f"no line for {user}",
+            next_step=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
+        )
+    return found
+
+
+def _has_subordinate_ids(user: str) -> bool:
+    try:
+        lines = SUBORDINATE_IDS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    return any(line.split(":")[0] in {user, str(os.geteuid())} for line in lines)
+
+
+def _make(found: Sequence[Way], command: Callable[[Way], list[str]], report: Callable[[str], None]) -> Way:
+    """Run the first way that gives the base; the way it was."""
+    failed: list[str] = []
+    for way in found:
+        report(f"bootstrapping a base from {way.name}: usually 20 to 60 s")
+        problem = base_sources.prepare(way, report) or _run(command(way))
+        if problem is None:
+            return way
+        failed.append(f"{way.name}: {problem}")
+        report(f"{way.name} did not give the base: {problem.splitlines()[-1].strip()}")
+    raise BuildError(
+        "the base image could not be bootstrapped",
+        where="mmdebstrap",
+        got="\n    ".join(failed),
+        expected="a package archive that has this suite and these packages",
+        next_step="check this host's sources in /etc/apt with: apt-get update; "
+        "or name a mirror (docs/building.md, “Hosts”)",
+    )
+
+
 def load(description: Path, *, reused: bool) -> RootFs | None:
     """The base that a description file is about, or None when either file is not there."""
     tar = description.with_suffix(".tar")
     if not (description.exists() and tar.exists()):
         return None
     facts = json.loads(description.read_text(encoding="utf-8"))
-    return RootFs(path=tar, digest=facts["digest"], packages=facts["packages"], reused=reused)
+    return RootFs(
+        path=tar,
+        digest=facts["digest"],
+        packages=facts["packages"],
+        reused=reused,
+        way=facts.get("way", ""),
+    )
 
 
 def installed_packages(tar: Path) -> dict[str, str]:
@@ -144,15 +248,14 @@ def installed_packages(tar: Path) -> dict[str, str]:
     return dict(sorted(pairs))
 
 
-def _check_names(suite: str, packages: Sequence[str]) -> None:
-    wrong = [] if suite in SUITES else [suite]
-    wrong += [package for package in packages if not _PACKAGE.fullmatch(package)]
+def _check_names(packages: Sequence[str]) -> None:
+    wrong = [package for package in packages if not _PACKAGE.fullmatch(package)]
     if wrong:
         raise ConfigurationError(
-            "invalid name of a suite or package for a bootstrapped base",
+            "invalid name of a package for a bootstrapped base",
             got=", ".join(repr(name) for name in wrong),
-            expected=f"a suite of {', '.join(sorted(SUITES))}, and package names or name=version",
-            next_step="correct `systems` or `system_packages` in matrix.yaml",
+            expected="package names or name=version",
+            next_step="correct `system_packages` in matrix.yaml",
         )
 
 
@@ -161,51 +264,43 @@ def _need_mmdebstrap(report: Callable[[str], None]) -> None:
         host_setup.install_packages(["mmdebstrap"], report, why="it makes base images from packages")
 
 
-def _command(suite: str, packages: Sequence[str], selected: Selected, tar: Path, scratch: Path) -> list[str]:
+def _command(suite: str, packages: Sequence[str], selected: Selected, tar: Path, way: Way) -> list[str]:
     """The sources and settings of the host serve the run only: CLEAN removes them from the root."""
-    conf = scratch / "90stackcheck"
-    conf.write_text("".join(f"{line}\n" for line in apt.options()), encoding="utf-8")
-    sources = scratch / "stackcheck.sources"
-    sources.write_text(_sources_text(suite), encoding="utf-8")
-    return [
-        *("mmdebstrap", "--variant=minbase", f"--include={','.join(sorted(packages))}"),
-        *(f"--dpkgopt=path-exclude={pattern}" for pattern in (*EXCLUDED, *selected.excluded)),
-        *(f"--dpkgopt=path-include={pattern}" for pattern in (*INCLUDED, *selected.included)),
-        f'--setup-hook=mkdir -p "$1"/etc/apt/apt.conf.d && cp {conf} "$1"/etc/apt/apt.conf.d/90stackcheck',
-        f"--customize-hook={CLEAN}",
-        *("--skip=cleanup/apt/lists,cleanup/apt/cache", suite, str(tar), str(sources)),
-    ]
+    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(sorted(packages))}"]
+    if os.geteuid() != 0:
+        command.append("--mode=unshare")
+    if way.keyring:
+        command.append(f"--keyring={way.keyring}")
+    command += [f"--dpkgopt=path-exclude={pattern}" for pattern in (*EXCLUDED, *selected.excluded)]
+    command += [f"--dpkgopt=path-include={pattern}" for pattern in (*INCLUDED, *selected.included)]
+    command += [f"--aptopt={line}" for line in (*apt.options(), *apt.logins())]
+    command += [f"--customize-hook={CLEAN}", "--skip=cleanup/apt/lists,cleanup/apt/cache", suite, str(tar)]
+    if way.sources:
+        sources = tar.with_name("stackcheck.sources")
+        sources.write_text(way.sources, encoding="utf-8")
+        command.append(str(sources))
+    return command
 
 
-def _sources_text(suite: str) -> str:
-    """The archive for this suite with its updates, and the security archive where the host has one."""
-    main = apt.for_suite(suite)
-    stanzas = [dataclasses.replace(main, suites=(suite, f"{suite}-updates")).text()]
-    own = apt.host_release().get("VERSION_CODENAME", "")
-    for source in apt.sources():
-        if f"{own}-security" in source.suites:
-            security = dataclasses.replace(source, suites=(f"{suite}-security",), components=("main",))
-            stanzas.append(security.text())
-    return "\n".join(stanzas)
-
-
-def _run(command: list[str]) -> None:
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "LC_ALL": "C.UTF-8"}
+def _run(command: list[str]) -> str | None:
+    """Why it failed, or None."""
+    environment = {**{name: os.environ[name] for name in PASSED_ON if name in os.environ}, **FIXED}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            umask=0o022,
+            timeout=TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError("the base image could not be bootstrapped", got=str(error)) from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("I:")][-12:]
-        raise BuildError(
-            "the base image could not be bootstrapped",
-            where=f"mmdebstrap, exit code {done.returncode}",
-            got="\n    ".join(lines),
-            expected="a package archive that has this suite and these packages",
-            next_step="check this host's sources in /etc/apt with: apt-get update",
-        )
+        return str(error)
+    if not done.returncode:
+        return None
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("I:")][-12:]
+    return "\n    ".join([f"exit code {done.returncode}", *map(apt.without_login, lines)])
 
 
 def _digest(path: Path) -> str:

@@ -89,7 +89,8 @@ def build(
         # First: a wrong folder is refused even if no image has to be built.
         host_settings.only(options.wheelhouse)
     plans = [
-        make_plan(stack, engine.description, root, report, platform=options.platform) for stack in stacks
+        make_plan(stack, engine.description, root, report, platform=options.platform, mirrors=options.mirrors)
+        for stack in stacks
     ]
     for plan in plans:
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -235,7 +236,13 @@ def _finish(
     )
     others = recorded(plan.folder.parent, plan.folder)
     shared = shared_bytes(image, others)
-    image = dataclasses.replace(image, engine=plan.engine, stages=stages, shared_bytes=shared)
+    image = dataclasses.replace(
+        image,
+        engine=plan.engine,
+        stages=stages,
+        shared_bytes=shared,
+        base_from=plan.rootfs.way if plan.rootfs else "",
+    )
     _check_size(image, plan.stack.size_budget_bytes)
     save_image(image, plan.folder / "image.json")
     report(f"{plan.stack.id}: {image.size_bytes / 1e9:.2f} GB in {len(image.layers)} layers")

@@ -73,6 +73,7 @@ class Image:
         engine: Name and version of what built it.
         stages: Where each stage came from when it was built.
         shared_bytes: Size of its layers that images of other stacks here have too: they are stored once.
+        base_from: Where the packages of a base that was made here came from.
     """
 
     stack_id: str | None
@@ -90,6 +91,7 @@ class Image:
     engine: str = ""
     stages: tuple[StageUse, ...] = ()
     shared_bytes: int = 0
+    base_from: str = ""
 
 
 class _LayerFile(BaseModel):
@@ -122,6 +124,7 @@ class _ImageFile(BaseModel):
     engine: str = ""  # optional: older image.json files lack these fields, and their images are still valid
     stages: list[_StageFile] = []
     shared_bytes: int = 0
+    base_from: str = ""
 
 
 def describe(

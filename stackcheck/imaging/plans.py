@@ -15,6 +15,7 @@ from stackcheck import vendors
 from stackcheck.errors import BuildError
 from stackcheck.imaging import bootstrap, host_base, platforms, stages
 from stackcheck.recipe import render
+from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,7 +68,13 @@ class BuildPlan:
 
 
 def make_plan(
-    stack: Stack, engine: str, root: Path, report: Callable[[str], None], *, platform: str | None = None
+    stack: Stack,
+    engine: str,
+    root: Path,
+    report: Callable[[str], None],
+    *,
+    platform: str | None = None,
+    mirrors: Mirrors = NO_MIRRORS,
 ) -> BuildPlan:
     """Check and read a stack's files, make its base, and hash what decides the image.
 
@@ -85,17 +92,27 @@ def make_plan(
         assert stack.base.suite
         _check_architecture(stack, platform)
         rootfs = bootstrap.bootstrap(
-            stack.base.suite, stack.base.packages, bases(root), selected=kernels(stack), report=report
+            stack.base.suite,
+            stack.base.packages,
+            bases(root),
+            os_name=stack.os,
+            mirror=mirrors.apt.get(stack.os, ()),
+            selected=kernels(stack),
+            report=report,
         )
     return _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
 
 
-def look_ahead(stack: Stack, engine: str, root: Path, *, platform: str | None = None) -> BuildPlan:
+def look_ahead(
+    stack: Stack, engine: str, root: Path, *, platform: str | None = None, mirrors: Mirrors = NO_MIRRORS
+) -> BuildPlan:
     """The same without making anything: where the base is not made yet, no key can be known.
 
     Raises:
         BuildError: The stack is not rendered or not locked.
-        ConfigurationError: The generated files do not follow from matrix.yaml and the templates.
+        ConfigurationError: The generated files do not follow from matrix.yaml and the templates, or this host
+            knows no archive for its base.
+        EngineError: This user cannot make its base.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()
@@ -107,6 +124,8 @@ def look_ahead(stack: Stack, engine: str, root: Path, *, platform: str | None = 
         _check_architecture(stack, platform)
         name = bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
         rootfs = bootstrap.load(bases(root) / f"{name}.json", reused=True)
+        if rootfs is None:
+            bootstrap.ready(stack.base.suite, stack.os, mirrors.apt.get(stack.os, ()))
     plan = _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
     unknown = stack.base.kind == "bootstrap" and rootfs is None
     return dataclasses.replace(plan, key="", stages=()) if unknown else plan

@@ -50,6 +50,8 @@ def of_build(stack: Stack, image: Image) -> Provenance:
         dependencies["file:matrix.yaml"] = stack.matrix_digest
     finished = dt.datetime.fromisoformat(image.built) if image.built else None
     named = {"stack": stack.id, "torch": stack.torch, "python": stack.python, "os": stack.os}
+    if image.base_from:
+        named["basePackagesFrom"] = image.base_from
     return Provenance(
         parameters={**named, **site_sources(stack)},
         dependencies=dependencies,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TIMEOUT_S = 600.0
+NO_INDEX = "--no-index"
 # The oldest glibc that torch's own wheels ask for.
 PLATFORM = "x86_64-manylinux_2_28"
 # In uv's output if a place does not answer, and not if it answers and has no such package.
@@ -127,20 +128,26 @@ def listed(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mappin
     return {entry["name"]: _files(entry) for entry in told["packages"]}
 
 
-def newest(names: Sequence[str]) -> dict[str, str | None]:
-    """The newest version of each package in the indexes of this machine; None where they have none."""
-    found: dict[str, str | None] = {}
-    for name in names:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "index", "versions", name],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        version = re.match(r"\S+ \((\S+)\)", done.stdout)
-        found[name] = version[1] if version else None
-    return found
+@functools.lru_cache(maxsize=1000)
+def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The versions of a package that the indexes of this machine list, newest first; empty where none has it.
+
+    Args:
+        name: The package.
+        python: `3.12`: versions that do not install beside it do not count.
+        pre: Whether pre-releases count.
+        also: pip's options that name other places to ask.
+    """
+    options = ["--python-version", python, *(["--pre"] if pre else []), *also]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "index", "versions", name, *options],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
+    return tuple(listed[1].split(", ")) if listed else ()
 
 
 def read_lock(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -160,8 +167,11 @@ def pip_places(*, find_links: bool) -> list[str]:
     own: a stack whose torch comes from the index leaves folders out.
     """
     options: dict[str, None] = {}
+    settings = _pip_config(tuple(sorted(os.environ.items())))
+    if re.search(r"^\S*\.no-index='(?:1|true|yes|on)'$", settings, re.MULTILINE | re.IGNORECASE):
+        options[NO_INDEX] = None
     names = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links"}
-    for line in _pip_config(tuple(sorted(os.environ.items()))).splitlines():
+    for line in settings.splitlines():
         key, _, value = line.partition("=")
         name = names.get(key.rpartition(".")[2])
         if name is None or (name == "--find-links" and not find_links):

@@ -253,18 +253,34 @@ def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _A
         OutOfReachError: The place that has torch is out of reach.
     """
     places = indexes.pip_places(find_links=stack.wheels != "index")
+    alone = indexes.NO_INDEX in places
     package = f"{stack.requirements[0]} as AMD builds it"
     # The index has a torch of the same number as AMD's, and it is built for CUDA.
     if stack.wheels != "amd":
         try:
             return question(places)
         except UnresolvedError as error:
-            if not torch_places(stack):
+            if alone or not torch_places(stack):
                 raise
             package = error.package
-    ((option, place),) = torch_places(stack)
+    ((_, place),) = torch_places(stack)
     _reach(place, package, upstream)
-    return question([*places, f"{option}={upstream.mirrors.url(place)}"])
+    return question([*places, *(f"{option}={own}" for option, own in beside(stack, upstream, alone=alone))])
+
+
+def beside(stack: Stack, upstream: Upstream, *, alone: bool = False) -> tuple[tuple[str, str], ...]:
+    """What is asked beside pip's own places where these lack a package: option of uv and pip, and address.
+
+    `lock` and `build` both ask this, or one would find what the other cannot install. The site's mirror of a
+    place is always asked; a public place that this machine does not reach would only delay pip. Where pip is
+    to ask no index (`alone`), pages of links are asked only.
+    """
+    return tuple(
+        (option, upstream.mirrors.url(place))
+        for option, place in torch_places(stack)
+        if not (alone and option == "--extra-index-url")
+        if upstream.mirrors.url(place) != place or upstream.answers(f"{place.rstrip('/')}/") is None
+    )
 
 
 def torch_places(stack: Stack) -> tuple[tuple[str, str], ...]:

@@ -21,7 +21,7 @@ from stackcheck.engine import apt
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 INSIDE = "/stackcheck-wheelhouse"
 CA_INSIDE = "/etc/ssl/certs/ca-certificates.crt"
@@ -47,22 +47,38 @@ class HostSettings:
         folders: Local folders of wheels.
         indexes: Local folders that hold a simple index.
         ca: The CA bundle, or None where the host has none.
+        alone: Whether the host's pip is told to ask no index (`no-index`).
     """
 
     pip: Mapping[str, tuple[str, ...]]
     folders: tuple[Path, ...]
     indexes: tuple[Path, ...]
     ca: Path | None
+    alone: bool = False
 
-    def pip_conf(self, *, wheelhouse: bool, closed: bool = False) -> str:
-        """A pip.conf for inside the build; `closed`: all is in the wheelhouse, so no index is asked."""
+    def pip_conf(
+        self, *, wheelhouse: bool, closed: bool = False, also: Sequence[tuple[str, str]] = ()
+    ) -> str:
+        """A pip.conf for inside the build.
+
+        Args:
+            wheelhouse: Whether the stage has a folder of wheels.
+            closed: All is in that folder, so no index is asked.
+            also: Places to ask beside the host's own: pip's option and an address.
+        """
         if closed:
             return f"[global]\nno-index = true\nfind-links = {INSIDE}\n"
-        lines = [f"{name} = {' '.join(values)}" for name, values in self.pip.items()]
-        links = self.pip.get("find-links", ())
-        if wheelhouse:
-            lines = [line for line in lines if not line.startswith("find-links")]
-            lines.append(f"find-links = {' '.join((INSIDE, *links))}")
+        settings = dict(self.pip)
+        for option, place in also:
+            name = option.removeprefix("--")
+            # The host has its main index in a folder, which is handed over: no index but this one is asked.
+            if name == "extra-index-url" and settings.pop("no-index", None):
+                name = "index-url"
+            settings[name] = (*settings.get(name, ()), place)
+        links = settings.pop("find-links", ())
+        links = (INSIDE, *links) if wheelhouse else links
+        settings |= {"find-links": links} if links else {}
+        lines = [f"{name} = {' '.join(values)}" for name, values in settings.items()]
         if self.ca:
             lines.append(f"cert = {CA_INSIDE}")
         return "\n".join(["[global]", *lines]) + "\n" if lines else ""
@@ -106,6 +122,7 @@ def host_settings() -> HostSettings:
         folders=local,
         indexes=(*main_local, *local_indexes),
         ca=ca_bundle(settings),
+        alone=settings.get("no-index", ("",))[0].lower() in {"1", "true", "yes", "on"},
     )
 
 

@@ -17,6 +17,7 @@ from stackcheck.imaging import platforms
 from stackcheck.imaging.wheels import debs, host_settings, wheelhouse
 from stackcheck.recipe import extensions, lock, requirements, rocm
 from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.recipe.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +40,10 @@ class Supply:
     Attributes:
         settings: Folders, indexes and certificates.
         closed: Whether `settings` names one folder beside which nothing is asked.
+        upstream: Knows which places of torch's makers this machine reaches.
         cache: The wheel cache, if there is one.
         cached: What it holds of these stacks' locks.
         debs: The packages that stages unpack, where this host has or got them.
-        mirrors: What this site has in place of public hosts.
         report: Gets a line for what a user would not expect.
     """
 
@@ -51,7 +52,7 @@ class Supply:
     cache: WheelCache | None
     cached: Mapping[str, Path]
     debs: Mapping[debs.Pinned, Path]
-    mirrors: Mirrors
+    upstream: Upstream
     report: Callable[[str], None]
 
     def pip_conf(self) -> str:
@@ -68,7 +69,9 @@ class Supply:
                 shutil.copyfile(self.debs[one], wheels / one.file)
         lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
         whole = bool(wanted) and not lacking and _all_by_hash(stage)
-        return self.settings.pip_conf(wheelhouse=bool(named), closed=self.closed or whole)
+        closed = self.closed or whole
+        also = _beside(plan, self.settings, self.upstream) if lacking and not closed else ()
+        return self.settings.pip_conf(wheelhouse=bool(named), closed=closed, also=also)
 
     def handed_over(self, stages: Sequence[Stage]) -> Mapping[str, Path]:
         """Stage key -> the files that it handed over in an earlier build."""
@@ -94,6 +97,7 @@ def prepare(
         EngineError: An archive of packages does not answer.
     """
     settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
+    upstream = Upstream(mirrors=mirrors)
     cached: dict[str, Path] = {}
     unpacked: dict[debs.Pinned, Path] = {}
     for plan in plans:
@@ -104,7 +108,7 @@ def prepare(
             unpacked |= debs.find(debs.pinned(plan), [wheelhouse_only], None)
             continue
         unpacked |= debs.gather(plan, settings.folders, cache, mirrors, report)
-        held = _from_cache(plan, wanted, (settings, mirrors), cache, report) if cache else {}
+        held = _from_cache(plan, wanted, (settings, upstream), cache, report) if cache else {}
         cached |= held
         if plan.foreign:
             _check_platform(plan, wanted, wheelhouse.look(wanted, settings, held))
@@ -114,7 +118,7 @@ def prepare(
         cache=cache,
         cached=cached,
         debs=unpacked,
-        mirrors=mirrors,
+        upstream=upstream,
         report=report,
     )
 
@@ -172,39 +176,31 @@ def _all_by_hash(stage: Stage) -> bool:
 def _from_cache(
     plan: BuildPlan,
     wanted: Sequence[Locked],
-    places: tuple[host_settings.HostSettings, Mirrors],
+    places: tuple[host_settings.HostSettings, Upstream],
     cache: WheelCache,
     report: Callable[[str], None],
 ) -> Mapping[str, Path]:
     """The cached files of locked packages; wheels that this host lacks are downloaded first."""
-    settings, mirrors = places
+    settings, upstream = places
     target = platforms.target(plan.stack, plan.platform)
     held = cache.find(wanted, report)
     lacking = wheelhouse.look(wanted, settings, held).missing(wanted, target)
     if not lacking:
         return held
     report(f"{plan.stack.id}: downloading {len(lacking)} wheels into the wheel cache {cache.folder}")
-    refused = cache.fill(lacking, target, _index_options(plan, settings, mirrors))
+    also = _beside(plan, settings, upstream)
+    refused = cache.fill(lacking, target, tuple(f"{option}={place}" for option, place in also))
     if refused and not plan.foreign:
         names = ", ".join(map(str, refused))
         report(f"{plan.stack.id}: not cached; pip will fetch these during the build: {names}")
     return cache.find(wanted, report)
 
 
-def _index_options(
-    plan: BuildPlan, settings: host_settings.HostSettings, mirrors: Mirrors
-) -> tuple[str, ...]:
-    """The index of those who built torch, if the host's pip names no index of its own, as in the Dockerfile.
-
-    A mirror of it is always used, because the site has named it.
-    """
-    named = (
-        settings.folders
-        or settings.indexes
-        or {"index-url", "extra-index-url", "find-links"} & {*settings.pip}
-    )
-    places = [(option, place, mirrors.url(place)) for option, place in lock.torch_places(plan.stack)]
-    return tuple(f"{option}={own}" for option, place, own in places if own != place or not named)
+def _beside(
+    plan: BuildPlan, settings: host_settings.HostSettings, upstream: Upstream
+) -> tuple[tuple[str, str], ...]:
+    """What `lock` asks beside pip's own places, and so a build."""
+    return lock.beside(plan.stack, upstream, alone=settings.alone)
 
 
 def check_folder(plan: BuildPlan, folder: Path) -> None:

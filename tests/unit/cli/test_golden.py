@@ -252,7 +252,8 @@ def newest(**versions: str) -> Callable[[World], None]:
 
     def put(world: World) -> None:
         world.patch.setattr(
-            "stackcheck.recipe.indexes.newest", lambda names: {name: versions.get(name) for name in names}
+            "stackcheck.recipe.indexes.versions",
+            lambda name, **_options: (versions[name],) if name in versions else (),
         )
 
     return put
@@ -328,7 +329,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     # An index that does not answer is shown as a row; selectors and the matrix are what can be wrong.
     "outdated": (
-        Case(("cpu-*",), newest(numpy="2.9.9", torch="2.15.0")),
+        Case(("cpu-*",), newest(numpy="2.9.9", torch="2.15.0+cpu")),
         Case(("nope",)),
         Case(("--root", "nowhere")),
         Case((), broken_matrix),

@@ -68,7 +68,8 @@ def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_st
 ):
     newest = {"numpy": "2.4.6", "torch": "2.13.0", "flash-attn": "2.9.0"}
     monkeypatch.setattr(
-        "stackcheck.recipe.indexes.newest", lambda names: {name: newest.get(name) for name in names}
+        "stackcheck.recipe.indexes.versions",
+        lambda name, **_options: (newest[name],) if name in newest else (),
     )
     cli_matrix.outdated(selectors=["cpu*", "cuda12.8*"], as_json=True, root=ROOT)
     told = json.loads(capsys.readouterr().out)

@@ -52,7 +52,7 @@ def test_one_line_sources_keep_their_keyring(etc_apt: Path) -> None:
 
 
 def test_another_suite_comes_from_the_hosts_own_mirror(deb822: Path) -> None:
-    source = apt.for_suite("trixie", folder=deb822, release="bookworm")
+    source = apt.for_suite("trixie", folder=deb822)
     assert source.text() == (
         "Types: deb\nURIs: http://mirror.example.org/debian\nSuites: trixie\nComponents: main\n"
         "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
@@ -61,8 +61,8 @@ def test_another_suite_comes_from_the_hosts_own_mirror(deb822: Path) -> None:
 
 def test_a_host_without_its_own_archive_is_told_what_to_write(etc_apt: Path) -> None:
     with pytest.raises(EngineError) as caught:
-        apt.main_archive(folder=etc_apt, release="bookworm")
-    assert "a source with the suite bookworm" in str(caught.value)
+        apt.for_suite("trixie", folder=etc_apt)
+    assert "a source with a suite of Debian" in str(caught.value)
 
 
 def test_the_second_source_is_pinned_away_but_for_the_engine(

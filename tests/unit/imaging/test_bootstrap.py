@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stackcheck import vendors
-from stackcheck.imaging import bootstrap
+from stackcheck.imaging import base_sources, bootstrap
 from stackcheck.imaging.plans import kernels
 from stackcheck.matrix import resolve
 
@@ -43,7 +43,8 @@ def test_what_is_left_out_is_part_of_the_key_of_a_base() -> None:
 
 def test_the_kept_files_come_after_the_left_out_as_the_last_match_counts(tmp_path) -> None:
     selected = bootstrap.Selected(excluded=("/a/*gfx*",), included=("/a/*gfx90a*",))
-    command = bootstrap._command("trixie", PACKAGES, selected, tmp_path / "rootfs.tar", tmp_path)
+    way = base_sources.Way(name="an archive", sources="x")
+    command = bootstrap._command("trixie", PACKAGES, selected, tmp_path / "rootfs.tar", way)
     assert command.index("--dpkgopt=path-exclude=/a/*gfx*") < command.index(
         "--dpkgopt=path-include=/a/*gfx90a*"
     )

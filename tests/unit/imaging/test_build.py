@@ -254,7 +254,7 @@ def test_the_second_builder_waits_and_says_for_whom(tmp_path: Path) -> None:
 def test_a_base_takes_no_names_that_could_be_options(
     suite: str, packages: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match="invalid name of a suite or package"):
+    with pytest.raises(ConfigurationError, match=r"invalid name of a package|no base can be made"):
         bootstrap.bootstrap(suite, packages, tmp_path, report=print)
 
 

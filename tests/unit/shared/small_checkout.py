@@ -186,6 +186,7 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tar.write_bytes(b"tar")
     base = bootstrap.RootFs(path=tar, digest=result_files.DIGEST, packages={}, reused=True)
     monkeypatch.setattr(bootstrap, "bootstrap", lambda *_a, **_k: base)
+    monkeypatch.setattr(bootstrap, "ready", lambda *_a: ())  # whatever host these tests run on
     empty = host_settings.HostSettings(pip={}, folders=(), indexes=(), ca=None)
     monkeypatch.setattr(host_settings, "host_settings", lambda: empty)
     monkeypatch.setenv(wheel_cache.VARIABLE, wheel_cache.OFF)

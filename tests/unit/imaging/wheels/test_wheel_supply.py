@@ -15,6 +15,7 @@ from stackcheck.imaging.wheels import wheel_supply
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Base
+from stackcheck.recipe.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parents[4]
 DOCKERFILE = """\
@@ -33,6 +34,12 @@ FROM base AS final
 COPY --from=compile /x /x
 COPY --from=wheels /y /y
 """
+
+
+@pytest.fixture(autouse=True)
+def no_other_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own index does not answer: no test asks a host of another network."""
+    monkeypatch.setattr(Upstream, "answers", lambda _self, url: f"{url} is out of reach of this machine")
 
 
 @pytest.fixture
