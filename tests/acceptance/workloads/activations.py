@@ -18,8 +18,8 @@ TAILS = (43, 431, 11_008)
 POSITIONS = (0, 2**17, 2**20)
 STEPS = 3.0  # an activation, a product and the output are each rounded
 FLOAT32 = 2.0**-21  # exponentials and error functions of float32 are good to a few units
-# oneDNN's error function is Abramowitz and Stegun's 7.1.26, good to 1.5e-7. Half of it is in a slope, and as much
-# for the roundings of the polynomial.
+# oneDNN's error function is Abramowitz and Stegun's 7.1.26, good to 1.5e-7. Half of it is in a slope, and as
+# much for the roundings of the polynomial.
 ERF = 1.5e-7
 
 
