@@ -14,6 +14,7 @@ missing (transformers, diffusers, torchao, lm_eval, a compiler) skips the tests 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -194,14 +195,29 @@ def outcomes(report: Path, words: tuple[str, ...]) -> tuple[Counter[str], list[s
     return counts, failed
 
 
+def used(margins: Path) -> str:
+    """The largest part of its bound that a comparison needed (tests/trainers/agree.py), and which one."""
+    if not margins.exists():
+        return ""
+    worst = max(
+        map(json.loads, margins.read_text(encoding="utf-8").splitlines()), key=lambda one: one["share"]
+    )
+    return f" at most {worst['share']:.2f} of a bound: {worst['test']} ({worst['what']})"
+
+
 def parts(tests: list[str], *, slow: bool) -> list[Run]:
     """What to run: the named tests, or all that compute."""
     marks = () if slow else ("-m", "not slow")
-    if tests:
-        suites = tuple(test for test in tests if test.startswith("tests/acceptance"))
-        own = tuple(test for test in tests if test not in suites)
-        chosen = [Run("suites", (*suites, *SUITE_FLAGS))] if suites else []
-        return [*chosen, *([Run("tests", own)] if own else [])]
+    if tests:  # each folder of tests/ has a conftest of its own, and one pytest takes one of that name
+        folders = sorted({Path(test.split("::")[0]).parent for test in tests})
+        return [
+            Run(
+                folder.name or "tests",
+                (*(test for test in tests if folder == Path(test.split("::")[0]).parent), *flags),
+            )
+            for folder in folders
+            for flags in [SUITE_FLAGS if folder.name == "acceptance" else ()]
+        ]
     return [
         Run("trainers", (*trainers(), *marks)),
         Run("suites", (*SUITES, *SUITE_FLAGS)),
@@ -252,7 +268,8 @@ def main() -> int:
             counts, failed, seconds = run.under(setting, int(threads), asked.python)
             total += counts
             row = " | ".join(f"{counts[word]:>4}" for word in ("passed", "failed", "skipped"))
-            print(f"| {chosen:<20} | {run.part:<8} | {row} | {seconds:>5.0f} s |", flush=True)
+            worst = used(LOGS / f"{chosen}-{run.part}.jsonl")
+            print(f"| {chosen:<20} | {run.part:<8} | {row} | {seconds:>5.0f} s |{worst}", flush=True)
             again = f"{asked.prefix} .ci/processors.py --setting {chosen}"
             problems += [f"FAILED {test}\n  repeat: {again} {shlex.quote(test)}" for test in failed]
     print("\n".join(problems))
