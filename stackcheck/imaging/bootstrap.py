@@ -20,9 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.imaging import base_sources
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
+from stackcheck.imaging import base_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

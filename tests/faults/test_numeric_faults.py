@@ -44,9 +44,10 @@ def found(
 
 
 def planting_environment() -> dict[str, str]:
-    """Environment with the suites on the import path, without bytecode files, with one thread."""
-    ours = {"PYTHONPATH": str(ACCEPTANCE), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **ours}
+    """Environment with the suites on the import path, without bytecode files, with one
+    thread unless another number is asked for."""
+    ours = {"PYTHONPATH": str(ACCEPTANCE), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {"OMP_NUM_THREADS": "1", **os.environ, **ours}
 
 
 def test_every_mutant_is_caught(found: tuple[str, dict[str, dict]], request: pytest.FixtureRequest) -> None:

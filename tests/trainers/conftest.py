@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported, by any of the test files
 
-from harness.launch import THREADS, launch  # noqa: E402 - tests/acceptance has to be on the path first
+from harness.launch import launch  # noqa: E402 - tests/acceptance has to be on the path first
 from harness.processes import WorkloadError  # noqa: E402
 from harness.server import Server  # noqa: E402
 from tools import launch as real  # noqa: E402
@@ -30,7 +30,7 @@ Record = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
     """The JSON line of a program on so many ranks, forked from one process that has loaded torch."""
-    server = Server(tmp_path_factory.mktemp("server"), environment=THREADS)
+    server = Server(tmp_path_factory.mktemp("server"))
 
     def run(path: str | Path, ranks: int, *arguments: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("run")
@@ -38,7 +38,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
             path,
             arguments,
             nproc=ranks,
-            environment={},
+            environment={"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},  # as the server has it
             timeout_s=150,
             folder=folder,
             server=server,

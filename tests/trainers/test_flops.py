@@ -1,6 +1,7 @@
 """Operations per token and parameter counts are those that the sources publish."""
 
 import pytest
+from figures import figure
 
 import flops
 import presets
@@ -47,34 +48,34 @@ def test_the_formula_counts_what_the_model_holds(alibi: bool) -> None:
 def test_both_conventions_match_the_published_counts(shape: tuple[str, str, int]) -> None:
     got = per_token(*shape)
     noncausal, causal = PUBLISHED[shape]
-    assert round(got.noncausal / 1e9, 1) == pytest.approx(noncausal, abs=0.06)
-    assert got.causal / 1e9 == pytest.approx(causal, rel=5e-4)
+    assert round(got.noncausal / 1e9, 1) == figure(noncausal, abs=0.06)
+    assert got.causal / 1e9 == figure(causal, rel=5e-4)
 
 
 def test_amd_counts_a_window_of_1024_for_mistral() -> None:
-    assert per_token("mistral", "7b-window1024", 8192).noncausal / 1e9 == pytest.approx(44.27, abs=0.01)
+    assert per_token("mistral", "7b-window1024", 8192).noncausal / 1e9 == figure(44.27, abs=0.01)
 
 
 @pytest.mark.parametrize("size", MPT_GFLOP)
 def test_mpt_counts_as_llm_foundry_does(size: str) -> None:
-    assert per_token("mpt", size, 2048).noncausal / 1e9 == pytest.approx(MPT_GFLOP[size], rel=1e-3)
+    assert per_token("mpt", size, 2048).noncausal / 1e9 == figure(MPT_GFLOP[size], rel=1e-3)
 
 
 def test_flux_costs_64_5_tflop_per_512_image() -> None:
-    assert per_token("flux", "dev-512", 0).noncausal / 1e12 == pytest.approx(64.5, rel=5e-3)
-    assert per_token("flux", "dev-1024", 0).noncausal / 1e12 == pytest.approx(223, rel=1e-2)
+    assert per_token("flux", "dev-512", 0).noncausal / 1e12 == figure(64.5, rel=5e-3)
+    assert per_token("flux", "dev-1024", 0).noncausal / 1e12 == figure(223, rel=1e-2)
 
 
 def test_hardware_flops_add_a_third_when_activations_are_recomputed() -> None:
     plain = per_token("gpt", "22b", 2048)
     again = presets.flops_per_unit(presets.find("gpt", "22b"), 2048, recompute=1.0)
-    assert again.hardware == pytest.approx(plain.noncausal * 4 / 3)
+    assert again.hardware == figure(plain.noncausal * 4 / 3)
     half = presets.flops_per_unit(presets.find("flux", "dev-512"), 0, recompute=0.5)
-    assert half.hardware == pytest.approx(half.noncausal * 7 / 6)
+    assert half.hardware == figure(half.noncausal * 7 / 6)
     assert again.noncausal == plain.noncausal == plain.hardware
 
 
 @pytest.mark.parametrize(("size", "billions"), [("22b", 21.7), ("175b", 173.9), ("1t", 1007)])
 def test_frontiers_shapes_have_their_sizes(size: str, billions: float) -> None:
     config = presets.find("gpt", size).config
-    assert 12 * config.layers * config.width**2 / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert 12 * config.layers * config.width**2 / 1e9 == figure(billions, rel=2e-3)

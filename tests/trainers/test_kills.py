@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from agree import same_bits
 
 from tools import launch
 
@@ -47,7 +48,7 @@ def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
     last = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
     resumed = json.loads(last.stdout.splitlines()[-1])
     assert resumed["first_step"] == starts[-1] > 0
-    assert resumed["losses"] == whole["losses"][starts[-1] :]
+    same_bits(resumed["losses"], whole["losses"][starts[-1] :])
     assert resumed["digest"] == whole["digest"]
 
 

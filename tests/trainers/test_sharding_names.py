@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from agree import different, same_sums
 
 from layouts import sharding
 from models import layers
@@ -44,6 +45,6 @@ def test_key_heads_that_an_older_torch_cannot_share_are_repeated(monkeypatch: py
     grouped = layers.attention(q, k, v)
     assert layers._HAS_GROUPS
     monkeypatch.setattr(layers, "_HAS_GROUPS", False)
-    torch.testing.assert_close(layers.attention(q, k, v), grouped)
+    same_sums(layers.attention(q, k, v), grouped, terms=16 + 8)
     swapped = layers.attention(q, k.flip(1), v)  # the order of the heads matters
-    assert not torch.allclose(swapped, grouped)
+    assert different(swapped, grouped)

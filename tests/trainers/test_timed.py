@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from figures import figure
 
 import loss_curve
 import train
@@ -189,8 +190,8 @@ def test_a_curve_that_is_no_farther_than_a_control_passes_where_the_band_alone_r
     assert "outside the band" in result["verdict"]["problems"][0]
     code, result, _ = compared(monkeypatch, capsys, **curves, again=apart(0.001, 0.05), flash=apart(0.01))
     assert (code, result["verdict"]["problems"]) == (0, [])
-    assert result["controls"]["flash"]["last"] == pytest.approx(0.01)
-    assert result["gap"]["tenths"] == pytest.approx([-0.003] * 10, abs=1e-3)
+    assert result["controls"]["flash"]["last"] == figure(0.01)
+    assert result["gap"]["tenths"] == figure([-0.003] * 10, abs=1e-3)
 
 
 @pytest.mark.parametrize("share", [0.011, -0.011])
@@ -283,8 +284,8 @@ def test_five_seeds_of_which_one_is_far_off_agree_within_two_percent(
     code, result, _ = over_seeds(monkeypatch, capsys, MEASURED, "--margin", "0.02")
     assert (code, result["verdict"]["problems"]) == (0, [])
     difference = result["difference"]
-    assert difference["mean"] == pytest.approx(0.0039, abs=1e-4)
-    assert (difference["low"], difference["high"]) == pytest.approx((-0.0042, 0.0121), abs=2e-4)
+    assert difference["mean"] == figure(0.0039, abs=1e-4)
+    assert (difference["low"], difference["high"]) == figure((-0.0042, 0.0121), abs=2e-4)
     assert [each["seed"] for each in result["seeds"]] == [1, 2, 3, 4, 5]
     assert len(result["arms"]) == 10
 

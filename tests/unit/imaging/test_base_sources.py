@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import apt_layouts
-from stackcheck.imaging import base_sources, bootstrap
 from stackcheck.engine import apt
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
+from stackcheck.imaging import base_sources, bootstrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

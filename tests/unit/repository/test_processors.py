@@ -1,0 +1,108 @@
+"""Settings of processors: none limits a part alone, none that cannot run passes, and a failure repeats."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[3]
+# From the plainest to the newest, as ATen's limit and oneDNN's stand beside each other.
+RANKS = {"default": 0, "SSE41": 0, "AVX": 1, "avx2": 2, "AVX2": 2, "avx512": 3, "AVX512_CORE": 3}
+AMX = {"amx"}  # ATen has no limit of that name: compiled code takes it with avx512
+PYTHON = """#!/bin/sh
+case "$1" in
+-c) echo "torch: 2.0 CPU capability $(echo "$ATEN_CPU_CAPABILITY" | tr a-z A-Z)" ;;
+*) exec {python} "$@" ;;
+esac
+"""
+TEST = "def test_one(): assert {holds}\n"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The program, in a checkout of its own and on a processor with AVX2."""
+    spec = importlib.util.spec_from_file_location("processors", ROOT / ".ci" / "processors.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "processors", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "LOGS", tmp_path / "build" / "logs" / "processors")
+    monkeypatch.setattr(module, "flags_of_processor", lambda: ("a processor", module.AVX2 | {"avx"}))
+    (tmp_path / "python").write_text(PYTHON.format(python=shlex.quote(sys.executable)))
+    (tmp_path / "python").chmod(0o755)
+    return module
+
+
+def ended(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str, holds: bool = True) -> int:
+    """The exit code of a run of one test that holds or not."""
+    (program.ROOT / "test_it.py").write_text(TEST.format(holds=holds))
+    python = str(program.ROOT / "python")
+    monkeypatch.setattr(sys, "argv", ["processors.py", "--python", python, *words, "test_it.py"])
+    code: int = program.main()
+    return code
+
+
+def test_no_library_may_do_more_than_atens_limit_says(program: ModuleType) -> None:
+    for setting in program.SETTINGS:
+        onednn = setting.onednn.removesuffix("_AMX") if setting.name in AMX else setting.onednn
+        assert RANKS[onednn] <= RANKS[setting.aten], setting.name
+        assert setting.mkl, setting.name
+        assert {*setting.environment(1)} <= {*program.LIMITS, *program.THREADS}
+    assert set(program.USUAL) <= {setting.name for setting in program.SETTINGS}
+
+
+def test_limits_from_outside_do_not_mix_with_those_of_a_setting(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*program.LIMITS, *program.THREADS):
+        monkeypatch.setenv(name, "from outside")
+    for setting in program.SETTINGS:
+        assert "from outside" not in program.environment(setting, 1).values()
+
+
+def test_a_setting_that_the_processor_lacks_is_named_and_does_not_pass(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(program, monkeypatch, "--setting", "amx-1") == 1
+    said = capsys.readouterr().out
+    assert "not on this processor: amx-1 (it lacks amx_bf16" in said
+    assert "no setting ran" in said
+
+
+def test_a_setting_without_effect_fails(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (program.ROOT / "python").read_text()
+    (program.ROOT / "python").write_text(text.replace('$(echo "$ATEN_CPU_CAPABILITY" | tr a-z A-Z)', "AVX2"))
+    assert ended(program, monkeypatch, "--setting", "default-1") == 1
+    assert "expected CPU capability DEFAULT" in capsys.readouterr().out
+    assert ended(program, monkeypatch, "--setting", "avx2-1") == 0
+
+
+def test_a_failure_prints_the_command_that_repeats_it(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        ended(program, monkeypatch, "--setting", "default-2", "--with", "in-image python", holds=False) == 1
+    )
+    said = capsys.readouterr().out
+    assert "FAILED test_it.py::test_one" in said
+    assert "repeat: in-image python .ci/processors.py --setting default-2 test_it.py::test_one" in said
+
+
+def test_only_settings_that_can_run_count(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("--setting", "default-1", "--setting", "avx2-2", "--setting", "avx512-1")
+    assert ended(program, monkeypatch, *chosen) == 0
+    assert "2 settings: 2 passed, 0 failed, 0 skipped in" in capsys.readouterr().out
