@@ -81,15 +81,15 @@ Against = Annotated[
 def make_images(
     selectors: Selectors = None,
     *,
-    force: Force = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also build what cannot be certified on this machine.")
     ] = False,
+    machine: outlooks.MachineName = None,
+    force: Force = False,
+    driver: outlooks.DriverName = None,
     to: Target = None,
     key: SigningKey = None,
     sign_with: SignWith = None,
-    machine: outlooks.MachineName = None,
-    driver: outlooks.DriverName = None,
     wheelhouse: Wheelhouse = None,
     wheel_cache: WheelCache = None,
     mirrors: MirrorsFile = None,

@@ -77,7 +77,7 @@ def _fits(stack: Stack, name: str, version: Version, pinned: str, rules: Rules) 
     axis = _AXES.get(name)
     if axis is None:
         return True
-    runtime = {stack.runtime: stack.runtime_version} if stack.runtime_version else {}
+    runtime: dict[str, str] = {stack.runtime: stack.runtime_version} if stack.runtime_version else {}
     asked = {**runtime, "vendor": stack.vendor, "torch": str(stack.torch), axis: version.public}
     if stack.wheels != "none":
         asked["wheels"] = stack.wheels

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 # ---- The largest absolute value, for FP8 scales ----------------------------------------------------------
 
-# Largest values are compared as integers: bits of floats without their sign are ordered as floats are, with
-# Inf above every number and NaN above Inf. The maximum of floats drops NaN, and a NaN has to reach the scale.
+# As integers, bits without their sign compare like floats, NaN on top; Triton's maximum of floats drops NaN.
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 

@@ -72,7 +72,8 @@ class HostSettings:
         for option, place in also:
             name = option.removeprefix("--")
             # The host has its main index in a folder, which is handed over: no index but this one is asked.
-            if name == "extra-index-url" and settings.pop("no-index", None):
+            if name == "extra-index-url" and "no-index" in settings:
+                del settings["no-index"]
                 name = "index-url"
             settings[name] = (*settings.get(name, ()), place)
         links = settings.pop("find-links", ())

@@ -23,6 +23,7 @@ ORDER = (
 )
 # A verb that signs has the signing key, and one that verifies the public one; promote always needs a target.
 # `test` runs a tier, and a verb that verifies accepts no lower one.
+# `list`, `doctor` and `images` ask for a machine and its driver, `report` shows one host's.
 # `verify` takes one driver, `history` and `find` a pattern; `judge` takes one stack, `history` a pattern,
 # `nightly` several. `nightly --force` runs what is not due, and its images have to be published; `report`
 # also shows others.
@@ -36,7 +37,8 @@ TWO_MEANINGS = {
     "--key": 2,
     "--to": 2,
     "--tier": 4,
-    "--driver": 2,
+    "--driver": 3,
+    "--machine": 2,
     "--stack": 3,
     "--force": 3,
     "--from": 2,
