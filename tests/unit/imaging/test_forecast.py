@@ -77,15 +77,18 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
     ]
 
 
-@pytest.mark.parametrize("verb", ["build", "images"])
+@pytest.mark.parametrize(
+    ("verb", "refusal"), [("build", ": refuse (a stack is not locked"), ("images", ": not built, because it ")]
+)
 def test_a_dry_run_says_what_would_be_refused_and_ends_like_it(
     fake_engine: FakeEngine,  # noqa: ARG001
     capsys: Capsys,
     verb: str,
+    refusal: str,
 ) -> None:
     done = call(capsys, verb, UNLOCKED, CPU_STACK, "--dry-run")
     assert done.code == 5
-    assert ": refuse (a stack is not locked" in done.out
+    assert refusal in done.out
     assert f"{CPU_STACK}: build" in done.out
     assert "stackcheck lock" in done.out
 
