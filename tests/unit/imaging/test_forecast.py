@@ -78,7 +78,7 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
 
 
 @pytest.mark.parametrize(
-    ("verb", "refusal"), [("build", ": refuse (a stack is not locked"), ("images", ": not built, because it ")]
+    ("verb", "refusal"), [("build", ": refuse (a stack is not locked"), ("images", ": not built, because")]
 )
 def test_a_dry_run_says_what_would_be_refused_and_ends_like_it(
     fake_engine: FakeEngine,  # noqa: ARG001
