@@ -57,12 +57,13 @@ def counted(outlooks: Sequence[Outlook], on: Machine) -> str:
 
 
 def show_refused(outlooks: Iterable[Outlook]) -> None:
-    """Print the stacks that cannot be certified, with every reason."""
+    """Print the stacks that cannot be certified, with every reason and the next step for the first."""
     for one in outlooks:
         if one.reasons:
             print(f"{one.stack_id}: not built, because it cannot be certified there:")
             for reason in one.reasons:
                 print(f"  - {reason.says}")
+            print(f"  next: {one.reasons[0].next_step}")
 
 
 def require_here(on: Machine) -> None:
