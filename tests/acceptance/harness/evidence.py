@@ -8,11 +8,10 @@ from typing import Any
 
 from harness import resultfile
 from harness.unfit import Unfit
-from vendors import Absence, Device, Host, is_known
+from vendors import Absence, Device, Host, is_known, is_unfit_share
 
 CLOCKS_SET = "application clocks"  # as NVML calls it; among the reasons that are normal under load
 SLACK_BYTES = 2 << 30  # as in Primus
-UNFIT_SHARE = 0.01  # of a check's time: a shorter throttling moves no figure by as much as its repeats differ
 
 
 def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
@@ -60,23 +59,14 @@ def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) 
     for reason in late["unfit"]:
         yield Unfit("throttled", f"device {index} throttled: {reason}", index)
     for name, value in late["accumulators"].items():
-        share = throttled_share(early, late, name)
-        if share >= UNFIT_SHARE:
-            words = f"device {index} throttled during the check: {name} for {share:.0%} of it, now {value}"
+        grown = _growth(early["accumulators"].get(name), value)
+        ticks = _growth(early["throttle_ticks"], late["throttle_ticks"])
+        if is_unfit_share(grown, ticks):
+            words = f"device {index} throttled during the check: {name} grew by {grown} in {ticks} ticks"
             yield Unfit("throttled", words, index)
     if _grew(early["uncorrectable"], late["uncorrectable"]):
         words = f"device {index} counted uncorrectable memory errors during the check"
         yield Unfit("memory errors", words, index)
-
-
-def throttled_share(early: Mapping[str, Any], late: Mapping[str, Any], name: str) -> float:
-    """The share of the time between two readings in which a reason held the clocks down.
-
-    Any growth is 1 where no time is counted.
-    """
-    grown = _growth(early["accumulators"].get(name), late["accumulators"].get(name))
-    ticks = _growth(early["throttle_ticks"], late["throttle_ticks"])
-    return min(1.0, grown / ticks) if ticks > 0 else float(grown > 0)
 
 
 def held_down(index: int, reasons: Iterable[str]) -> Iterator[Unfit]:
@@ -187,9 +177,6 @@ def _state(device: Device) -> dict[str, Any]:
         "fabric": device.fabric,
         "recovery_action": device.recovery_action,
         "memory_used_bytes": device.memory_used_bytes,
-        "memory_bytes": device.memory_bytes,
-        "compute_units": device.compute_units,
-        "pcie": asdict(device.pcie),
         "processes": str(processes) if isinstance(processes, Absence) else list(occupants(device)),
     }
 

@@ -69,9 +69,7 @@ class VendorAbsentError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PcieLink:
-    """The PCI Express link now, and the best that device and slot share. Idle links step down: judge them
-    under load.
-    """
+    """The PCI Express link now, and the device's best. Idle links step down: judge them under load."""
 
     generation: Reading = Absence.NOT_SUPPORTED
     width: Reading = Absence.NOT_SUPPORTED
@@ -90,6 +88,19 @@ class Ecc:
     pending: Reading = Absence.NOT_SUPPORTED  # rows or pages that the next reset will retire
     failed: Reading = Absence.NOT_SUPPORTED  # repairs that failed
     retired: Reading = Absence.NOT_SUPPORTED  # pages or rows out of service
+
+
+UNFIT_SHARE = 0.01  # of the time; less moves no figure by as much as its repeats differ
+
+
+def is_unfit_share(grown: float, ticks: float) -> bool:
+    """Return True if a reason to throttle held for too much of the time.
+
+    Args:
+        grown: By how much the reason's counter grew, in ticks.
+        ticks: How many ticks passed. Where none did, or the clock ran backwards, any growth is too much.
+    """
+    return grown > 0 and grown >= UNFIT_SHARE * ticks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from vendors import (
     Throttle,
     amd_kernel,
     is_known,
+    is_unfit_share,
 )
 from vendors.amd_library import ask, demand, field, member, reading, rows
 
@@ -37,7 +38,6 @@ UNFIT_ACCUMULATORS = {
 }
 NORMAL_ACCUMULATORS = {"ppt_residency_acc": "package power"}
 TICKS = "accumulation_counter"
-UNFIT_SHARE = 0.01  # of the time: a regulator that was hot for one count in a day slows nothing
 MODES = ("SPX", "DPX", "TPX", "QPX", "CPX", "NPS1", "NPS2", "NPS4", "NPS8")  # not "N/A", "INVALID"
 GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s of one lane
 Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
@@ -68,7 +68,7 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -
         pci_id=_pci_id(asic),
         firmware=_firmware(smi, handle),
         partition=partition,
-        pcie=_pcie(smi, handle, bdf),
+        pcie=_pcie(smi, handle),
         ecc=_ecc(smi, handle),
         throttle=throttle(bdf, metrics, earlier),
         power=_power(smi, handle, bdf, metrics),
@@ -207,7 +207,7 @@ def _told(readings: Sequence[Reading], by_kernel: str) -> Reading:
     return known[0] if known else by_kernel or absent[-1]
 
 
-def _pcie(smi: Any, handle: Any, bdf: str) -> PcieLink:
+def _pcie(smi: Any, handle: Any) -> PcieLink:
     answer = ask(smi, "amdsmi_get_pcie_info", handle)
     if isinstance(answer, Absence):
         return PcieLink(
@@ -217,7 +217,7 @@ def _pcie(smi: Any, handle: Any, bdf: str) -> PcieLink:
     return PcieLink(
         generation=_generation(field(now, "pcie_speed")),
         width=field(now, "pcie_width"),
-        max_generation=_shared(_generation(field(static, "max_pcie_speed")), amd_kernel.slot_speed(bdf)),
+        max_generation=_generation(field(static, "max_pcie_speed")),
         max_width=field(static, "max_pcie_width"),
         replays=field(now, "pcie_replay_count"),
     )
@@ -225,12 +225,6 @@ def _pcie(smi: Any, handle: Any, bdf: str) -> PcieLink:
 
 def _generation(speed: Reading) -> Reading:
     return GENERATIONS.get(int(speed), f"{speed} MT/s") if is_known(speed) else speed
-
-
-def _shared(own: Reading, slot: int | None) -> Reading:
-    """The generation that the device and its slot share; the device's own where the slot's is not known."""
-    there = GENERATIONS.get(slot or 0)
-    return min(own, there) if there and isinstance(own, int) else own
 
 
 def _ecc(smi: Any, handle: Any) -> Ecc:
@@ -355,9 +349,10 @@ def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
 
 
 def _grown(names: Mapping[str, str], metrics: Metrics, earlier: Metrics) -> tuple[str, ...]:
-    grown = {name: _growth(name, metrics, earlier) for name in (*names, TICKS)}
-    least = UNFIT_SHARE * grown[TICKS]  # where no time is counted, any growth is too much
-    return tuple(words for name, words in names.items() if grown[name] > 0 and grown[name] >= least)
+    ticks = _growth(TICKS, metrics, earlier)
+    return tuple(
+        words for name, words in names.items() if is_unfit_share(_growth(name, metrics, earlier), ticks)
+    )
 
 
 def _growth(name: str, metrics: Metrics, earlier: Metrics) -> int:

@@ -6,7 +6,6 @@ there is one.
 """
 
 import functools
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -159,14 +158,6 @@ def power_cap_w(bdf: str) -> float | None:
     for cap in sorted((SYS / "bus/pci/devices" / bdf / "hwmon").glob("hwmon*/power1_cap")):
         return int(kernel_files.text(cap)) / 1e6
     return None
-
-
-def slot_speed(bdf: str) -> int | None:
-    """The best speed of the slot, MT/s of one lane: that of the bridge above the device; None if unknown."""
-    device = SYS / "bus/pci/devices" / bdf
-    words = kernel_files.text(device.resolve().parent / "max_link_speed") if device.exists() else ""
-    speed = re.match(r"([\d.]+) GT/s", words)  # "16.0 GT/s PCIe"; a virtual bridge may say "Unknown"
-    return round(float(speed[1]) * 1000) if speed else None
 
 
 def throttles(bdf: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
