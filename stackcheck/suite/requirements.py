@@ -96,6 +96,5 @@ def facts_of(host: Host | ReportedHost, stack: Stack | None, runtime: str | None
             rows,
             driver=host.driver,
             runtime=stack.runtime_version if stack else runtime,
-            virtual=host.virtual,
         ),
     )

@@ -105,7 +105,6 @@ class ReportedHost(_Part):
     nvls: Literal["on", "off", "unavailable"] | None = None
     cpu: str | None = None
     memory_bytes: NonNegativeInt | None = None
-    virtual: bool | None = None
 
 
 class ReportedInterpreter(_Part):

@@ -1,7 +1,7 @@
 """What a machine cannot tell. In: its devices, driver, ROCm or CUDA release. Out: names of readings. Pure.
 
-Each release of a driver and of a management library answers other questions, and a virtual machine answers
-fewer. The list `unreadable` of devices.json says which, each entry with its source. A check that skips for
+Each release of a driver and of a management library answers other questions. The list `unreadable` of
+devices.json says which, each entry with its source. A check that skips for
 such a reading is accepted; for any other it is refused, because the image wrote the skip.
 """
 
@@ -22,7 +22,6 @@ def readings(
     *,
     driver: str | None,
     runtime: str | None,
-    virtual: bool | None,
 ) -> dict[str, str]:
     """Reading -> the source that says that this machine cannot tell it.
 
@@ -31,7 +30,6 @@ def readings(
         rows: The rows of this host's devices; an entry has to hold for all of them.
         driver: The host's driver.
         runtime: The ROCm or CUDA release of the image, which is that of its management library.
-        virtual: Whether the host is a virtual machine. What is not known matches no entry that asks for it.
     """
     return {
         entry["reading"]: entry["source"]
@@ -40,7 +38,6 @@ def readings(
         and all(_is_of(entry, row) for row in rows)
         and _is_below(driver, entry.get("driver_below"))
         and _is_below(runtime, entry.get("runtime_below"))
-        and (virtual is True or not entry.get("virtual"))
     }
 
 

@@ -71,7 +71,6 @@ class Host:
     nvls: Nvls
     cpu: str
     memory_bytes: int
-    virtual: bool | None = None  # whether this is a virtual machine; None: not told
 
     def as_json(self) -> dict[str, object]:
         """The `host` object of result.json."""
@@ -202,7 +201,6 @@ def host(vendor: Vendor | None = None) -> Host:
         nvls=_nvls(vendor),
         cpu=f"{cpu_model()} x {psutil.cpu_count()}",
         memory_bytes=psutil.virtual_memory().total,
-        virtual=is_virtual(),
     )
 
 
@@ -272,7 +270,7 @@ def device_table() -> list[dict[str, Any]]:
 
 
 def unreadable_table() -> list[dict[str, Any]]:
-    """What a driver, a library's release or a virtual machine does not tell: rows of the same file."""
+    """What a driver or a library's release does not tell: rows of the same file."""
     return _table("unreadable")
 
 
@@ -288,12 +286,6 @@ def _nvls(vendor: Vendor) -> Nvls:
     if vendor != "nvidia":
         return "unavailable"
     return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "on"
-
-
-def is_virtual(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor says that a hypervisor runs this machine."""
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
-    return flags is not None and "hypervisor" in flags[1].split()
 
 
 def cpu_model() -> str:

@@ -160,7 +160,6 @@ def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
         "nvls": multicast.state(vendor, len(devices)),
         "cpu": f"{cpu.processor()} x {os.cpu_count()}",
         "memory_bytes": memory,
-        "virtual": cpu.is_virtual(),
     }
 
 

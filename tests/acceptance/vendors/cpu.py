@@ -54,11 +54,6 @@ def read() -> Host:
 read_devices = read
 
 
-def is_virtual() -> bool:
-    """Whether the processor says that a hypervisor runs this machine."""
-    return " hypervisor" in Path("/proc/cpuinfo").read_text()
-
-
 def processor() -> str:
     """The processor's name as the kernel gives it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
