@@ -1,4 +1,4 @@
-"""How often each rule of stackcheck/history/drift.py finds a slow-down, and how often it cries wolf.
+"""How often each rule of stackcheck/history/regressions.py finds a slow-down, and how often it cries wolf.
 
 Usage: python benchmarks/drift.py. Prints the tables of docs/trust.md, in two minutes, from seeded draws.
 
@@ -16,7 +16,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.history import drift
+from stackcheck.history import regressions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ def pairs() -> None:
     print(" | ".join(f" {drop:.1%} slower" for drop in DROPS[1:]), "|")
     print("|---" * (len(DROPS) + 3) + "|")
     for name, draw in noises.items():
-        spread = drift.spread([draw() for _ in range(2000)])
+        spread = regressions.spread([draw() for _ in range(2000)])
         found = [paired_share(draw, drop) for drop in DROPS]
         cells = (f"{found[0][1]:.3f}", *(f"{share[0]:.3f}" for share in found))
         print(f"| {name} | {spread:.2%} | {' | '.join(cells)} |")
@@ -93,7 +93,7 @@ def paired_share(draw: Noise, drop: float) -> tuple[float, float]:
     for _ in range(PAIRS):
         first, second, reference = ([draw() for _ in range(5)] for _ in range(3))
         candidate = [draw() * (1 - drop) for _ in range(5)]
-        found = drift.paired(reference, candidate, "min", again=(first, second))
+        found = regressions.paired(reference, candidate, "min", again=(first, second))
         verdicts.append(found.verdict)
     return verdicts.count("slower") / PAIRS, verdicts.count("noisy") / PAIRS
 
@@ -128,20 +128,20 @@ def floor(values: list[float]) -> bool:
     """Rule 1, with its automatic repeat in the same night."""
     base = statistics.median(values[:HISTORY])
     again = night(0.001) * statistics.median(values[-1:])
-    return drift.floor(base, values[-1], again, "min") == "fail"
+    return regressions.floor(base, values[-1], again, "min") == "fail"
 
 
 def own_baseline(values: list[float]) -> bool:
-    return bool(drift.below_own_baseline(values[-31:-1], values[-1], "min"))
+    return bool(regressions.below_own_baseline(values[-31:-1], values[-1], "min"))
 
 
 def recent_step(values: list[float]) -> bool:
     """Rule 4 for one series alone, as it is not used: what a second witness is for."""
-    found = drift.steps(values, "min")
+    found = regressions.steps(values, "min")
     return any(step.loss > 0 and step.night >= len(values) - 10 for step in found)
 
 
-def fleet(spread: float, drop: float, nights: int) -> list[drift.Series]:
+def fleet(spread: float, drop: float, nights: int) -> list[regressions.Series]:
     """4 nodes with 5 metrics; the last `nights` nights are slower on all of them."""
     count = HISTORY + nights
     made = []
@@ -154,7 +154,7 @@ def fleet(spread: float, drop: float, nights: int) -> list[drift.Series]:
                 for i, (a, b) in enumerate(zip(good, own, strict=True))
             ]
             made.append(
-                drift.Series(
+                regressions.Series(
                     node=f"node {node}",
                     check=f"check {metric}",
                     metric="speed",
@@ -169,14 +169,14 @@ def fleet(spread: float, drop: float, nights: int) -> list[drift.Series]:
 def fleets(spread: float) -> None:
     """Rule 4 as it is used: 20 series of a fleet, a step needs two nodes or two metrics."""
     recent = [
-        [each for each in drift.warnings(fleet(spread, 0.0, 30)) if each.night >= HISTORY]
+        [each for each in regressions.warnings(fleet(spread, 0.0, 30)) if each.night >= HISTORY]
         for _ in range(REPEATS)
     ]
     cells = []
     for drop in NIGHT_DROPS:
         by = []
         for nights in (1, 3, 7):
-            found = [drift.warnings(fleet(spread, drop, nights)) for _ in range(REPEATS)]
+            found = [regressions.warnings(fleet(spread, drop, nights)) for _ in range(REPEATS)]
             hits = sum(any(abs(each.night - HISTORY) <= 2 for each in warned) for warned in found)
             by.append(hits / REPEATS)
         cells.append("/".join(f"{share:.2f}" for share in by))
@@ -218,10 +218,10 @@ def margins() -> None:
 
 
 def margin_found(usual: float, differences: Sequence[float], growth: float) -> bool:
-    """Whether a margin that has grown is found against 30 nights; 1 is added as history/watch.py does."""
+    """Whether a margin that has grown is found against 30 nights; 1 is added as history/alerts.py does."""
     nights = [1 + usual + CHANCE.choice(differences) for _ in range(30)]
     value = 1 + usual + growth + CHANCE.choice(differences)
-    return bool(drift.below_own_baseline(nights, value, "max"))
+    return bool(regressions.below_own_baseline(nights, value, "max"))
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from stackcheck.history import abstract, records
+from stackcheck.history import metrics, records
 from stackcheck.history.history import History
 from stackcheck.history.runs import Query
 from stackcheck.oci.documents import sha256
@@ -123,7 +123,7 @@ def quick_record(result: dict[str, Any], verdict: dict[str, Any], shared: bytes)
         "verdict": verdict,
         "fingerprint": None,
         "result_digest": sha256(own + shared[:-1]),
-        "abstract": abstract.of(result),
+        "abstract": metrics.of(result),
     }
     data = records.joined(to_json(head), own)[:-1]
     cut = len(data) - len(own) - len(records.RESULT)

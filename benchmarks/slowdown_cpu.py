@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from stackcheck.history import drift
+from stackcheck.history import regressions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +139,7 @@ def main(out: str, rounds: int = 5) -> None:
         again = [[each[name] for each in arm] for arm in itself]
         for share, arms in pairs.items():
             a, b = ([each[name] for each in arm] for arm in arms)
-            pair = drift.paired(a, b, "max", again=again)
+            pair = regressions.paired(a, b, "max", again=again)
             rows.append({"figure": name, "planted": share, "again": again, "a": a, "b": b, **vars_of(pair)})
             print(
                 f"{name:24} planted {share:4.0%}  measured {pair.loss:6.1%}  noise {pair.noise:6.2%}"
@@ -150,7 +150,7 @@ def main(out: str, rounds: int = 5) -> None:
     print(facts)
 
 
-def vars_of(pair: drift.Pair) -> dict[str, Any]:
+def vars_of(pair: regressions.Pair) -> dict[str, Any]:
     return {name: getattr(pair, name) for name in ("loss", "noise", "limit", "resolves", "verdict")}
 
 

@@ -21,13 +21,15 @@ from stackcheck.errors import (
     StackcheckError,
 )
 from stackcheck.files.atomic import write_atomically
+from stackcheck.history import recorder
 from stackcheck.imaging import build
 from stackcheck.matrix import matrix, resolve
-from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
+from stackcheck.policy import is_enough
 from stackcheck.suite import bounds, certifiable, interpreter, needed, requirements, rows, run, sbom, verdict
 from stackcheck.suite import subject as subjects
+from stackcheck.suite.judged import JudgedRun
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
 if TYPE_CHECKING:
@@ -38,11 +40,11 @@ if TYPE_CHECKING:
     from stackcheck.certificate.statement import Envelope
     from stackcheck.engine.client import Engine
     from stackcheck.imaging.image import Image
-    from stackcheck.matrix.policy import Policy, Tier
     from stackcheck.matrix.stack import Stack
+    from stackcheck.policy import Policy, Tier
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Status, Verdict
+    from stackcheck.suite.verdict import Verdict
     from stackcheck.vendors import Vendor
 
 StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
@@ -63,7 +65,6 @@ class FlowSettings:
         plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
         accepted_python: Digests of the files that may be an image's Python although no package owns them.
-        keep: Keeps each judged run in the history and returns its record; None: runs are not kept.
     """
 
     root: Path
@@ -76,7 +77,6 @@ class FlowSettings:
     plain_http: bool = False
     build: build.Options = build.DEFAULTS
     accepted_python: tuple[str, ...] = ()
-    keep: Callable[[JudgedRun, vendors.Host], str] | None = None
 
     def signer(self, *, create: bool = False) -> Signer:
         """What signs: the program, or the key, which is made if there is none and `create` says so."""
@@ -85,35 +85,6 @@ class FlowSettings:
     def folder(self, name: str) -> Path:
         """Where the steps of one stack or image leave their files."""
         return self.root / "build" / name
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JudgedRun:
-    """A run of the suites and its verdict.
-
-    Attributes:
-        result: What the suites measured.
-        verdict: PASSED, FAILED or UNFIT, with reasons.
-        folder: `build/<name>/`, with the log of the run.
-        reused: Whether the result is of an earlier run, because nothing has changed since.
-        record: Digest of the run's record in the history; None if it is not kept.
-    """
-
-    result: RunResult
-    verdict: Verdict
-    folder: Path
-    reused: bool
-    record: str | None = None
-
-    def require(self, *accepted: Status) -> None:
-        """Raise the error of the verdict, unless its status is one of `accepted`.
-
-        Raises:
-            MachineUnfitError: The verdict is UNFIT.
-            ChecksFailedError: The verdict is FAILED.
-        """
-        if self.verdict.status not in accepted:
-            raise verdict.refusal(self.verdict, self.folder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -260,10 +231,8 @@ def _keep(
     report: Callable[[str], None],
 ) -> str | None:
     """Keep a run in the history. A history that cannot be written is reported, and changes no verdict."""
-    if settings.keep is None:
-        return None
     try:
-        return settings.keep(judged, host)
+        return recorder.keep(settings.root, judged, host)
     except StackcheckError as error:
         report(f"{name}: WARNING: this run is not in the history: {error}")
         result = judged.folder / "run" / "result.json"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Statement
     from stackcheck.certificate.verify import Certified
-    from stackcheck.matrix.policy import Tier
+    from stackcheck.policy import Tier
 
 ATTACHMENTS = ("cert-", "sha256-")  # tags that hold statements, not images
 UNKNOWN = "unknown"

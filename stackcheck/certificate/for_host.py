@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate.statement import facts, newest
 from stackcheck.errors import CertificateError
-from stackcheck.matrix.policy import Tier, is_enough, signed_names
+from stackcheck.policy import Tier, is_enough, signed_names
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -27,15 +27,15 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import CertificateError, PublishError
-from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Manifest
+from stackcheck.policy import is_enough
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from stackcheck.certificate.signers import Signer
-    from stackcheck.matrix.policy import Policy
+    from stackcheck.policy import Policy
 
 MAX_AGE = dt.timedelta(days=30)
 CLOCK_SKEW = dt.timedelta(minutes=10)

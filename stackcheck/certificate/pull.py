@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
     from stackcheck.oci.store import Store
+    from stackcheck.policy import Policy
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import ContainerNeeds, Vendor
 

@@ -27,9 +27,9 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import PublishError
-from stackcheck.matrix.policy import is_enough
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
+from stackcheck.policy import is_enough
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from stackcheck.matrix.policy import Tier
+from stackcheck.policy import Tier
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
-    from stackcheck.matrix.policy import Tier
     from stackcheck.oci.store import Store
+    from stackcheck.policy import Tier
 
 
 TOTAL_S = 300.0  # for all that a registry is asked for

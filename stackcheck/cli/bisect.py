@@ -9,10 +9,10 @@ import typer
 from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Vendor, Wheelhouse, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
-from stackcheck.matrix.policy import Tier as TierName
+from stackcheck.policy import Tier as TierName
 
 if TYPE_CHECKING:
-    from stackcheck.history.bisecting import Found, Tried
+    from stackcheck.compare.bisect import Found, Tried
 
 app = new_app()
 
@@ -46,13 +46,13 @@ def bisect_stacks(
     from stackcheck import flow
     from stackcheck.certificate import keys
     from stackcheck.cli import build as building
+    from stackcheck.compare import bisect
     from stackcheck.files.checkout_lock import exclusive
-    from stackcheck.history import bisecting
     from stackcheck.recipe.upstream import Upstream
 
     folder = root.resolve()
     if dry_run:
-        steps = bisecting.between(folder, good, bad).steps()
+        steps = bisect.between(folder, good, bad).steps()
         rows = [
             (str(number), each.name, str(each.good), str(each.bad))
             for number, step in enumerate(steps, start=1)
@@ -67,7 +67,7 @@ def bisect_stacks(
     )
     with exclusive(folder, "stackcheck bisect", report):
         engine, upstream = building.connected(report), Upstream(mirrors=options.mirrors)
-        search = bisecting.Search(
+        search = bisect.Search(
             good, bad, check, settings, engine, tier=tier, upstream=upstream, report=report
         )
         found = search.run()

@@ -10,14 +10,14 @@ import typer
 from stackcheck.cli.options import HERE, AcceptPython, AsJson, DryRun, Root, Vendor, accepted_python, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
-from stackcheck.matrix.policy import Tier as TierName
+from stackcheck.policy import Tier as TierName
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stackcheck.compare.paired_runs import PairedMetric, PairedRuns
+    from stackcheck.compare.two_runs import Compared, Comparison
     from stackcheck.flow import FlowSettings
-    from stackcheck.history.compare import Compared, Comparison
-    from stackcheck.history.pairing import PairedMetric, PairedRuns
     from stackcheck.vendors import Vendor as VendorName
 
 app = new_app()
@@ -86,13 +86,13 @@ def compare_runs(
 
 
 def _compare(a: str, b: str, root: Path, *, every: bool, as_json: bool) -> None:
-    from stackcheck.history import compare, sides
+    from stackcheck.compare import arguments, two_runs
     from stackcheck.history.history import open_history
 
     history = open_history(root)
-    one, run = sides.find(a, history, root)
-    other, _ = sides.find(b, history, root, like=run)
-    found = compare.compare(one, other)
+    one, run = arguments.find(a, history, root)
+    other, _ = arguments.find(b, history, root, like=run)
+    found = two_runs.compare(one, other)
     if as_json:
         print_json(_document(found))
         return
@@ -173,21 +173,21 @@ def _pair(
 ) -> None:
     from stackcheck import flow
     from stackcheck.cli import build as building
+    from stackcheck.compare import paired_runs
     from stackcheck.files.checkout_lock import exclusive
-    from stackcheck.history import pairing
     from stackcheck.suite import subject as subjects
 
     report, root = Progress(), settings.root
     with exclusive(root, "stackcheck compare --paired", report):
         engine = building.connected(report, builds=not all(map(subjects.is_reference, (a, b))))
         one, other = (flow.find_subject(name, engine, settings, report) for name in (a, b))
-        found = pairing.paired(
+        found = paired_runs.paired(
             one,
             other,
             engine,
             root=root,
             tier=tier,
-            only=checks or pairing.SPEED,
+            only=checks or paired_runs.SPEED,
             rounds=rounds,
             report=report,
         )

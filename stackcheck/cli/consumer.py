@@ -13,7 +13,7 @@ from stackcheck.cli.output import Progress, print_facts, print_json, print_note,
 from stackcheck.cli.times import duration
 from stackcheck.engine.launch_lines import Form, Job, render
 from stackcheck.errors import ConfigurationError
-from stackcheck.matrix.policy import Tier as TierName
+from stackcheck.policy import Tier as TierName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:
     from stackcheck.certificate.find import Candidate, Wanted
-    from stackcheck.matrix.policy import Tier as TierName
+    from stackcheck.policy import Tier as TierName
 
 app = new_app()
 

@@ -17,12 +17,12 @@ from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import HistoryError, Point, Query, Run
-from stackcheck.history.spark import sparkline
+from stackcheck.history.sparkline import sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from stackcheck.history.keeping import Imported
+    from stackcheck.history.recorder import Imported
 
 app = new_app()
 group = new_app()
@@ -156,12 +156,12 @@ def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -
     The options choose the runs, of the newest 2000. These are warnings, as each night prints them: the exit
     code is 0. Steps are named if two machines or two metrics show them.
     """
-    from stackcheck.history import watch
+    from stackcheck.history import alerts
 
     history = open_history(root.resolve())
     runs = history.runs(dataclasses.replace(query, limit=WATCHED_RUNS))
     newest = {(run.stack, run.node): run for run in reversed(runs) if run.status != "UNFIT"}
-    found = {each: None for run in newest.values() for each in watch.look(history, run)}
+    found = {each: None for run in newest.values() for each in alerts.look(history, run)}
     rows = [(each.rule, f"{each.since}", f"{each.loss:.1%}", each.stack, each.words) for each in found]
     if as_json:
         print_json(
@@ -205,13 +205,13 @@ def import_results(
     root: Root = HERE,
 ) -> None:
     """Keep results of other machines, judged here; damaged ones are refused, and the others are kept."""
-    from stackcheck.history import keeping
+    from stackcheck.history import recorder
 
     folder = root.resolve()
     for path in paths:
         if not path.exists():
             raise ConfigurationError("no such file or folder", where=str(path), next_step="check the path")
-    found = list(keeping.import_files(paths, open_history(folder), folder, own_verdicts=own_verdicts))
+    found = list(recorder.import_files(paths, open_history(folder), folder, own_verdicts=own_verdicts))
     print_json([_imported_json(each) for each in found]) if as_json else _print_imported(found)
     refused = [each for each in found if each.error]
     if refused:
@@ -300,9 +300,9 @@ def _series_row(key: tuple[str, ...], pairs: Sequence[tuple[Run, Point]]) -> tup
 
 def _own_nights(pairs: Sequence[tuple[Run, Point]]) -> str:
     """Compare the newest value of each chip with its own last nights; return the worst result."""
-    from stackcheck.history import watch
+    from stackcheck.history import alerts
 
-    found = watch.against_own_nights(pairs)
+    found = alerts.against_own_nights(pairs)
     if not found:
         return "too few"
     worst = max(found, key=lambda each: (each.is_below, each.loss))

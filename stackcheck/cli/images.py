@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.policy import Tier as TierName
     from stackcheck.matrix.stack import Stack
+    from stackcheck.policy import Tier as TierName
+    from stackcheck.suite.judged import JudgedRun
     from stackcheck.suite.outlook import Outlook
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Vendor as VendorName
@@ -244,7 +245,7 @@ def certify_image(
 
 
 def _show_signed(
-    name: str, subject: Subject, judged: flow.JudgedRun, paired: dict[str, Any] | None, *, as_json: bool
+    name: str, subject: Subject, judged: JudgedRun, paired: dict[str, Any] | None, *, as_json: bool
 ) -> None:
     facts: dict[str, Any] = {
         "verdict": judged.verdict.status,
@@ -290,28 +291,28 @@ def publish_image(
 
 
 def _reference(name: str, settings: flow.FlowSettings) -> Verified:
-    from stackcheck.history import against
+    from stackcheck.compare import paired_gate
 
-    return against.certified(name, settings, settings.signer().public_key())
+    return paired_gate.certified(name, settings, settings.signer().public_key())
 
 
 def _paired(
     subject: Subject,
-    judged: flow.JudgedRun,
+    judged: JudgedRun,
     reference: Verified,
     engine: Engine,
     *,
     settings: flow.FlowSettings,
     report: Progress,
-) -> tuple[flow.JudgedRun, dict[str, Any] | None]:
+) -> tuple[JudgedRun, dict[str, Any] | None]:
     """The verdict after the pair; an image that failed its suites is not compared."""
-    from stackcheck.history import against
+    from stackcheck.compare import paired_gate
 
     signing.forget(judged.folder)
     if judged.verdict.status != "PASSED":
         report(f"{subject.name}: not compared with {reference.reference}, as it did not pass")
         return judged, None
-    return against.gate(subject, judged, reference, engine, settings=settings, report=report)
+    return paired_gate.gate(subject, judged, reference, engine, settings=settings, report=report)
 
 
 def _settings(
@@ -326,8 +327,6 @@ def _settings(
     plain_http: bool = False,
     accepted: tuple[str, ...] = (),
 ) -> flow.FlowSettings:
-    from stackcheck.history.keeping import keeper
-
     return flow.FlowSettings(
         root=root.resolve(),
         tier=tier,
@@ -339,7 +338,6 @@ def _settings(
         plain_http=plain_http,
         accepted_python=accepted,
         build=building.build_options(None, None, None, no_cache=False),
-        keep=keeper(root.resolve()),
     )
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.matrix.known_issues import KnownIssue
-    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Package, Stack
+    from stackcheck.policy import Policy
 
 app = new_app()
 

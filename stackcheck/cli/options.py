@@ -16,7 +16,7 @@ import typer
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging.wheels.wheel_cache import VARIABLE
-from stackcheck.matrix.policy import Tier as TierName
+from stackcheck.policy import Tier as TierName
 from stackcheck.recipe.mirrors import VARIABLE as MIRRORS
 from stackcheck.vendors import Vendor as VendorName
 

@@ -20,9 +20,9 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.imaging.image import local_name
 from stackcheck.matrix import matrix, resolve
-from stackcheck.matrix.policy import Tier  # pydantic reads the annotation
 from stackcheck.oci import archive
 from stackcheck.oci.tags import label
+from stackcheck.policy import Tier  # pydantic reads the annotation
 from stackcheck.suite import inputs
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.run import TIMEOUT_S

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from stackcheck.history import loading, reading, tables
+from stackcheck.history import index_loader, record_reader, schema
 from stackcheck.history.runs import HistoryError, Point, Query, Run
-from stackcheck.history.tables import (
+from stackcheck.history.schema import (
     NOTABLE,
     POINTS,
     RUN_COLUMNS,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stackcheck.history.records import Records
 
 _PATTERNS = ("stack", "device_model", "driver", "status", "node")
-_VALUES = ("value", "repeats", "direction", "bound", "ceiling", "chips")  # as `tables.point_rows` orders them
+_VALUES = ("value", "repeats", "direction", "bound", "ceiling", "chips")  # as `schema.point_rows` orders them
 _PREFIX_LIMIT = 50
 
 
@@ -60,7 +60,7 @@ class Index:
                 next_step="correct `history:` in matrix.yaml",
             ) from error
         with self._transaction() as connection:
-            tables.make(connection)
+            schema.make(connection)
 
     def add(self, data: bytes, digest: str) -> None:
         """Add the record of this digest. Of several records of one result, the newest verdict counts.
@@ -68,9 +68,9 @@ class Index:
         Raises:
             HistoryError: It is not a record, or the database cannot be written.
         """
-        kept = reading.read(data, digest)
+        kept = record_reader.read(data, digest)
         with self._transaction() as connection:
-            loading.add(connection, kept)
+            index_loader.add(connection, kept)
 
     def rebuild(self, records: Records, report: Callable[[str], None] | None = None) -> list[HistoryError]:
         """Forget all and read every record again, in one transaction: it is done whole or not at all.
@@ -82,7 +82,7 @@ class Index:
             HistoryError: The records or the database do not answer.
         """
         with self._transaction(alone=True) as connection:
-            return loading.rebuild(connection, records, report or (lambda _line: None))
+            return index_loader.rebuild(connection, records, report or (lambda _line: None))
 
     def runs(self, query: Query) -> list[Run]:
         """The runs that a query asks for."""
@@ -130,7 +130,7 @@ class Index:
     def _transaction(self, *, alone: bool = False) -> Iterator[sa.Connection]:
         try:
             with self._engine.begin() as connection:
-                tables.enter(connection, alone=alone)
+                schema.enter(connection, alone=alone)
                 yield connection
         except SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error

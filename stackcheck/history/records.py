@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic_core import from_json
 
 from stackcheck.files.atomic import write_atomically
-from stackcheck.history import abstract
+from stackcheck.history import metrics
 from stackcheck.history.runs import HistoryError
 from stackcheck.oci.documents import sha256
 from stackcheck.suite.results import parse
@@ -70,7 +70,7 @@ def record(
         "verdict": verdict,
         "fingerprint": fingerprint,
         "result_digest": sha256(result),
-        "abstract": abstract.of(from_json(result)),
+        "abstract": metrics.of(from_json(result)),
     }
     text = json.dumps(head, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return joined(text.encode(), result)

@@ -10,7 +10,7 @@ from stackcheck.errors import StackcheckError
 if TYPE_CHECKING:
     import datetime as dt
 
-    from stackcheck.matrix.policy import Tier
+    from stackcheck.policy import Tier
     from stackcheck.suite.verdict import Status
     from stackcheck.vendors import Vendor
 

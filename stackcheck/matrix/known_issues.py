@@ -17,9 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from stackcheck.files import yamlfile
 from stackcheck.matrix.compat import Condition
-from stackcheck.matrix.policy import CheckName, Link, Sentence
 from stackcheck.matrix.rules import Axis, Rule, Rules, one_of
 from stackcheck.matrix.versions import VERSION_AXES, is_pattern
+from stackcheck.policy import CheckName, Link, Sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -26,8 +26,8 @@ from pydantic_core import PydanticCustomError
 
 from stackcheck import vendors
 from stackcheck.files import yamlfile
-from stackcheck.matrix.policy import Policy
 from stackcheck.matrix.stack import flash_attention_package
+from stackcheck.policy import Policy
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:

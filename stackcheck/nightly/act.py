@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stackcheck.engine.client import Engine
-    from stackcheck.flow import JudgedRun
-    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
     from stackcheck.nightly.decide import Decision
     from stackcheck.nightly.planning import NightSettings
     from stackcheck.nightly.state import Item, Plan
+    from stackcheck.policy import Policy
+    from stackcheck.suite.judged import JudgedRun
     from stackcheck.suite.subject import Subject
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.history import drift
+from stackcheck.history import regressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ def figures(certificate: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def below(certified: Iterable[Figure], result: RunResult) -> dict[str, str]:
-    """Check -> what is far below its certified figure. One more run decides: `drift.floor`."""
+    """Check -> what is far below its certified figure. One more run decides: `regressions.floor`."""
     measured = {
         _key(check.id, metric.name, metric.unit, metric.conditions): (check.id, metric)
         for check in result.checks
@@ -40,8 +40,8 @@ def below(certified: Iterable[Figure], result: RunResult) -> dict[str, str]:
         check, metric = measured.get(figure.key, ("", None))
         if metric is None or metric.value is None:
             continue
-        if drift.floor(figure.value, metric.value, None, figure.direction) == "repeat":
-            loss = drift.loss(figure.value, metric.value, figure.direction)
+        if regressions.floor(figure.value, metric.value, None, figure.direction) == "repeat":
+            loss = regressions.loss(figure.value, metric.value, figure.direction)
             found[check] = (
                 f"{metric.name} of {check}: {metric.value:.5g} {metric.unit}, {loss:.1%} worse than the "
                 f"certified {figure.value:.5g}"

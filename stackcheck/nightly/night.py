@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
-from stackcheck.history import watch
+from stackcheck.history import alerts
 from stackcheck.nightly import act, floor, planning, rerun, state
 from stackcheck.nightly.act import Workplace
 from stackcheck.nightly.decide import GOOD, Certified, Decision, RunOutcome, decide, outcome
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
-    from stackcheck.flow import JudgedRun
     from stackcheck.history.history import History
     from stackcheck.nightly.planning import NightSettings
+    from stackcheck.suite.judged import JudgedRun
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
 
@@ -175,7 +175,7 @@ class _Stage:
             lacks_only_bounds=found.lacks_only_bounds,
             slow=tuple(slow),
             slow_words=tuple(slow.values()),
-            warnings=tuple(each.words for each in watch.look(self._history, kept)) if kept else (),
+            warnings=tuple(each.words for each in alerts.look(self._history, kept)) if kept else (),
         )
 
     def _act(self, item: Item, subject: Subject, decision: Decision, judged: JudgedRun | None) -> Ended:

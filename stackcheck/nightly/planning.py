@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stackcheck import vendors
 from stackcheck.certificate.statement import facts, newest
 from stackcheck.errors import EngineError
-from stackcheck.history.abstract import node_id
+from stackcheck.history.metrics import node_id
 from stackcheck.matrix import matrix
 from stackcheck.nightly import candidates, fingerprint, floor
 from stackcheck.nightly.candidates import Due, Published, Skipped, Tonight

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck import flow
 from stackcheck.suite import needed, run, sbom
+from stackcheck.suite.judged import JudgedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def judged_run(
     subject: Subject, place: Workplace, folder: Path, finished: Callable[[RunResult], bool]
-) -> flow.JudgedRun:
+) -> JudgedRun:
     """Run the suites and judge the result; an image from elsewhere must have what the suites need.
 
     Args:
@@ -44,4 +45,4 @@ def judged_run(
     result = kept or run.run(plan, place.engine, out=folder, report=report)
     judged = flow.judge_run(plan, result, settings.root, folder)
     report(f"{subject.name}: {judged.words(len(result.checks))}")
-    return flow.JudgedRun(result=result, verdict=judged, folder=folder, reused=kept is not None)
+    return JudgedRun(result=result, verdict=judged, folder=folder, reused=kept is not None)

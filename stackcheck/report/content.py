@@ -9,8 +9,9 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stackcheck.compare import published_figures
 from stackcheck.errors import StackcheckError
-from stackcheck.history import founding, watch
+from stackcheck.history import alerts
 from stackcheck.history.records import result_of
 from stackcheck.history.runs import Query
 from stackcheck.report import details, fleet_file, night, speed, standing
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from stackcheck.history.founding import FoundingRow
+    from stackcheck.compare.published_figures import FoundingRow
+    from stackcheck.history.alerts import Finding
     from stackcheck.history.history import History
     from stackcheck.history.runs import Point, Run
-    from stackcheck.history.watch import Finding
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.details import LossBand
     from stackcheck.report.fleet_file import FleetFile
@@ -156,7 +157,7 @@ def gather(
         band=details.loss_band(root),
         campaign=campaign,
         nightly=nightly,
-        founding=founding.load(root),
+        founding=published_figures.load(root),
         below=_below(history, found_night),
         problems=(*problems, *unread),
         fleets=fleets,
@@ -171,7 +172,7 @@ def _points(history: History, runs: Sequence[Run]) -> Iterator[tuple[Run, Point]
         wanted = {run.record for run in window}  # a window's edge may cut runs of one moment
         query = Query(since=window[0].started, until=until, newest_first=False)
         for run, point in history.points(query):
-            if run.record in wanted and (point.direction is not None or watch.is_figure(point)):
+            if run.record in wanted and (point.direction is not None or alerts.is_figure(point)):
                 yield run, point
 
 
@@ -179,7 +180,7 @@ def _below(history: History, last: night.Night) -> tuple[Finding, ...]:
     """What the newest run of each stack and machine of last night measured worse than its own nights."""
     newest = {(run.stack, run.node): run for run in last.runs if run.status != "UNFIT"}
     chosen = list(newest.values())[-COMPARED:]
-    return tuple(each for run in chosen for each in watch.below_own_nights(history, run))
+    return tuple(each for run in chosen for each in alerts.below_own_nights(history, run))
 
 
 def _notable(runs: Sequence[Run], groups: Iterable[speed.Group], last: night.Night) -> list[Run]:

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stackcheck import __version__
-from stackcheck.matrix.policy import signed_names
+from stackcheck.policy import signed_names
 from stackcheck.report import blocks, fleet_file, speed, standing
 from stackcheck.suite.judgement import NO_IMAGE
 

@@ -2,8 +2,8 @@
 
 A group is one stack on one number of one device model; drivers change inside of it, so that a step at a new
 driver shows. Of the points those that a bound judges count; where there are none (a processor has no bounds),
-those with a unit per second. Steps are those of history/drift.py: each is shown, and one that two nodes or
-two figures agree on is a warning.
+those with a unit per second. Steps are those of history/regressions.py: each is shown, and one that two
+nodes or two figures agree on is a warning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.history import drift, watch
+from stackcheck.history import alerts, regressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +90,7 @@ class Group:
     device_count: int
     runs: tuple[Run, ...]
     series: tuple[Series, ...]
-    warned: tuple[drift.Warned, ...] = ()
+    warned: tuple[regressions.Warned, ...] = ()
 
     @property
     def title(self) -> str:
@@ -120,7 +120,7 @@ class _Gathered:
     def chosen(self) -> list[_Name]:
         """What a bound judges; else what has a unit per second."""
         judged = [name for name, (_, point) in self.newest.items() if _is_judged(point)]
-        return sorted(judged or (name for name, (_, point) in self.newest.items() if watch.is_figure(point)))
+        return sorted(judged or (name for name, (_, point) in self.newest.items() if alerts.is_figure(point)))
 
 
 def groups(points: Iterable[tuple[Run, Point]]) -> tuple[Group, ...]:
@@ -146,7 +146,7 @@ def _group(place: _Place, gathered: _Gathered) -> Group:
         device_count=place[2],
         runs=runs,
         series=series,
-        warned=tuple(drift.warnings(by_node)),
+        warned=tuple(regressions.warnings(by_node)),
     )
 
 
@@ -172,16 +172,16 @@ def _shifts(series: Series, runs: Sequence[Run]) -> Iterator[Shift]:
         return
     for node, numbers in _numbers(series, runs).items():
         values = [series.values[number] or 0.0 for number in numbers]
-        for step in drift.steps(values, series.direction):
+        for step in regressions.steps(values, series.direction):
             yield Shift(at=numbers[step.night], node=node, loss=step.loss)
 
 
-def _by_node(series: Series, runs: Sequence[Run]) -> Iterator[drift.Series]:
-    """A series as drift.py reads it: one for each node."""
+def _by_node(series: Series, runs: Sequence[Run]) -> Iterator[regressions.Series]:
+    """A series as regressions.py reads it: one for each node."""
     if series.direction is None:
         return
     for node, numbers in _numbers(series, runs).items():
-        yield drift.Series(
+        yield regressions.Series(
             node=node,
             check=series.check,
             metric=series.name,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.matrix.matrix import TestTarget
-    from stackcheck.matrix.policy import Tier
     from stackcheck.matrix.stack import Stack
+    from stackcheck.policy import Tier
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Host
 

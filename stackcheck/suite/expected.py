@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.matrix.policy import TIERS, Tier
+from stackcheck.policy import TIERS, Tier
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import matrix
-from stackcheck.matrix.policy import is_enough
+from stackcheck.policy import is_enough
 from stackcheck.suite import bounds, expected, inputs, results, verdict
 from stackcheck.suite.requirements import Requirements, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
+    from stackcheck.policy import Policy
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 

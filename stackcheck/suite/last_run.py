@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from stackcheck.matrix.policy import Tier, is_enough
+from stackcheck.policy import Tier, is_enough
 from stackcheck.suite.verdict import Status
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from stackcheck.errors import (
     StackcheckError,
 )
 from stackcheck.matrix import known_issues, matrix
-from stackcheck.matrix.policy import is_advisory, names
+from stackcheck.policy import is_advisory, names
 from stackcheck.suite import bounds, certifiable, expected
 from stackcheck.suite.bounds import DriverSupport
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.matrix.known_issues import KnownIssue, KnownIssues
-    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
+    from stackcheck.policy import Policy
     from stackcheck.vendors import Host, Vendor
 
 Kind = Literal["lock", "vendor", "machine", "driver", "fault"]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.matrix.matrix import TestTarget
-    from stackcheck.matrix.policy import Advisory, Tier, Waiver
     from stackcheck.matrix.stack import Stack
+    from stackcheck.policy import Advisory, Tier, Waiver
     from stackcheck.suite.results import ReportedHost
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Host, Vendor

@@ -25,7 +25,7 @@ from pydantic import (
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
-from stackcheck.matrix.policy import Tier
+from stackcheck.policy import Tier
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:

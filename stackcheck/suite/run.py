@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.policy import Tier
+    from stackcheck.policy import Tier
     from stackcheck.suite.interpreter import Interpreter
     from stackcheck.suite.subject import Subject
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from stackcheck.imaging.image import Image
     from stackcheck.imaging.provenance import Provenance
     from stackcheck.matrix.matrix import TestTarget
-    from stackcheck.matrix.policy import Policy
     from stackcheck.matrix.stack import Stack
+    from stackcheck.policy import Policy
     from stackcheck.vendors import Vendor
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
-from stackcheck.matrix.policy import Tier, is_advisory, is_enough
+from stackcheck.policy import Tier, is_advisory, is_enough
 from stackcheck.suite import certifiable, expected, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.matrix.policy import Waiver
+    from stackcheck.policy import Waiver
     from stackcheck.suite.requirements import Requirements
     from stackcheck.suite.results import CheckResult, Metric, RunResult
 

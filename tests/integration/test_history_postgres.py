@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from kept_runs import GEMM, PASSED, body, failed
-from stackcheck.history import tables
+from stackcheck.history import schema
 from stackcheck.history.history import History
 from stackcheck.history.index import Index
 from stackcheck.history.runs import HistoryError, Query
@@ -91,7 +91,7 @@ def test_two_writers_at_once_lose_nothing(history: History, postgres: str, tmp_p
 
 
 def test_the_server_compiles_no_question(postgres: str) -> None:
-    with tables.engine(postgres).connect() as connection:
+    with schema.engine(postgres).connect() as connection:
         connection.rollback()
         assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"
 

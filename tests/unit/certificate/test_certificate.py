@@ -32,7 +32,7 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.cli import consumer
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
-from stackcheck.matrix.policy import Waiver
+from stackcheck.policy import Waiver
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from stackcheck.certificate.for_host import CERTIFYING_TIER
 from stackcheck.certificate.statement import VSA
 from stackcheck.errors import CertificateError
 from stackcheck.matrix import matrix
-from stackcheck.matrix.policy import Waiver
+from stackcheck.policy import Waiver
 from stackcheck.suite import expected
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from kept_runs import GEMM, PASSED, body, failed
 from small_checkout import call
 from stackcheck.history.history import open_history
-from stackcheck.history.spark import sparkline
+from stackcheck.history.sparkline import sparkline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from kept_runs import PASSED, body
 from stackcheck.history import index
 from stackcheck.history.history import History
 from stackcheck.history.runs import Query
-from stackcheck.history.tables import engine
+from stackcheck.history.schema import engine
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

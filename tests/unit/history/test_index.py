@@ -11,7 +11,7 @@ import pytest
 
 from kept_runs import GEMM, PASSED, START, body, failed, gemm
 from result_files import check
-from stackcheck.history import loading
+from stackcheck.history import index_loader
 from stackcheck.history.history import History
 from stackcheck.history.index import Index
 from stackcheck.history.runs import HistoryError, Query
@@ -135,8 +135,8 @@ def test_a_rebuilt_index_equals_the_one_that_grew(
     history.append(body(4), PASSED, None, source="test", judged=LATER)
     grown = everything(history)
     if processes:
-        monkeypatch.setattr(loading, "ALONE", 0)
-        monkeypatch.setattr(loading, "CHUNK", 5)
+        monkeypatch.setattr(index_loader, "ALONE", 0)
+        monkeypatch.setattr(index_loader, "CHUNK", 5)
     assert history.rebuild() == []
     assert everything(history) == grown
     append(history, 99)
@@ -161,7 +161,7 @@ def test_a_rebuild_that_stops_leaves_the_old_index(history: History, monkeypatch
     def stop(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading._Loader, "add", stop)
+    monkeypatch.setattr(index_loader._Loader, "add", stop)
     with pytest.raises(KeyboardInterrupt):
         history.rebuild()
     assert len(history.runs(Query())) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from kept_runs import PASSED, body
 from stackcheck.errors import FileError
-from stackcheck.history import reading, records
+from stackcheck.history import record_reader, records
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError
 from stackcheck.suite.results import ResultError
@@ -108,7 +108,7 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(data))
     store = Records(str(tmp_path))
     assert (store.read(digest), store.head(digest)) == (data, records.head_of(data))
-    assert reading.read_kept(store, digest) == reading.read(data, digest)
+    assert record_reader.read_kept(store, digest) == record_reader.read(data, digest)
     path.write_bytes(gzip.compress(data[:-1] + b" }"))
     with pytest.raises(HistoryError, match="a record of the history is damaged"):
         store.head(digest)
@@ -143,15 +143,15 @@ def test_the_abstract_of_another_version_is_made_anew(
 ) -> None:
     data = record()
     store = Records(str(tmp_path))
-    expected = reading.read_kept(store, store.append(data)).points
+    expected = record_reader.read_kept(store, store.append(data)).points
     digest = store.append(data.replace(b'"points":{', b'"points":{"a check":[],', 1))
-    assert reading.read_kept(store, digest).measured["points"]["a check"] == []
-    monkeypatch.setattr("stackcheck.history.abstract.VERSION", 99)
-    assert [(point.check, point.value) for point in reading.read_kept(store, digest).points] == [
+    assert record_reader.read_kept(store, digest).measured["points"]["a check"] == []
+    monkeypatch.setattr("stackcheck.history.metrics.VERSION", 99)
+    assert [(point.check, point.value) for point in record_reader.read_kept(store, digest).points] == [
         (point.check, point.value) for point in expected
     ]
 
 
 def test_metrics_of_one_name_are_told_apart_by_their_conditions() -> None:
-    names = [point.name for point in reading.read(record(), "sha256:0").points]
+    names = [point.name for point in record_reader.read(record(), "sha256:0").points]
     assert names == ["gemm_tflops[m=8192]", "gemm_tflops[m=4096]"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import matrix
-from stackcheck.matrix.policy import Waiver, names
+from stackcheck.policy import Waiver, names
 
 ROOT = Path(__file__).parents[3]
 LISTING = json.loads((ROOT / "tests" / "acceptance" / "checks.json").read_text(encoding="utf-8"))

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from stackcheck import policy
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
-from stackcheck.matrix import compat, explain, known_issues, matrix, policy, resolve
+from stackcheck.matrix import compat, explain, known_issues, matrix, resolve
 from stackcheck.matrix.query import parse_question
 
 ROOT = Path(__file__).parents[3]

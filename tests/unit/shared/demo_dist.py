@@ -14,7 +14,7 @@ from demo_history import RESUME, ROCM_NEW, ROCM_REVOKED, ROOT, Simulated, certif
 from small_images import make_image, quiet, sbom_of
 from stackcheck.certificate import predicates, publish, revoke
 from stackcheck.imaging.provenance import Provenance
-from stackcheck.matrix.policy import Waiver
+from stackcheck.policy import Waiver
 from stackcheck.suite import results
 
 if TYPE_CHECKING:

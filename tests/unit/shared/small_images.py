@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.certificate.statement import Envelope
-    from stackcheck.matrix.policy import Waiver
+    from stackcheck.policy import Waiver
     from stackcheck.suite.bounds import BoundClass
 
 STACK_ID = "cpu-torch2.13.0-py3.11-debian12"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import result_files
 from stackcheck.imaging.image import Image
 from stackcheck.imaging.provenance import Provenance
-from stackcheck.matrix.policy import Policy
+from stackcheck.policy import Policy
 from stackcheck.suite.subject import Subject
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 from stackcheck import vendors
 from stackcheck.matrix import matrix
-from stackcheck.matrix.policy import Waiver, names
+from stackcheck.policy import Waiver, names
 from stackcheck.suite import bounds, expected, results, skips, verdict
 from stackcheck.suite.requirements import Requirements
 

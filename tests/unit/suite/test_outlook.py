@@ -17,8 +17,8 @@ from result_files import CONFIG_DIGEST, check, result
 from stackcheck import vendors
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import matrix, resolve
-from stackcheck.matrix.policy import is_advisory, names
 from stackcheck.matrix.rules import one_of
+from stackcheck.policy import is_advisory, names
 from stackcheck.suite import certifiable, outlook, results, skips, verdict
 from stackcheck.suite.bounds import Bounds, DriverSupport
 from stackcheck.suite.outlook import Known, Machine, Outlook

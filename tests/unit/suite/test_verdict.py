@@ -9,7 +9,7 @@ import pytest
 from result_files import check, host, metric
 from small_verdicts import HEALTHY, REQUIRED, judged
 from stackcheck.matrix.matrix import TestTarget
-from stackcheck.matrix.policy import Advisory
+from stackcheck.policy import Advisory
 from stackcheck.suite.bounds import Bound, Bounds
 from stackcheck.suite.skips import Facts
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from result_files import check
 from small_verdicts import HEALTHY, REQUIRED, judged
-from stackcheck.matrix.policy import Waiver
+from stackcheck.policy import Waiver
 
 
 def waiver(name: str, until: str = "2999-01-01") -> Waiver:

@@ -10,14 +10,14 @@ import pytest
 from kept_runs import GEMM, PASSED, body, gemm, result
 from result_files import check, metric
 from small_stacks import ROOT
+from stackcheck.compare import arguments, two_runs
 from stackcheck.errors import ConfigurationError, NothingSelectedError
-from stackcheck.history import compare, sides
 from stackcheck.history.history import History
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stackcheck.history.compare import Comparison
+    from stackcheck.compare.two_runs import Comparison
 
 
 def compared(a: list[dict[str, Any]], b: list[dict[str, Any]], **changes: Any) -> Comparison:
@@ -25,7 +25,7 @@ def compared(a: list[dict[str, Any]], b: list[dict[str, Any]], **changes: Any) -
     other = json.dumps(
         result(3, check(GEMM, metrics=b), **changes)
     ).encode()  # day 3 has the machine of day 0
-    return compare.compare(sides.of_result(one, "one"), sides.of_result(other, "other"))
+    return two_runs.compare(arguments.of_result(one, "one"), arguments.of_result(other, "other"))
 
 
 def figure(name: str, value: float, **changes: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def history(tmp_path: Path) -> History:
     [("aaaa", "a" * 32), ("b" * 32, "b" * 32), ("cuda13*", "c" * 32), ("driver=580*", "c" * 32)],
 )
 def test_a_side_is_named_by_digits_stack_or_driver(history: History, name: str, run_id: str) -> None:
-    _, run = sides.find(name, history, ROOT)
+    _, run = arguments.find(name, history, ROOT)
     assert run is not None
     assert run.run_id == run_id
 
@@ -130,13 +130,13 @@ def test_a_side_is_named_by_digits_stack_or_driver(history: History, name: str, 
 def test_a_side_may_be_a_file(history: History, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(body(7))
-    side, run = sides.find(str(path), history, ROOT)
+    side, run = arguments.find(str(path), history, ROOT)
     assert (side.label, run, len(side.points)) == (str(path), None, 2)
 
 
 def test_a_name_of_nothing_and_of_several_runs_are_errors(history: History) -> None:
     with pytest.raises(NothingSelectedError, match="no such run"):
-        sides.find("nothing", history, ROOT)
+        arguments.find("nothing", history, ROOT)
     history.append(body(5, run_id="aaaa" + "1" * 28, image=None), PASSED, None, source="test")
     with pytest.raises(ConfigurationError, match="several runs"):
-        sides.find("aaaa", history, ROOT)
+        arguments.find("aaaa", history, ROOT)

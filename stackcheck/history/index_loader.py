@@ -17,15 +17,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from stackcheck.files.many_documents import without_collector
-from stackcheck.history import reading, tables
+from stackcheck.history import record_reader, schema
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError
-from stackcheck.history.tables import NOTABLE, POINTS, RUNS, SERIES, micros, point_rows, run_row
+from stackcheck.history.schema import NOTABLE, POINTS, RUNS, SERIES, micros, point_rows, run_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from stackcheck.history.reading import Kept
+    from stackcheck.history.record_reader import Kept
 
 CHUNK = 250  # records that a process reads at a time
 AHEAD = 4  # chunks that a process may read before they are written
@@ -75,8 +75,8 @@ def add(connection: sa.Connection, kept: Kept) -> None:
 
 def rebuild(connection: sa.Connection, records: Records, report: Callable[[str], None]) -> list[HistoryError]:
     """Replace all rows by those of the records; return an error for each damaged record."""
-    tables.drop(connection)
-    tables.make_bare(connection)
+    schema.drop(connection)
+    schema.make_bare(connection)
     loader = _Loader(connection)
     damaged: list[HistoryError] = []
     with without_collector():
@@ -84,7 +84,7 @@ def rebuild(connection: sa.Connection, records: Records, report: Callable[[str],
             loader.add(chunk)
             damaged += chunk.damaged
             report(f"{loader.read} runs read")
-    tables.make_indexes(connection)
+    schema.make_indexes(connection)
     loader.finish()
     return damaged
 
@@ -174,7 +174,7 @@ def _read(records: Records, digests: Iterable[str]) -> _Chunk:
     chunk = _Chunk()
     for digest in digests:
         try:
-            chunk.add(reading.read_kept(records, digest))
+            chunk.add(record_reader.read_kept(records, digest))
         except HistoryError as error:
             chunk.damaged.append(error)
     return chunk

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.history import abstract, drift
+from stackcheck.history import metrics, regressions
 from stackcheck.suite import results, run
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.policy import Tier
+    from stackcheck.policy import Tier
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
 
 SPEED = "speed or busbw or bandwidth or throughput or latency"
 ROUNDS = 5
 Key = tuple[str, str, str]  # check, metric, unit
-Values = dict[Key, tuple[float, drift.Direction]]
+Values = dict[Key, tuple[float, regressions.Direction]]
 ORDER = {"slower": 0, "noisy": 1, "equal": 2}
 
 
@@ -43,7 +43,7 @@ class PairedMetric:
     itself: tuple[tuple[float, ...], tuple[float, ...]]
     a: tuple[float, ...]
     b: tuple[float, ...]
-    pair: drift.Pair
+    pair: regressions.Pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,9 @@ def _require_measured(result: RunResult, name: str, out: Path) -> None:
 def _values(body: bytes) -> Values:
     """Every metric of a result for which less or more is better."""
     found: Values = {}
-    for check, rows in abstract.of(json.loads(body))["points"].items():
+    for check, rows in metrics.of(json.loads(body))["points"].items():
         for name, unit, value, repeats, direction, _, _ in rows:
-            better = drift.better(unit, direction)
+            better = regressions.better(unit, direction)
             if better and repeats and value:
                 found[check, name, unit] = value, better
     return found
@@ -170,7 +170,7 @@ def _metric(key: Key, arms: Mapping[str, Sequence[Values]]) -> PairedMetric:
         itself=(first, again),
         a=a,
         b=b,
-        pair=drift.paired(a, b, direction, again=(first, again)),
+        pair=regressions.paired(a, b, direction, again=(first, again)),
     )
 
 

@@ -1,7 +1,7 @@
 """Gate an image by a certified one. In: a reference and the image that was judged. Out: what the pair found.
 
 Bounds allow the slowest chip of a model, so an image that is 5 % slower can pass them on a good chip. The
-paired comparison on one node finds 2 % (`pairing.py`); what it found is signed into the certificate.
+paired comparison on one node finds 2 % (`paired_runs.py`); what it found is signed into the certificate.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from stackcheck import vendors
 from stackcheck.certificate.pull import pulled_subject
 from stackcheck.certificate.verify import verify
+from stackcheck.compare import paired_runs
 from stackcheck.errors import MachineUnfitError
-from stackcheck.history import pairing
 from stackcheck.matrix import matrix
 from stackcheck.oci.tags import label
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.verify import Verified
+    from stackcheck.compare.paired_runs import PairedMetric, PairedRuns
     from stackcheck.engine.client import Engine
-    from stackcheck.flow import FlowSettings, JudgedRun
-    from stackcheck.history.pairing import PairedMetric, PairedRuns
+    from stackcheck.flow import FlowSettings
+    from stackcheck.suite.judged import JudgedRun
     from stackcheck.suite.subject import Subject
 
 
@@ -84,7 +85,7 @@ def gate(
         report=report,
         plain_http=settings.plain_http,
     )
-    found = pairing.paired(
+    found = paired_runs.paired(
         other, candidate, engine, root=settings.root, tier=judged.result.tier, report=report
     )
     _require_resolved(found, settings)

@@ -10,7 +10,7 @@ import pytest
 import result_files
 from kept_runs import GEMM, PASSED, gemm, result
 from small_checkout import call
-from stackcheck.history import watch
+from stackcheck.history import alerts
 from stackcheck.history.history import open_history
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def night(
 def newest(history: History, *nights: bytes) -> Run:
     for body in nights:
         history.append(body, PASSED, None, source="test")
-    found = history.index.runs(watch.Query(limit=1))
+    found = history.index.runs(alerts.Query(limit=1))
     return found[0]
 
 
@@ -60,9 +60,9 @@ def test_a_chip_is_judged_by_its_own_nights_and_not_by_its_neighbours(small_chec
     fast = [night(number, 800.0) for number in range(8)]
     slow = [night(number, 760.0, chip="chip1") for number in range(8, 16)]  # a slower chip: never a loss
     run = newest(history, *fast, *slow)
-    assert watch.look(history, run) == ()
+    assert alerts.look(history, run) == ()
     run = newest(history, night(16, 760.0))  # the value of the slow chip, on the fast one
-    (found,) = watch.look(history, run)
+    (found,) = alerts.look(history, run)
     assert (found.rule, found.nodes[0].partition("/")[2]) == ("own nights", "0")
     assert 0.045 < found.loss < 0.055
     assert found.words.startswith(f"{GEMM} gemm_tflops on ")
@@ -71,8 +71,8 @@ def test_a_chip_is_judged_by_its_own_nights_and_not_by_its_neighbours(small_chec
 
 def test_numeric_margins_are_watched(small_checkout: Path) -> None:
     history = open_history(small_checkout)
-    assert watch.look(history, newest(history, *(night(number, 800.0) for number in range(9)))) == ()
-    (found,) = watch.look(history, newest(history, night(9, 800.0, worst=0.5)))
+    assert alerts.look(history, newest(history, *(night(number, 800.0) for number in range(9)))) == ()
+    (found,) = alerts.look(history, newest(history, night(9, 800.0, worst=0.5)))
     assert found.metrics == (f"{NUMERICS} numeric_worst_margin",)
     assert found.against == (pytest.approx(0.3), 0.5, "of the gate")
 
@@ -81,11 +81,11 @@ def test_a_step_is_named_only_if_two_metrics_or_two_nodes_show_it(small_checkout
     history = open_history(small_checkout)
     before = [night(number, 800.0) for number in range(20)]
     run = newest(history, *before, *(night(number, 784.0) for number in range(20, 26)))
-    assert watch.steps(history, run) == ()  # one metric of one node
+    assert alerts.steps(history, run) == ()  # one metric of one node
     healthy = [night(number, 800.0, node="b") for number in range(30, 50)]
     both = [night(number, 784.0, copy=0.98, node="b") for number in range(50, 56)]
     run = newest(history, *healthy, *both)
-    (found,) = watch.steps(history, run)
+    (found,) = alerts.steps(history, run)
     assert found.rule == "step"
     assert len(found.metrics) == 2
 

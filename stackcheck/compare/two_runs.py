@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from stackcheck.history import drift
+from stackcheck.history import regressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +114,7 @@ def compare(a: Side, b: Side) -> Comparison:
 def _compared(key: tuple[str, str, str], a: Point | None, b: Point | None, margin: float) -> Compared:
     check, name, unit = key
     direction = (b.direction if b else None) or (a.direction if a else None)
-    better = drift.better(unit, direction)
+    better = regressions.better(unit, direction)
     ratio = b.value / a.value if a and b and a.value else None
     interval = _interval(a.repeats, b.repeats) if a and b else None
     verdict: Verdict = "only in B" if a is None else "only in A"

@@ -10,7 +10,7 @@ import pytest
 
 import result_files
 from small_checkout import CHECKS, CPU_STACK, FakeEngine, call
-from stackcheck.history import bisecting
+from stackcheck.compare import bisect
 from stackcheck.matrix import resolve
 from stackcheck.recipe import lock, render
 
@@ -51,7 +51,7 @@ def checkout(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "pins.json").write_text(json.dumps({**pins, "wheels": {}}))
         return lock.LockResult(missing=(), kept=())
 
-    monkeypatch.setattr("stackcheck.history.bisecting.lock.lock", locked)
+    monkeypatch.setattr("stackcheck.compare.bisect.lock.lock", locked)
     (old,) = [each for each in resolve.load_stacks(small_checkout) if each.id == OLD]
     locked(old, small_checkout / "images")
     render.write(resolve.load_stacks(small_checkout, (OLD,)), small_checkout / "images")
@@ -79,7 +79,7 @@ def versions(told: dict[str, Any]) -> frozenset[str]:
     """The pinned packages of the image that was run: its stack's lock has them."""
     import pathlib
 
-    roots = (pathlib.Path("images"), bisecting.FOLDER / "checkout" / "images")
+    roots = (pathlib.Path("images"), bisect.FOLDER / "checkout" / "images")
     (file,) = (
         place / told["stack_id"] / "requirements.lock"
         for place in roots

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
+from stackcheck.compare import published_figures
+from stackcheck.compare.two_runs import Side, facts_of
 from stackcheck.errors import ConfigurationError, NothingSelectedError
-from stackcheck.history import abstract, founding, reading, records
-from stackcheck.history.compare import Side, facts_of
+from stackcheck.history import metrics, record_reader, records
 from stackcheck.history.runs import Point, Query
 from stackcheck.suite import results
 
@@ -58,7 +59,7 @@ def find(name: str, history: History, root: Path, *, like: Run | None = None) ->
 def _of_row(name: str, root: Path) -> Side:
     """A published figure, or ours of the same row: one point, which two rows of one metric share."""
     kind, _, asked = name.partition(":")
-    row = founding.find(asked, root)
+    row = published_figures.find(asked, root)
     value, machine, words = row.value, row.machine, row.source
     if kind == "ours":
         measured = [each for each in row.ours if each.value is not None]
@@ -66,7 +67,7 @@ def _of_row(name: str, root: Path) -> Side:
             reasons = "; ".join(f"{each.machine}: {each.words}" for each in row.ours)
             raise NothingSelectedError(
                 "this row was not measured here",
-                got=reasons or f"no line for {row.name} in {' or '.join(founding.MEASURED)}",
+                got=reasons or f"no line for {row.name} in {' or '.join(published_figures.MEASURED)}",
                 next_step=f"python trainers/tools/table.py {row.document} --only {row.id} --out "
                 f"build/rows/{row.document}.jsonl",
             )
@@ -93,8 +94,8 @@ def _of_row(name: str, root: Path) -> Side:
 def of_result(body: bytes, label: str) -> Side:
     """The side of a result.json."""
     result = from_json(body)
-    found = abstract.of(result)
-    points = tuple(reading.points(found, label))
+    found = metrics.of(result)
+    points = tuple(record_reader.points(found, label))
     return Side(label=label, node=found["run"]["node"], points=points, facts=facts_of(result))
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import report_content
 from small_checkout import call
+from stackcheck.compare import published_figures
 from stackcheck.errors import ConfigurationError
-from stackcheck.history import founding
 from stackcheck.report import markdown, page
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ def test_rows_are_compared_with_ours_and_with_each_other(
     assert call(capsys, "compare", "row:nosuch", "row:mi325x-8b").code == 3
     (checkout / "build" / "rows" / "bad.jsonl").write_text('{"document": 1}\n')
     with pytest.raises(ConfigurationError, match="damaged"):
-        founding.load(checkout)
+        published_figures.load(checkout)
 
 
 def test_the_page_has_every_row_and_our_figure_beside_it(checkout: Path, tmp_path: Path) -> None:
-    assert founding.load(tmp_path) == ()
-    made = report_content.whole(founding=founding.load(checkout))
+    assert published_figures.load(tmp_path) == ()
+    made = report_content.whole(founding=published_figures.load(checkout))
     text = page.render(made).decode()
     assert "<strong>2 of 3 rows</strong> were tried here" in text
     assert '<td class="number" data-label="ratio">1.24</td>' in text

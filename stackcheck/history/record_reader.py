@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
-from stackcheck.history import abstract
+from stackcheck.history import metrics
 from stackcheck.history.records import SCHEMA, head_of, result_of
 from stackcheck.history.runs import HistoryError, Point, Run
 
@@ -72,8 +72,8 @@ def _read(text: bytes, digest: str, whole: Callable[[], bytes]) -> Kept:
         if head["schema"] != SCHEMA:
             raise ValueError(f"schema {head['schema']}")
         found = head["abstract"]
-        if found["version"] != abstract.VERSION:
-            found = abstract.of(from_json(result_of(whole())))
+        if found["version"] != metrics.VERSION:
+            found = metrics.of(from_json(result_of(whole())))
         return _kept(head, found, digest)
     except (ValueError, KeyError, TypeError) as error:
         raise HistoryError(
@@ -86,7 +86,7 @@ def _read(text: bytes, digest: str, whole: Callable[[], bytes]) -> Kept:
 
 
 def _kept(head: Mapping[str, Any], found: Mapping[str, Any], digest: str) -> Kept:
-    verdict, facts, columns = head["verdict"], dict(found["run"]), len(abstract.POINT)
+    verdict, facts, columns = head["verdict"], dict(found["run"]), len(metrics.POINT)
     if not found["chips"].keys() <= found["points"].keys():
         raise ValueError("chips")
     if any(len(row) != columns for rows in found["points"].values() for row in rows):

@@ -17,12 +17,12 @@ from stackcheck.suite.judgement import judge_file
 from stackcheck.suite.verdict import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from stackcheck.flow import JudgedRun
     from stackcheck.history.history import History
     from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.judged import JudgedRun
     from stackcheck.suite.results import RunResult
     from stackcheck.vendors import Host
 
@@ -51,23 +51,18 @@ class Imported:
     error: StackcheckError | None = None
 
 
-def keeper(root: Path) -> Callable[[JudgedRun, Host], str]:
-    """What `FlowSettings.keep` needs: a function that keeps a judged run and returns its record's digest."""
+def keep(root: Path, judged: JudgedRun, host: Host) -> str:
+    """Keep a judged run in the history of a checkout, and return its record's digest."""
+    from stackcheck.history.history import open_history  # a verb without a new run needs no database
 
-    def keep(judged: JudgedRun, host: Host) -> str:
-        from stackcheck.history.history import open_history  # a verb without a new run needs no database
-
-        body = results.read_result_file(judged.folder / "run" / "result.json")
-        history = open_history(root)
-        return history.append(
-            body,
-            judged.verdict.as_json(),
-            host.as_json(),
-            source="this host",
-            judged=dt.datetime.now(dt.UTC),
-        )
-
-    return keep
+    body = results.read_result_file(judged.folder / "run" / "result.json")
+    return open_history(root).append(
+        body,
+        judged.verdict.as_json(),
+        host.as_json(),
+        source="this host",
+        judged=dt.datetime.now(dt.UTC),
+    )
 
 
 def import_files(

@@ -20,7 +20,7 @@ from stackcheck.history.runs import Point, Run
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stackcheck.history.reading import Kept
+    from stackcheck.history.record_reader import Kept
 
 WAIT_S = 600  # for another writer of the same SQLite file; a rebuild is the longest
 

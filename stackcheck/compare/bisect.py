@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from stackcheck import flow
+from stackcheck.compare import search
+from stackcheck.compare.mixed_stacks import Between
+from stackcheck.compare.search import Culprit, Outcome, Steps
 from stackcheck.errors import BuildError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.history import walk
-from stackcheck.history.mixing import Between
-from stackcheck.history.walk import Culprit, Outcome, Steps
 from stackcheck.imaging import build
 from stackcheck.matrix import compat, known_issues, matrix, resolve
 from stackcheck.matrix import pins as pinned
@@ -30,9 +30,9 @@ from stackcheck.suite import subject as subjects
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stackcheck.compare.mixed_stacks import Component
     from stackcheck.engine.client import Engine
-    from stackcheck.history.mixing import Component
-    from stackcheck.matrix.policy import Tier
+    from stackcheck.policy import Tier
     from stackcheck.recipe.upstream import Upstream
 
 FOLDER = Path("build") / "bisect"
@@ -129,7 +129,7 @@ class Search:
             BuildError: One of the two ends cannot be built.
         """
         self._report(f"{len(self._steps)} steps between {self._ends[0]} and {self._ends[1]}")
-        culprit = walk.walk(len(self._steps), self._ask)
+        culprit = search.walk(len(self._steps), self._ask)
         return Found(culprit=culprit, steps=self._steps, tried=tuple(self._tried))
 
     def _ask(self, steps: Steps) -> Outcome:

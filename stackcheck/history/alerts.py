@@ -1,7 +1,7 @@
 """What the earlier nights of a machine say of its newest run. In: a history, a run. Out: `Finding`s.
 
-Two of the rules of `drift.py` look at earlier nights, and both only warn: a figure against the last nights of
-the same chips, and a step that two nodes or two metrics agree on. The hard floor is judged by
+Two of the rules of `regressions.py` look at earlier nights, and both only warn: a figure against the last
+nights of the same chips, and a step that two nodes or two metrics agree on. The hard floor is judged by
 `nightly/floor.py`, as it needs the certificate. What is watched: the figures that a bound judges; on a
 machine without bounds, figures with a unit per second; and how near the numerics came to their gates.
 """
@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.history import drift
+from stackcheck.history import regressions
 from stackcheck.history.runs import Query
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Standing:
 def against_own_nights(pairs: Iterable[tuple[Run, Point]]) -> list[Standing]:
     """For each metric of each chip its newest value against the nights before; the oldest pair comes first.
 
-    A metric of fewer nights than `drift.FEWEST_NIGHTS`, and one without a direction, is left out.
+    A metric of fewer nights than `regressions.FEWEST_NIGHTS`, and one without a direction, is left out.
     """
     found: dict[tuple[str, str, Key], list[tuple[Run, Point]]] = defaultdict(list)
     for run, point in pairs:
@@ -115,13 +115,13 @@ def against_own_nights(pairs: Iterable[tuple[Run, Point]]) -> list[Standing]:
 
 
 def _standing(run: Run, point: Point, before: Sequence[tuple[Run, Point]]) -> Standing | None:
-    direction = drift.better(point.unit, point.direction)
+    direction = regressions.better(point.unit, point.direction)
     values = [value_of(old) for other, old in before if other.simulated == run.simulated][-OWN_NIGHTS:]
-    if direction is None or len(values) < drift.FEWEST_NIGHTS:
+    if direction is None or len(values) < regressions.FEWEST_NIGHTS:
         return None
     value, usual = value_of(point), statistics.median(values)
-    is_below = bool(drift.below_own_baseline(values, value, direction))
-    loss = drift.loss(usual, value, direction)
+    is_below = bool(regressions.below_own_baseline(values, value, direction))
+    loss = regressions.loss(usual, value, direction)
     return Standing(run=run, point=point, usual=usual, loss=loss, is_below=is_below)
 
 
@@ -143,7 +143,7 @@ def _finding(found: Standing) -> Finding:
 
 def steps(history: History, run: Run) -> tuple[Finding, ...]:
     """The steps of the last nights that two nodes or two metrics show, for a stack on a device model."""
-    start = run.started - dt.timedelta(days=drift.NIGHTS)
+    start = run.started - dt.timedelta(days=regressions.NIGHTS)
     # The newest points, if there are too many: a shared history can have forty machines.
     asked = Query(stack=run.stack, device_model=run.device_model, since=start, limit=POINTS_READ)
     pairs = [pair for pair in reversed(history.points(asked)) if _alike(pair[0], run)]
@@ -159,22 +159,22 @@ def steps(history: History, run: Run) -> tuple[Finding, ...]:
             since=(EPOCH + dt.timedelta(days=warned.night)).date(),
             simulated=run.simulated,
         )
-        for warned in drift.warnings(series(pairs))
+        for warned in regressions.warnings(series(pairs))
         if newest - warned.night < NEW_NIGHTS
     )
 
 
-def series(pairs: Iterable[tuple[Run, Point]]) -> Iterator[drift.Series]:
-    """What `drift.warnings` reads: one series for each watched metric of each chip, the oldest first."""
+def series(pairs: Iterable[tuple[Run, Point]]) -> Iterator[regressions.Series]:
+    """What `regressions.warnings` reads: a series for each watched metric of each chip, the oldest first."""
     pairs = list(pairs)
     found: dict[tuple[str, Key], list[tuple[Run, Point]]] = defaultdict(list)
     for run, point in pairs:
         found[run.node, key(point)].append((run, point))
     chosen = {(point.check, point.name) for point in watched(point for _, point in pairs)}
     for (_, (check, metric, _)), each in found.items():
-        direction = drift.better(each[-1][1].unit, each[-1][1].direction)
+        direction = regressions.better(each[-1][1].unit, each[-1][1].direction)
         if (check, metric) in chosen and direction:
-            yield drift.Series(
+            yield regressions.Series(
                 node=each[-1][0].node,  # two chips of one machine are one witness
                 check=check,
                 metric=metric,

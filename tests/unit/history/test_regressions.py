@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck.history import drift
+from stackcheck.history import regressions
 
 RECORDED = Path(__file__).parents[3] / "docs" / "results" / "paired-h200.json"
 RUNS = json.loads(RECORDED.read_text())["runs"]
@@ -27,9 +27,11 @@ def recorded(metric: str, arm: str) -> list[float]:
 )
 def test_planted_slow_downs_of_an_h200_are_found(metric: str, arm: str, verdict: str) -> None:
     healthy = recorded(metric, "healthy")
-    found = drift.paired(healthy[:5], recorded(metric, arm)[5:], "min", again=(healthy[5:], healthy[:5]))
+    found = regressions.paired(
+        healthy[:5], recorded(metric, arm)[5:], "min", again=(healthy[5:], healthy[:5])
+    )
     assert found.verdict == verdict
-    assert found.resolves < drift.RESOLUTION
+    assert found.resolves < regressions.RESOLUTION
 
 
 def test_of_a_thousand_pairs_with_recorded_noise_95_percent_of_the_losses_are_found() -> None:
@@ -38,7 +40,9 @@ def test_of_a_thousand_pairs_with_recorded_noise_95_percent_of_the_losses_are_fo
 
     def pair(drop: float) -> str:
         first, second, a, b = ([chance.choice(pool) for _ in range(5)] for _ in range(4))
-        return drift.paired(a, [value * (1 - drop) for value in b], "min", again=(first, second)).verdict
+        return regressions.paired(
+            a, [value * (1 - drop) for value in b], "min", again=(first, second)
+        ).verdict
 
     assert sum(pair(0.02) == "slower" for _ in range(1000)) >= 950
     assert sum(pair(0.0) == "slower" for _ in range(1000)) < 10
@@ -46,16 +50,20 @@ def test_of_a_thousand_pairs_with_recorded_noise_95_percent_of_the_losses_are_fo
 
 def test_a_noisy_node_says_noisy_and_never_equal() -> None:
     values = [100.0, 97.0, 103.0, 95.0, 105.0]
-    found = drift.paired(values, values, "min", again=(values, values[::-1]))
+    found = regressions.paired(values, values, "min", again=(values, values[::-1]))
     assert found.verdict == "noisy"
-    assert found.resolves > drift.RESOLUTION
+    assert found.resolves > regressions.RESOLUTION
 
 
 def test_more_time_is_slower_where_less_is_better() -> None:
     healthy = recorded("gemm_tflops", "healthy")
     slow = [value * 1.03 for value in healthy]
-    assert drift.paired(healthy[:5], slow[:5], "max", again=(healthy[:5], healthy[5:])).verdict == "slower"
-    assert drift.paired(healthy[:5], slow[:5], "min", again=(healthy[:5], healthy[5:])).verdict == "equal"
+    assert (
+        regressions.paired(healthy[:5], slow[:5], "max", again=(healthy[:5], healthy[5:])).verdict == "slower"
+    )
+    assert (
+        regressions.paired(healthy[:5], slow[:5], "min", again=(healthy[:5], healthy[5:])).verdict == "equal"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,14 +71,14 @@ def test_more_time_is_slower_where_less_is_better() -> None:
     [(95.0, None, "pass"), (85.0, None, "repeat"), (85.0, 99.0, "pass"), (85.0, 86.0, "fail")],
 )
 def test_the_floor_fails_only_twice(first: float, again: float | None, decision: str) -> None:
-    assert drift.floor(100.0, first, again, "min") == decision
+    assert regressions.floor(100.0, first, again, "min") == decision
 
 
 def test_a_chip_is_judged_against_its_own_nights() -> None:
     nights = [790.0, 791.0, 789.0, 790.5, 789.5, 790.2, 789.8]
-    assert drift.below_own_baseline(nights, 760.0, "min") is True
-    assert drift.below_own_baseline(nights, 775.0, "min") is False
-    assert drift.below_own_baseline(nights[:3], 700.0, "min") is None
+    assert regressions.below_own_baseline(nights, 760.0, "min") is True
+    assert regressions.below_own_baseline(nights, 775.0, "min") is False
+    assert regressions.below_own_baseline(nights[:3], 700.0, "min") is None
 
 
 def nights(drop: float, seed: int = 0, count: int = 40) -> tuple[float, ...]:
@@ -79,39 +87,39 @@ def nights(drop: float, seed: int = 0, count: int = 40) -> tuple[float, ...]:
 
 
 def test_a_step_is_found_at_its_night() -> None:
-    (step,) = drift.steps(nights(0.05), "min")
+    (step,) = regressions.steps(nights(0.05), "min")
     assert step.night == 30
     assert step.loss == pytest.approx(0.05, abs=0.005)
 
 
 @pytest.mark.parametrize("values", [nights(0.0), (1.0,) * 40, (1.0, 2.0), (), (0.0,) * 20])
 def test_no_step_is_found_where_there_is_none(values: tuple[float, ...]) -> None:
-    assert drift.steps(values, "min") == []
+    assert regressions.steps(values, "min") == []
 
 
-SERIES = drift.Series(
+SERIES = regressions.Series(
     node="n1", check="c", metric="m", direction="min", nights=tuple(range(40)), values=nights(0.05)
 )
 
 
 def test_a_step_on_one_node_in_one_metric_warns_nobody() -> None:
     quiet = dataclasses.replace(SERIES, node="n2", values=nights(0.0, seed=2))
-    assert drift.warnings([SERIES, quiet]) == []
+    assert regressions.warnings([SERIES, quiet]) == []
 
 
 @pytest.mark.parametrize("change", [{"node": "n2"}, {"metric": "other"}])
 def test_two_nodes_or_two_metrics_warn(change: dict[str, str]) -> None:
     second = dataclasses.replace(SERIES, values=nights(0.04, seed=3), **change)  # type: ignore[arg-type]
-    (warned,) = drift.warnings([SERIES, second])
+    (warned,) = regressions.warnings([SERIES, second])
     assert abs(warned.night - 30) <= 1
     assert warned.loss == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_step_to_the_better_warns_nobody() -> None:
     better = dataclasses.replace(SERIES, values=nights(-0.05))
-    assert drift.warnings([better, dataclasses.replace(better, node="n2")]) == []
+    assert regressions.warnings([better, dataclasses.replace(better, node="n2")]) == []
 
 
 def test_the_same_night_is_needed() -> None:
     other = dataclasses.replace(SERIES, node="n2", nights=tuple(range(100, 140)))
-    assert drift.warnings([SERIES, other]) == []
+    assert regressions.warnings([SERIES, other]) == []
