@@ -50,6 +50,9 @@ INSTALL, QUIET = (
 APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 
+# A limit for what hangs, not a measurement: a busy machine takes several times as long as an idle one.
+HANGS_S = 4500.0
+
 # The files that take longest begin first where several run side by side, as the last one to begin should be
 # short: before all others what waits for time limits while they compute. The slow tests: .ci/queue_files.py.
 LONGEST = (
@@ -65,6 +68,9 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    for item in items:
+        if "integration" in item.keywords:  # other folders' tests come to this hook too
+            item.add_marker(pytest.mark.timeout(HANGS_S))
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 OTHER_SIGNALS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)]
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
     pytest.mark.usefixtures("heard_signals"),
 ]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 CHECK = "test_image.py::test_nothing_runs_unasked_when_python_starts"
 # The smallest stacks that the suites accept, on the real base: they have no torch. The suites run under the

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix import resolve
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 def layer_bytes(image: build.Image) -> bytes:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 NAME = "small_package-1.0-py3-none-any.whl"
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 STACK = "own-debian12"
 PAGE = ROOT / "docs" / "air-gapped.md"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 SHARED = ("base", "kernel-build", "kernel", "packages")
 

@@ -19,7 +19,6 @@ from stackcheck.engine import buildx
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon"),
 ]
 

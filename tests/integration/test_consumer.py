@@ -77,7 +77,6 @@ class Consumer:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(
     program: Path, registry: str, small_image: Image, engine: Engine, tmp_path: Path
 ) -> None:
@@ -131,7 +130,6 @@ def small_of(built: Image, manifest: Any) -> SmallImage:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_table_of_devices_is_in_the_wheel(program: Path, tmp_path: Path) -> None:
     """Without it a consumer's GPU would be an unknown model, and nothing certified would fit."""
     code = "from stackcheck import vendors; print(vendors.model_of('10de:2335', 150754820096))"

@@ -31,7 +31,7 @@ from stackcheck.oci.layout import OciLayout
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 KEY = new_key()
 HOST = ("--device-model", "CPU", "--driver", "none")

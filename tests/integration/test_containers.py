@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stackcheck.imaging import build
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 
 def run(engine: Engine, image: build.Image, script: str, **options: object) -> tuple[int, list[str]]:

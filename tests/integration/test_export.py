@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.imaging.build import Image
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 REFERENCE = "stackcheck/small:1"
 

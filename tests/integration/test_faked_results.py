@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.suite.results import RunResult
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 # The result: what run.json tells, and a check that passed, at this time, on the devices that the host has.
 FORGE = r"""

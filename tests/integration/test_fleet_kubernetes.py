@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from small_kubernetes import Api
     from stackcheck.fleet.job import Job
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 KUBERNETES = "1.33"
 PYTHON = Interpreter(**result_files.INTERPRETER)
 REPOSITORY = "registry.example.org/team/stacks"

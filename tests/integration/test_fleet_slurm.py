@@ -35,7 +35,6 @@ REFERENCE = "stackcheck-test/suites:fleet"
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
     pytest.mark.usefixtures("heard_signals"),
 ]
 

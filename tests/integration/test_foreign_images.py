@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
     from stackcheck.suite.results import RunResult
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 LAYOUTS = ("python", "rocm", "ngc", "uv")
 NAME = "stackcheck-test/foreign:{}"

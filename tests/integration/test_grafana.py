@@ -19,7 +19,7 @@ from small_stacks import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PACKAGE = "grafana-foundation-sdk==1769699998!10.1.0"
 DASHBOARD = ROOT / "stackcheck" / "report" / "assets" / "grafana.json"

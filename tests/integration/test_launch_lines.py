@@ -19,7 +19,7 @@ from stackcheck.engine.launch_lines import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 IMAGE = "registry.example.org/team/stacks@sha256:" + "a" * 64
 COMMAND = ("torchrun", "train.py", "--name", "it's $HOME")

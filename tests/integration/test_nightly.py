@@ -25,7 +25,7 @@ from stackcheck.suite import inputs
 if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = "6.99.1"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 
 def containers_of(pid: int) -> list[str]:

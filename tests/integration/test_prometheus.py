@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 VARIABLE = re.compile(r"\$\{?\w+(?::\w+)?\}?")  # of Grafana, which puts its value there
 ALERTS = re.compile(r"Useful alerts:(.*?)\.\s+If", re.DOTALL)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Campaign = Callable[..., dict[str, Any]]
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

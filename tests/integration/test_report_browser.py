@@ -49,7 +49,7 @@ SCROLLED = """(async () => {
 DRAWN = """['#figures button', '#run-table tbody tr'].every((part) => document.querySelector(part))
   && [...document.querySelectorAll('.plot .canvas')].every((plot) => plot.querySelector('canvas'))"""
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

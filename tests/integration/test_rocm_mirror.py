@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rocm_mirror import Mirror
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 SELECTOR = "rocm*-torch*"

@@ -19,7 +19,7 @@ from stackcheck.matrix.stack import FlashAttention, Replacement, Stack
 from stackcheck.recipe.upstream import Upstream
 from template_builds import CPU, build, offer, prepare, with_extension
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def with_triton_backend() -> Stack:

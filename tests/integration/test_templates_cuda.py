@@ -19,7 +19,7 @@ from template_builds import build, prepare, with_extension
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 EM_CUDA = 190
 

@@ -18,7 +18,7 @@ from stackcheck.oci.stores import open_store
 from stackcheck.recipe import lock, render
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = resolve.load_stacks(ROOT, ("cpu-*",))[0]

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 IMAGES = ROOT / "images"
 CPU = resolve.load_stacks(ROOT, ("cpu-*",))[0]
-TIMEOUT_S = 800
 
 
 def silent(_line: str) -> None:
@@ -111,7 +110,7 @@ def build(
         "no-cache-filter": list(again),
         "output": [f"type=local,dest={out}"],
     }
-    buildx.bake({"target": {"proof": definition}}, ["proof"], report=silent, timeout_s=TIMEOUT_S)
+    buildx.bake({"target": {"proof": definition}}, ["proof"], report=silent)
     return out
 
 
