@@ -1,4 +1,4 @@
-"""A run of the suites with its verdict. In: a subject. Out: a `JudgedRun`."""
+"""A run of the suites with its verdict: what the flow, a night and a comparison hand on."""
 
 from __future__ import annotations
 
