@@ -71,9 +71,7 @@ def test_a_killed_night_leaves_a_container_that_the_next_one_removes(published: 
 def _wait_for_container(pid: int, command: Command) -> None:
     import time
 
-    deadline = time.monotonic() + 270
     while not containers_of(pid):
-        assert time.monotonic() < deadline, command.text
         assert command.process.poll() is None, command.text
         time.sleep(0.2)
 
