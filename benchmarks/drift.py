@@ -10,6 +10,7 @@ yet: how nights differ, and that 3 % of the runs are 4 to 12 % slow.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -225,6 +226,7 @@ def margin_found(usual: float, differences: Sequence[float], growth: float) -> b
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     pairs()
     print()
     margins()

@@ -9,11 +9,11 @@ postgresql+psycopg://…; by default SQLite.
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import datetime as dt
 import json
 import random
-import sys
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -42,8 +42,12 @@ PYTHON = {
 
 def main() -> None:
     """Make the files, judge them, keep them."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    source = Path(sys.argv[2]) if len(sys.argv) > 2 else RESULT
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", nargs="?", type=int, default=1000, help="nodes")
+    parser.add_argument("source", nargs="?", type=Path, default=RESULT, help="the result of each node")
+    parser.add_argument("index", nargs="?", help="URL of the history's index [SQLite in a scratch folder]")
+    given = parser.parse_args()
+    count, source = given.count, given.source
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         for name in ("matrix.yaml", "images", "tests", "trainers"):
@@ -62,13 +66,16 @@ def main() -> None:
         wall, cpu = time.monotonic() - start, time.process_time() - used
         reasons = {node.reasons[0][:90] for node in done.nodes if node.reasons}
         print(f"{count} nodes, {written / 1e6:.0f} MB: judged in {wall:.1f} s, {cpu:.1f} s of a processor")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{peak:.0f} MB of memory at most, the making of the files included")
         print(f"status {done.status}, {len(done.stragglers)} stragglers, reasons: {sorted(reasons)[:3]}")
-        index = sys.argv[3] if len(sys.argv) > 3 else f"sqlite:///{root / 'index.sqlite'}"
+        index = given.index or f"sqlite:///{root / 'index.sqlite'}"
         start, used = time.monotonic(), time.process_time()
-        run.keep(dataclasses.replace(done, nodes=done.nodes[:KEPT]), History(str(root / "records"), index))
+        some = job.model_copy(update={"nodes": min(count, KEPT)})
+        run.judged(some, "1", subject, followed, history=History(str(root / "records"), index))
         wall, cpu = time.monotonic() - start, time.process_time() - used
         kind = index.partition(":")[0]
-        print(f"kept {min(count, KEPT)} in {wall:.1f} s, {cpu:.1f} s of a processor ({kind})")
+        print(f"judged and kept {min(count, KEPT)} in {wall:.1f} s, {cpu:.1f} s of a processor ({kind})")
 
 
 def _job(root: Path, count: int) -> tuple[Job, subjects.Subject]:

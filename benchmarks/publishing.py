@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PATHS = ("", "benchmarks", "tests/acceptance", "tests/unit/shared")
 sys.path[:0] = [str(ROOT / name) for name in PATHS]
 
+from fire.commands import Commands  # noqa: E402  # needs the path above
 from fire.disturbed import registry  # noqa: E402  # needs the path above
-from fire.publishers import Campaign  # noqa: E402  # needs the path above
 from fire.record import Schedule, do_all, figures, lines_of  # noqa: E402  # needs the path above
 from fire.tampering import fuzz, tampering  # noqa: E402  # needs the path above
 
 from referrers_proxy import referrers_proxy  # noqa: E402  # needs the path above
 
-PARTS = ("undisturbed", "boundary", "instant", "fault", "race", "tampering", "fuzz")
+PARTS = ("undisturbed", "boundary", "instant", "fault", "command", "race", "tampering", "fuzz")
 UNDISTURBED = 20
 FUZZ_SLICE_S = 20.0
 
@@ -47,6 +47,9 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--boundaries", type=int, help="kill at so many calls to the store; default: at all")
     parser.add_argument("--kills", type=int, default=200, help="kill at so many random instants")
     parser.add_argument("--schedules", type=int, default=1000, help="schedules of faults")
+    parser.add_argument(
+        "--commands", type=int, default=400, help="schedules of revoke, promote, renew and gc"
+    )
     parser.add_argument("--races", type=int, default=20)
     parser.add_argument("--fuzz-s", type=float, default=600.0, help="processor seconds of fuzz")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts; default: all")
@@ -81,7 +84,7 @@ def campaign(told: argparse.Namespace) -> list[dict[str, Any]]:
     ):
         os.environ["XDG_STATE_HOME"] = str(Path(name, "state"))
         record = told.record or Path(name, "record")
-        fired = Campaign(host, Path(name, "images"), told.seed, Path(name, "registry/data"), referring)
+        fired = Commands(host, Path(name, "images"), told.seed, Path(name, "registry/data"), referring)
         schedules = schedules_of(told, fired.calls)
         do_all(schedules, lambda schedule: do(fired, schedule, told), record, told.workers)
         chosen = set(schedules)
@@ -98,6 +101,7 @@ def schedules_of(told: argparse.Namespace, calls: int) -> list[Schedule]:
         "boundary": chosen,
         "instant": range(told.kills),
         "fault": range(told.schedules),
+        "command": range(told.commands),
         "race": range(told.races),
         "tampering": range(1),
         "fuzz": range(math.ceil(told.fuzz_s / FUZZ_SLICE_S)),
@@ -105,7 +109,7 @@ def schedules_of(told: argparse.Namespace, calls: int) -> list[Schedule]:
     return [(part, number) for part in told.only for number in numbers[part]]
 
 
-def do(fired: Campaign, schedule: Schedule, told: argparse.Namespace) -> dict[str, Any]:
+def do(fired: Commands, schedule: Schedule, told: argparse.Namespace) -> dict[str, Any]:
     part, number = schedule
     fired.wrong = []
     folder = fired.folder / f"{part}-{number}"

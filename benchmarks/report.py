@@ -8,6 +8,7 @@ nights; a layout with certified images; and report.html. The simulated runs are 
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import subprocess
 import sys
@@ -22,16 +23,20 @@ sys.path.insert(0, str(ROOT / "tests" / "unit" / "shared"))
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the history, the images and the page go")
+    parser.add_argument("results", nargs="*", type=Path, help="result.json of runs that the history has too")
+    given = parser.parse_args()
     import demo_dist
     import demo_history
     from small_images import new_key
 
-    folder = Path(sys.argv[1]).resolve()
+    folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     now = dt.datetime.now(dt.UTC).replace(microsecond=0)
     start = time.monotonic()
     history = History(str(folder / "records"), f"sqlite:///{folder / 'index.sqlite'}")
-    demo_history.fill(history, now, map(Path, sys.argv[2:]))
+    demo_history.fill(history, now, given.results)
     key = new_key()
     (folder / "demo.pub").write_bytes(keys.public_pem(key.public_key()))
     demo_dist.publish_all(folder, key, now)

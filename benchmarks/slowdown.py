@@ -6,6 +6,7 @@ own code (tests/acceptance/workloads/kernel_speed.py); a planted one spins on th
 that share of the call's own time.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -67,7 +68,14 @@ def main(out: str, rounds: int = 10) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "acceptance"))
-    if sys.argv[1] == "--child":
-        print(json.dumps(measure(float(sys.argv[2]))))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", nargs="?", help="where the runs go")
+    parser.add_argument("rounds", nargs="?", type=int, default=10, help="how often each arm runs")
+    parser.add_argument("--child", type=float, metavar="SHARE", help="measure in this process, and print")
+    given = parser.parse_args()
+    if given.child is not None:
+        print(json.dumps(measure(given.child)))
+    elif given.out is None:
+        parser.error("name the file for the runs")
     else:
-        main(sys.argv[1], *map(int, sys.argv[2:3]))
+        main(given.out, given.rounds)

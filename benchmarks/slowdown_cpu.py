@@ -9,6 +9,7 @@ as the suites measure it, and processor time, which other jobs of the machine di
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -17,6 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":  # before torch is loaded: --help needs none
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", help="where the runs go")
+    parser.add_argument("rounds", nargs="?", type=int, default=10, help="runs of each arm")
+    GIVEN = parser.parse_args()
 
 import torch
 import torch.distributed as dist
@@ -155,4 +162,4 @@ def vars_of(pair: regressions.Pair) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:3]))
+    main(GIVEN.out, GIVEN.rounds)

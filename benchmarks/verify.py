@@ -9,6 +9,7 @@ layer cannot be hashed by two cores, so the largest one decides.
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import os
 import statistics
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from small_images import SmallImage
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "unit"))  # its images are certified as the tests' are
+sys.path.insert(0, str(ROOT / "tests" / "unit" / "shared"))  # its images are certified as the tests' are
 
 REPEATS = 5
 
@@ -52,7 +53,9 @@ def large_image(folder: Path, megabytes: int) -> SmallImage:
 def main() -> None:
     from small_images import STACK_ID, certify, new_key, quiet
 
-    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("megabytes", nargs="?", type=int, default=1024, help="of the image")
+    megabytes = parser.parse_args().megabytes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         key = new_key()

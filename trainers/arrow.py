@@ -23,9 +23,9 @@ def is_arrow(folder: Path) -> bool:
 
 
 class Arrow:
-    """The rows of a data set, memory-mapped."""
+    """The rows of a data set, memory-mapped. `labels`: the column of its own labels."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, labels: str | None = None) -> None:
         try:
             import datasets
         except ImportError as error:
@@ -38,7 +38,14 @@ class Arrow:
         self.folder = folder
         found = datasets.load_from_disk(str(folder), keep_in_memory=False)
         self.name = _column(folder, found.features)
-        self.rows = found.select_columns([self.name]).with_format("arrow" if self.is_text else "numpy")
+        self.column = labels
+        if labels is not None and (self.is_text or not _whole(found.features.get(labels))):
+            raise RefusedError(
+                f"{folder}: --labels {labels} is no column of lists of whole numbers beside one of tokens; "
+                f"got {', '.join(found.features)}"
+            )
+        names = [self.name] if labels is None else [self.name, labels]
+        self.rows = found.select_columns(names).with_format("arrow" if self.is_text else "numpy")
 
     def __len__(self) -> int:
         """How many rows."""
@@ -53,17 +60,26 @@ class Arrow:
         """The token ids of a row."""
         return np.asarray(self.rows[number][self.name])
 
+    def labels(self, number: int) -> npt.NDArray[Any]:
+        """Each token of a row as a label, IGNORED where none is learnt."""
+        return np.asarray(self.rows[number][self.column])
+
     def text(self, number: int) -> str:
         """The text of a row."""
         return str(self.rows[number][self.name][0].as_py())
+
+
+def _whole(feature: Any) -> bool:
+    """Whether a column has lists of whole numbers."""
+    dtype: str = getattr(getattr(feature, "feature", None), "dtype", "")
+    return dtype.startswith(_WHOLE)
 
 
 def _column(folder: Path, features: Any) -> str:
     """The column of tokens, or else of text. Raises RefusedError with the types of what is there."""
     kinds = {name: str(feature) for name, feature in features.items()}
     for name in TOKENS:
-        inner = getattr(features.get(name), "feature", None)
-        if name in features and getattr(inner, "dtype", "").startswith(_WHOLE):
+        if _whole(features.get(name)):
             return name
     if getattr(features.get("text"), "dtype", None) in {"string", "large_string"}:
         return "text"

@@ -48,8 +48,9 @@ OPERATORS = (
 
 @contextlib.contextmanager
 def order(options: Options, world: World) -> Iterator[None]:
-    """Set the order in which torch tries attention backends. By default it takes its slower flash kernels on
-    Hopper.
+    """Set the order in which torch tries attention backends.
+
+    By default it takes its slower flash kernels on Hopper.
     """
     if not world.gpu or (options.attention == "auto" and torch.version.hip):
         yield

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 import presets
 from errors import RefusedError
+from fused.ops import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +33,10 @@ class Source(Protocol):
     """Numbered samples."""
 
     def sample(self, number: int) -> Tensor:
-        """Tokens [sequence + 1], int64, on the CPU; [2, sequence + 1] with the document of each token."""
+        """Tokens [sequence + 1], int64, on the CPU; [2, sequence + 1] with the document of each token.
+
+        With labels of its own [3, sequence + 1]: tokens, zeros, and what each token is as a label.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +79,10 @@ class Text:
 def open_source(options: Options, *, vocab: int, seq_len: int) -> Source:
     """The source that --data names."""
     if options.data in {"synthetic", "text"}:
-        if options.pack:
+        if options.pack or options.labels:
             raise RefusedError(
-                f"--pack joins rows of a data set, and --data {options.data} has no rows; leave --pack out"
+                f"--pack and --labels are for rows of a data set, and --data {options.data} has none; "
+                "leave them out"
             )
         if options.data == "synthetic":
             return Synthetic(vocab=vocab, seq_len=seq_len, seed=options.seed)
@@ -109,6 +115,8 @@ def on_device(rows: Tensor, device: torch.device) -> dict[str, Tensor]:
     if rows.ndim == 2:
         return {"tokens": rows[:, :-1], "labels": rows[:, 1:]}
     tokens, documents = rows[:, 0], rows[:, 1]
+    if rows.shape[1] == 3:
+        return {"tokens": tokens[:, :-1], "labels": rows[:, 2, 1:]}
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "documents": documents[:, :-1]}
 
 
@@ -120,10 +128,11 @@ class Feed:
 
     def __init__(self, options: Options, preset: Preset, plan: Plan) -> None:
         self.family: Any = presets.MODELS[options.model]
-        self.preset, self.seed = preset, options.seed
+        self.options, self.preset, self.seed = options, preset, options.seed
         self.drawn_on = torch.device("cpu") if options.portable else None
         self.reader = ThreadPoolExecutor(1)
         self.ahead: tuple[range, Future[Tensor]] | None = None
+        self.counted: dict[range, Tensor] = {}  # samples of this step that were read to count their labels
         self.source: Source | None = None
         if not hasattr(self.family, "batch"):
             self.source = open_source(options, vocab=preset.config.vocab, seq_len=plan.seq_len)
@@ -140,10 +149,37 @@ class Feed:
         if self.source is None:
             made = self.family.batch(self.preset.config, numbers, self.seed, self.drawn_on or device)
             return {name: value.to(device) for name, value in made.items()}
-        source, pin = self.source, device.type == "cuda"
-        if self.ahead is not None and self.ahead[0] == numbers:
-            rows = self.ahead[1].result()
-        else:
-            rows = stacked(source, numbers, pin=pin)
-        self.ahead = (then, self.reader.submit(stacked, source, then, pin=pin)) if then else None
+        pin = device.type == "cuda"
+        rows = self.counted.pop(numbers, None)
+        if rows is None:
+            rows = self._rows(self.source, numbers, pin=pin)
+        if then and then not in self.counted:
+            self.ahead = (then, self.reader.submit(stacked, self.source, then, pin=pin))
         return on_device(rows, device)
+
+    def share(self, microbatches: list[range], device: torch.device) -> float:
+        """What the loss of each of these microbatches is multiplied by: their mean is that over all labels.
+
+        1/number of microbatches where every position has a label. Else it is larger by the positions of all
+        ranks over their labels: ranks and microbatches with few labels count little. A collective call with
+        --labels; `batch` then takes what was read.
+        """
+        if self.options.labels is None or self.source is None:
+            return 1 / len(microbatches)
+        pin = device.type == "cuda"
+        self.counted = {numbers: self._rows(self.source, numbers, pin=pin) for numbers in microbatches}
+        labels = [rows[:, 2, 1:] for rows in self.counted.values()]
+        learnt = torch.tensor([sum(int((x != IGNORED).sum()) for x in labels), labels[0].numel()])
+        dist.all_reduce(learnt)  # tensor ranks have the same samples: both are counted as often
+        if not learnt[0]:
+            raise RefusedError(
+                f"samples {microbatches[0].start} and on have no label to learn: all of --labels "
+                f"{self.options.labels} are {IGNORED}; check the column, or raise --global-batch"
+            )
+        return float(learnt[1] / learnt[0])
+
+    def _rows(self, source: Source, numbers: range, *, pin: bool) -> Tensor:
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead[0] == numbers:
+            return ahead[1].result()
+        return stacked(source, numbers, pin=pin)

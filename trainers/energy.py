@@ -40,7 +40,7 @@ def joules(world: World) -> float | str:
 
 
 def used(before: float | str | None, after: float | str) -> float | str:
-    """The difference of two readings, or why there is none."""
+    """The difference of two readings, or the reason why it is missing."""
     for reading in (before, after):
         if isinstance(reading, str):
             return reading

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
+import os
 import sys
+import time
 from pathlib import Path
+from typing import NoReturn
 
 
 class RefusedError(ValueError):
@@ -12,9 +17,35 @@ class RefusedError(ValueError):
 
 
 class UnfitError(RuntimeError):
-    """The machine failed its preflight: a job on it would measure the machine, not the
-    software. Exit code 5.
+    """The machine failed its preflight: a job on it would measure the machine, not the software.
+
+    Exit code 5.
     """
+
+
+def said(line: str, code: int) -> int:
+    """Say in one line why this rank ends, and the exit code, which is returned.
+
+    Under torchrun the line is also in the error file of this rank, so that torchrun's report has it with its
+    rank and exit code; torchrun itself always ends with 1. There only rank 0 prints it.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is not None:
+        told = {"py_callstack": line, "timestamp": str(int(time.time()))}  # the report shows py_callstack
+        Path(path).write_text(
+            json.dumps({"message": {"message": line, "extraInfo": told, "errorCode": code}})
+        )
+    if path is None or os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of train.py's flags that refuses them in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """End this process with exit code 2."""
+        sys.exit(said(f"train.py: error: {message}", 2))
 
 
 def require_torch(program: str) -> None:

@@ -42,8 +42,10 @@ class Flops:
 
 
 def per_token(work: Work, *, recompute: float = 0.0) -> Flops:
-    """6 operations a weight (2 x 3 passes); 12 a layer, width and key (2 products x 2
-    operations x 3 passes).
+    """Operations for one token.
+
+    They are 6 for each weight (2 in each of 3 passes), and 12 for each layer, width and key (2 products, 2
+    operations, 3 passes).
     """
     gemm = 6.0 * work.matmul_weights
     attention = 12.0 * work.layers * work.attention_width
@@ -56,8 +58,9 @@ def per_token(work: Work, *, recompute: float = 0.0) -> Flops:
 
 
 def keys_causal(seq_len: int, window: int | None = None) -> float:
-    """Keys that a query sees on average under a causal mask: S/2 by the field's convention,
-    less in a window.
+    """The mean number of keys that a query sees under a causal mask.
+
+    It is S/2 by the field's convention, less in a window.
     """
     if window is None or window >= seq_len:
         return seq_len / 2
@@ -84,8 +87,9 @@ def decoder(config: llama.Config, seq_len: int) -> Work:
 
 
 def gpt(config: mpt.Config, seq_len: int) -> Work:
-    """MPT and GPT. As LLM Foundry's published figures do, this counts all weights: positions
-    and biases too.
+    """MPT and GPT.
+
+    As LLM Foundry's published figures do, this counts all weights: positions and biases too.
     """
     return Work(
         matmul_weights=config.parameters(seq_len),

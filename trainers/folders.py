@@ -32,16 +32,19 @@ def open_path(options: Options, *, vocab: int, seq_len: int) -> streams.Stream |
     rows = opened(path, options)
     if isinstance(rows, streams.TextFiles) or rows.is_text or options.pack:
         return _joined(path, rows, options, common)
-    return streams.Rowwise(rows_of=rows, name=str(path), **common)
+    labels_of = rows.labels if isinstance(rows, arrow.Arrow) and options.labels else None
+    return streams.Rowwise(rows_of=rows, name=str(path), labels_of=labels_of, **common)
 
 
 def opened(path: Path, options: Options) -> streams.TextFiles | shards.Shards | arrow.Arrow:
     """What lies at this path: MDS shards, a data set of Hugging Face, or texts."""
+    if options.labels is not None and not arrow.is_arrow(path):
+        raise RefusedError(f"--labels names a column of a data set of Hugging Face; {path} is none")
     if shards.is_shards(path):
         return shards.Shards(path, token_type=options.token_type)
     if options.token_type is not None:
         raise RefusedError(f"--token-type is for MosaicML streaming shards only; {path} has none")
-    return arrow.Arrow(path) if arrow.is_arrow(path) else streams.TextFiles(path)
+    return arrow.Arrow(path, options.labels) if arrow.is_arrow(path) else streams.TextFiles(path)
 
 
 def _joined(path: Path, rows: Any, options: Options, common: dict[str, int]) -> streams.Stream:

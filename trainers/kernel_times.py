@@ -1,5 +1,6 @@
-"""Which kernels a step's time goes to. In: a call of one step. Out: milliseconds by kind, and the longest
-kernels.
+"""Which kernels a step's time goes to.
+
+In: a call of one step. Out: milliseconds by kind, and the longest kernels.
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """In the band if there are no `problems`. `worst_share`: the largest deviation, in half widths of the
-    band.
+    """In the band if there are no `problems`.
+
+    `worst_share`: the largest deviation, in half widths of the band.
     """
 
     problems: list[str]
@@ -115,8 +116,9 @@ def reference(record: dict[str, Any], band: Band, *, measured: str) -> Curve:
 
 
 def judge(curve: Curve, losses: Sequence[float | None]) -> Verdict:
-    """Whether a curve of the same job is in the band and learned. Fails closed: a missing loss
-    is a problem.
+    """Whether a curve of the same job is in the band and learned.
+
+    Fails closed: a missing loss is a problem.
     """
     steps, finite = len(curve.losses), _finite(losses)
     shares = {
@@ -202,8 +204,9 @@ def save(curve: Curve, path: Path) -> None:
 
 
 def load(path: Path) -> Curve:
-    """Read a reference. Raises RefusedError for another schema, a missing key, or a loss that
-    is not finite.
+    """Read a reference.
+
+    Raises RefusedError for another schema, a missing key, or a loss that is not finite.
     """
     facts = json.loads(path.read_text())
     if facts.pop("schema", None) != SCHEMA:

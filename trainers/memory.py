@@ -29,10 +29,12 @@ DRAWN = 8  # bytes of a float32 weight while it is drawn: the numbers, and the n
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Bytes on each device. FSDP makes `gradients` in backward, and frees activations meanwhile; ZeRO-1's are
-    always there, and so are FSDP2's from one microbatch of a step to the next. `making`: what ZeRO-1 needs
-    for the largest weight while it is drawn, beside its state. `whole`: all weights in float32, which FSDP1
-    has on each device until it shards them. `between`: weights that FSDP2 keeps gathered after a microbatch.
+    """Bytes on each device.
+
+    FSDP makes `gradients` in backward, and frees activations meanwhile; ZeRO-1's are always there, and so are
+    FSDP2's from one microbatch of a step to the next. `making`: what ZeRO-1 needs for the largest weight
+    while it is drawn, beside its state. `whole`: all weights in float32, which FSDP1 has on each device until
+    it shards them. `between`: weights that FSDP2 keeps gathered after a microbatch.
     """
 
     state: float
@@ -75,7 +77,7 @@ class Need:
 
 
 def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> Need:
-    """The least bytes of each of so many ranks."""
+    """The least bytes that each of `ranks` ranks needs."""
     parameters, outside, largest, matrix = _sizes(options.model, preset.config)
     tokens = micro_batch * _tokens(options, preset)
     own = ((parameters - outside) / options.tp + outside) / options.pp
@@ -102,7 +104,9 @@ def _adds_up_whole(options: Options, ranks: int, micro_batch: int) -> bool:
     return options.parallel == "fsdp2" and options.pp == 1 and (options.global_batch or 0) > at_once
 
 
-def require(options: Options, preset: Preset, *, ranks: int, micro_batch: int, present: float) -> None:
+def require(
+    options: Options, preset: Preset, *, ranks: int, micro_batch: int, present: float, on_gpu: bool = True
+) -> None:
     """Raises RefusedError with the arithmetic, and with flags that fit, if there are any."""
     found = need(options, preset, ranks=ranks, micro_batch=micro_batch)
     if found.least <= present:
@@ -111,10 +115,8 @@ def require(options: Options, preset: Preset, *, ranks: int, micro_batch: int, p
     advice = (
         f"this fits: {other}" if other else "no flag makes it fit: take more GPUs, or --layers for a proxy"
     )
-    raise RefusedError(
-        f"does not fit: each of {ranks} ranks needs at least {found}, a device has {present / 1e9:.1f} GB; "
-        f"{advice}"
-    )
+    has = f"{'a device has' if on_gpu else 'its share of the host is'} {present / 1e9:.1f} GB"
+    raise RefusedError(f"does not fit: each of {ranks} ranks needs at least {found}, {has}; {advice}")
 
 
 def fitting(options: Options, preset: Preset, *, ranks: int, micro_batch: int, present: float) -> str | None:
@@ -140,8 +142,10 @@ def fitting(options: Options, preset: Preset, *, ranks: int, micro_batch: int, p
 
 @functools.cache
 def _sizes(family: str, config: Any) -> tuple[int, int, int, int]:
-    """Parameters of the whole model, outside its blocks, of its two largest units, which are whole at the
-    same time, and of its largest weight.
+    """Numbers of parameters that decide the need of memory.
+
+    They are those of the whole model, those outside its blocks, those of its two largest units, which are
+    whole at the same time, and those of its largest weight.
     """
     model = prepare.skeleton(presets.MODELS[family], config, loss_chunks=1)
     sizes = [sum(weight.numel() for weight in unit.parameters()) for _, unit in prepare.units(model)]

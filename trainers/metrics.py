@@ -1,5 +1,6 @@
-"""What a run measures: step times, memory, versions. Out: JSON-ready facts with the unit in each
-name.
+"""What a run measures: step times, memory, versions.
+
+Out: JSON-ready facts with the unit in each name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
     from world import World
@@ -36,8 +39,9 @@ TRACKED = (
 
 
 class Clock:
-    """Durations of steps: device events on a GPU, so that the host does not wait for it; wall
-    time on a CPU.
+    """Durations of steps, by device events on a GPU and by wall time on a CPU.
+
+    With device events the host does not wait for the GPU.
     """
 
     def __init__(self, world: World) -> None:
@@ -72,12 +76,12 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def digest(weights: dict[str, Tensor]) -> str:
-    """SHA-256 over names and float32 bytes, in the order of names."""
+def digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 over names and float32 bytes; they come in the order of names."""
     result = hashlib.sha256()
-    for name in sorted(weights):
+    for name, value in weights:
         result.update(name.encode())
-        result.update(weights[name].contiguous().numpy().tobytes())
+        result.update(value.contiguous().view(-1).numpy())
     return result.hexdigest()
 
 
@@ -116,8 +120,9 @@ def cost(tokens_per_s: float, price_per_hour: float) -> dict[str, float]:
 
 
 def speed(step_s: list[float], units_per_step: float, gpus: int, unit: str) -> dict[str, Any]:
-    """Tokens (or images) per second and GPU: from the median step, from its percentiles, and from the whole
-    time.
+    """Tokens (or images) per second and GPU.
+
+    One rate comes from the median step, others from its percentiles, and one from the whole time.
     """
     times = spread(step_s)
     share = units_per_step / gpus
@@ -133,8 +138,9 @@ def speed(step_s: list[float], units_per_step: float, gpus: int, unit: str) -> d
 
 
 def by_minute(step_s: list[float], share: float) -> list[float]:
-    """The rate in each minute of the timed steps, without the last minute if it is not whole. It shows a
-    chip that slows down as it heats up.
+    """The rate in each minute of the timed steps, without the last minute if it is not whole.
+
+    It shows a chip that slows down as it heats up.
     """
     ends = list(itertools.accumulate(step_s))
     minutes: dict[int, list[float]] = {}

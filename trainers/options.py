@@ -1,5 +1,6 @@
-"""The command line of train.py. In: flags. Out: one frozen Options, or a refusal of flags that cannot work
-together.
+"""The command line of train.py.
+
+In: flags. Out: one frozen Options, or a refusal of flags that cannot work together.
 
 What each flag means is its help text below; `train.py --help` prints them with their defaults.
 """
@@ -11,9 +12,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
+import config
 import presets
+from errors import Parser, RefusedError
 from rules import contradiction
 
+LR_WARMUP, FULL_EVERY = 10, 500  # steps
 WARMUP = 3  # steps; compilation and the caching allocator settle in them
 
 Implementation = Literal["native", "fused", "transformers"]
@@ -25,6 +29,7 @@ Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "fa4"]
 Recompute = Literal["none", "half", "full"]
 Device = Literal["auto", "cpu", "cuda"]
 TokenType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+NotFinite = Literal["stop", "skip"]
 Pack = Literal["concat", "masked"]
 
 
@@ -48,10 +53,16 @@ class Options:
     lr: float | None
     lr_warmup: int
     clip: float
+    weight_decay: float
+    not_finite: NotFinite
     seed: int
     weights: Path | None
     data: str
     token_type: TokenType | None
+    labels: str | None
+    validation_data: str | None
+    validate_every: int | None
+    validation_batches: int
     tokenizer: str | None
     pack: Pack | None
     precision: Precision
@@ -80,7 +91,11 @@ class Options:
     full_every: int
     asynchronous: bool
     resume: bool
+    changed: bool
+    config: Path | None
     record: Path | None
+    progress: Path | None
+    log_every: int
     profile: bool
     backend_check: bool
     price_per_hour: float | None
@@ -101,10 +116,19 @@ def parse(arguments: list[str]) -> Options:
     """The options of these arguments. Exits with 2 and one line when they contradict each other."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.config is not None:
+        try:
+            given = parser.parse_args([*config.words(given.config, parser), *arguments])
+        except RefusedError as error:
+            parser.error(str(error))
     # Only a warm-up that was asked for can be wrong: a run of one or two steps is fine, it only has no speed.
     explicit = given.warmup is not None
     if not explicit:
         given.warmup = WARMUP
+    if given.lr_warmup is None:
+        given.lr_warmup = min(LR_WARMUP, given.steps // 2)
+    if given.full_every is None:  # the first checkpoint at FULL_EVERY or behind it
+        given.full_every = -(-FULL_EVERY // max(1, given.checkpoint_every)) * given.checkpoint_every
     options = Options(**vars(given))
     problem = contradiction(options) or nothing_to_time(options, explicit=explicit)
     if problem:
@@ -136,7 +160,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchrun --nproc-per-node N trainers/train.py",
         description="Train one model end to end and print one JSON record.",
         formatter_class=_Help,
@@ -155,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
 def _what(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model", choices=presets.families(), default="llama", help="model family")
-    add("--size", default="tiny", help="size of the family; presets.py lists them")
+    add("--size", default="tiny", help="size of the family; presets.py lists them; config: that of --weights")
     add("--layers", type=int, help="only this many layers, at full width")
     add(
         "--implementation",
@@ -199,10 +223,18 @@ def _what(group: argparse._ArgumentGroup) -> None:
     add(
         "--lr-warmup",
         type=int,
-        default=10,
-        help="steps of linear warm-up; then a cosine to a tenth of the peak",
+        help="steps of linear warm-up; then a cosine to a tenth of the peak "
+        f"[{LR_WARMUP}, at most half of --steps]",
     )
     add("--clip", type=float, default=1.0, help="largest global gradient norm")
+    add("--weight-decay", type=float, default=0.0, help="AdamW's, of matrices; norms and biases have none")
+    add(
+        "--not-finite",
+        choices=get_args(NotFinite),
+        default="stop",
+        help="a step whose gradient norm is NaN or infinite ends the job with exit code 3, or changes no "
+        "weight (the host then waits for the device in each step)",
+    )
     add("--seed", type=int, default=1, help="seed of weights and data; independent of the number of GPUs")
 
 
@@ -211,7 +243,7 @@ def _data(group: argparse._ArgumentGroup) -> None:
     add(
         "--weights",
         type=Path,
-        help="start from a model that transformers saved, or a checkpoint's weights.pt",
+        help="start from a model that transformers saved, or a full checkpoint",
     )
     add(
         "--data",
@@ -223,6 +255,19 @@ def _data(group: argparse._ArgumentGroup) -> None:
         "--token-type",
         choices=get_args(TokenType),
         help="type of a token in shards whose column is raw bytes",
+    )
+    add(
+        "--labels",
+        help="column of a Hugging Face data set with each token as a label, -100 where none is learnt; "
+        "shorter rows are filled up [every token is one]",
+    )
+    add("--validation-data", help="as --data, for --validate-every; corpus: what is held out of it")
+    add("--validate-every", type=int, help="steps between losses of the validation data, and after the last")
+    add(
+        "--validation-batches",
+        type=int,
+        default=4,
+        help="global batches of validation data, each time the same",
     )
     add("--tokenizer", help="tokenizer.json for texts [a token is a byte]")
     add(
@@ -323,12 +368,21 @@ def _files(group: argparse._ArgumentGroup) -> None:
     add(
         "--full-every",
         type=int,
-        default=500,
-        help="steps between checkpoints that also hold whole weights for export",
+        help="steps between checkpoints that also hold whole weights for export "
+        f"[the first multiple of --checkpoint-every from {FULL_EVERY} on]",
     )
     add("--asynchronous", action=toggle, default=False, help="write checkpoints while training continues")
     add("--resume", action=toggle, default=True, help="continue from the newest complete checkpoint")
+    add(
+        "--changed",
+        action=toggle,
+        default=False,
+        help="also if its job had other data, seed, batch or schedule",
+    )
+    add("--config", type=Path, help="TOML of options, as beside each checkpoint; the command line wins")
     add("--record", type=Path, help="write the JSON record here too")
+    add("--progress", type=Path, help="append each line of progress here as JSON")
+    add("--log-every", type=int, default=10, help="steps between lines of progress; 0: none")
     add("--profile", action=toggle, default=False, help="add the kernel times of one step (GPU)")
     add(
         "--backend-check",
@@ -340,5 +394,5 @@ def _files(group: argparse._ArgumentGroup) -> None:
         "--digest",
         action=toggle,
         default=True,
-        help="hash all weights at the end (gathers them on every rank)",
+        help="hash all weights at the end (one at a time is whole on each rank)",
     )

@@ -7,7 +7,7 @@ is this device's, the first of these decides:
 2. The PCI id that the kernel shows for the device.
 3. Architecture, compute units and memory, and among several rows the marketing name, if there is one. A
    container on ROCm often has none (ROCm/TheRock#4693). If the name does not decide, the highest peak does,
-   so that no share of a peak is reported too high.
+   so that no share of a peak is reported too high. A peak that nobody publishes may be the highest.
 
 There is no default: pytorch/torchtitan takes an unknown device for an A100, and users saw an MFU of 152 %
 (torchtitan#4779). A peak is of one device as torch counts it; for MI250 and MI250X that is half a card (a
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,10 @@ FNUZ = "gfx94"  # MI300's FP8 has no negative zero
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """TFLOP/s without sparsity; None: the device has no such format. `fnuz`: its FP8 has no negative zero."""
+    """TFLOP/s without sparsity; None: it has no such format, or nobody publishes the figure.
+
+    `fnuz`: its FP8 has no negative zero.
+    """
 
     model: str
     bf16: float | None
@@ -99,7 +103,7 @@ def of_device(device: Seen) -> Peak:
     # Of "H200" and "H200-NVL" the longer one is meant, if the name has both.
     longest = max((len(row["model"]) for row in named), default=0)
     left = [row for row in named if len(row["model"]) == longest] or rows
-    return _peak(max(left, key=lambda row: float(row["peak_tflops"].get("bf16") or 0)))
+    return _peak(max(left, key=lambda row: float(row["peak_tflops"].get("bf16", math.inf))))
 
 
 def seen(device: torch.device) -> Seen:
@@ -126,7 +130,9 @@ def table() -> Sequence[Mapping[str, Any]]:
 def _fits(row: Mapping[str, Any], device: Seen) -> bool:
     nominal = int(row["memory_bytes"])
     close = abs(device.memory_bytes - nominal) <= MEMORY_TOLERANCE * nominal
-    return close and (row["arch"], row["compute_units"]) == (device.arch, device.compute_units)
+    # A row without compute units is of a product of which nobody publishes them.
+    units = row["compute_units"] in (None, device.compute_units)
+    return close and units and row["arch"] == device.arch
 
 
 def _mentions(name: str, model: str) -> bool:
@@ -135,12 +141,13 @@ def _mentions(name: str, model: str) -> bool:
 
 
 def _peak(row: Mapping[str, Any]) -> Peak:
+    published = row["sources"].get("peak_tflops")
     return Peak(
         model=row["model"],
         bf16=row["peak_tflops"].get("bf16"),
         fp8=row["peak_tflops"].get("fp8"),
         unit=row.get("unit", "card"),
-        source=f"{row['sources']['peak_tflops']}, without sparsity",
+        source=f"{published}, without sparsity" if published else "nobody publishes a peak of this device",
         fnuz=row["arch"].startswith(FNUZ),
     )
 

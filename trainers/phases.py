@@ -29,7 +29,7 @@ class Phases:
         self.limit_s, self.name, self.entered = limit_s, "import", 0.0
         self.seconds: dict[str, float] = {}
         self.deadline = time.monotonic() + limit_s
-        self._say(f"import took {since_start():.1f} s")
+        self.say(f"import took {since_start():.1f} s")
         if (
             "STACKCHECK_STACKS" not in os.environ
         ):  # under the acceptance suites their harness handles the signal
@@ -42,13 +42,14 @@ class Phases:
         self.seconds[self.name] = self.seconds.get(self.name, 0.0) + now - self.entered
         self.name, self.entered = name, now
         self.alive()
-        self._say(name)
+        self.say(name)
 
     def alive(self) -> None:
         """The phase makes progress (a step has ended): restart its time limit."""
         self.deadline = time.monotonic() + self.limit_s
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """A line of progress, by rank 0."""
         if self.rank == 0:
             print(f"[{since_start():7.1f} s] {text}", flush=True)
 

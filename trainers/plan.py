@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import memory
+import order
 import peaks
 import presets
 from errors import RefusedError
@@ -51,6 +51,15 @@ class Plan:
         """Step and number of the microbatch after this one."""
         return (step, micro + 1) if micro + 1 < self.accumulate else (step + 1, 0)
 
+    def identity(self, options: Options, digest: str | None) -> dict[str, Any]:
+        """What decides the samples of each step, their order, and the learning rate, by flag."""
+        names = ("model", "size", "layers", "seed", "pack", "steps", "lr_warmup", "weight_decay", "labels")
+        found = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
+        found |= {"--seq-len": self.seq_len, "--global-batch": self.global_batch, "--lr": self.lr}
+        if options.data not in {"synthetic", "text"}:
+            found["order of rows"] = order.VERSION
+        return found | {"--data": digest or Path(options.data).name}  # a folder may move, its samples stay
+
     def facts(self) -> dict[str, Any]:
         """The plan as part of the record."""
         names = ("seq_len", "micro_batch", "accumulate", "global_batch", "lr")
@@ -58,8 +67,9 @@ class Plan:
 
 
 def settle(options: Options, preset: Preset, world: World) -> Plan:
-    """Fill in what the options left open. Refuses batches that do not divide, and devices without a known
-    peak.
+    """Fill in what the options left open.
+
+    Refuses batches that do not divide, and devices without a known peak.
     """
     job.check_ranks(options, preset, world)
     data_ranks = world.size // (options.tp * options.pp)
@@ -70,16 +80,16 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
             f"--global-batch {batch} is not a multiple of {micro * data_ranks}: micro-batch {micro} x "
             f"{data_ranks} data ranks; change --global-batch or --micro-batch"
         )
-    if world.gpu:
-        present = torch.cuda.get_device_properties(world.device).total_memory
-        memory.require(options, preset, ranks=world.size, micro_batch=micro, present=present)
+    memory.require(
+        options, preset, ranks=world.size, micro_batch=micro, present=world.memory(), on_gpu=world.gpu
+    )
     seq_len = options.seq_len or preset.seq_len
     return Plan(
         seq_len=seq_len,
         micro_batch=micro,
         accumulate=batch // (micro * data_ranks),
         global_batch=batch,
-        lr=options.lr or preset.lr,
+        lr=preset.lr if options.lr is None else options.lr,
         unit=preset.unit,
         units_per_sample=seq_len if preset.unit == "tokens" else 1,
         flops=presets.flops_per_unit(preset, seq_len, recompute=RECOMPUTED[options.recompute]),
@@ -88,8 +98,9 @@ def settle(options: Options, preset: Preset, world: World) -> Plan:
 
 
 def micro_batch(options: Options, preset: Preset, data_ranks: int) -> int:
-    """Samples a rank and microbatch: --micro-batch, or the preset's, but never more than a rank's share of a
-    step.
+    """Samples of each rank in a microbatch: --micro-batch, or the preset's.
+
+    They are never more than a rank's share of a step.
     """
     if options.micro_batch != "preset":
         return int(options.micro_batch)

@@ -128,8 +128,9 @@ def _copy(device: torch.device) -> float:
 
 
 def _collectives(world: World) -> list[dict[str, Any]]:
-    """Bus bandwidth (nccl-tests' definition) of the collectives that FSDP and ZeRO-1 use; empty
-    on one rank.
+    """Bus bandwidth of the collectives that FSDP and ZeRO-1 use; empty on one rank.
+
+    nccl-tests defines it.
     """
     if world.size == 1:
         return []

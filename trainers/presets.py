@@ -17,8 +17,9 @@ from models import flux, gpt, llama, mistral, moe, mpt
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A model and its training defaults. `source`: where the shape comes from. `unit`: what its
-    speed counts.
+    """A model and its training defaults.
+
+    `source`: where the shape comes from. `unit`: what its speed counts.
     """
 
     config: Any
@@ -189,11 +190,18 @@ PRESETS: dict[tuple[str, str], Preset] = {
 
 
 def find(family: str, size: str, *, layers: int | None = None, lean: bool = False) -> Preset:
-    """The preset of this name; with `layers`, its proxy of so many layers at full width; `lean` as --lean."""
+    """The preset of this name; `layers` makes its proxy of that number of layers at full width.
+
+    `lean` as --lean.
+    """
     if (family, size) not in PRESETS:
         known = ", ".join(s for f, s in PRESETS if f == family) or f"families: {', '.join(families())}"
         raise RefusedError(f"no preset {family}/{size}; known: {known}; choose one with --model and --size")
-    preset = PRESETS[family, size]
+    return changed(PRESETS[family, size], family, layers=layers, lean=lean)
+
+
+def changed(preset: Preset, family: str, *, layers: int | None, lean: bool) -> Preset:
+    """As --layers and --lean want this preset."""
     if lean:
         preset = dataclasses.replace(preset, config=dataclasses.replace(preset.config, lean=True))
     if layers is None:

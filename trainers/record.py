@@ -38,7 +38,16 @@ def make(run: Run) -> dict[str, Any]:
     ranks: list[Any] = [None] * world.size
     dist.all_gather_object(ranks, mine)
     timed = performance(run)
-    problems = unsound(losses, norms, timed) + fallback(options, run.extra.get("attention"), gpu=world.gpu)
+    problems = [] if losses or run.first_step >= options.last_step else ["no step was run"]
+    skipped = (
+        [i for i, norm in enumerate(norms) if not math.isfinite(norm)] if options.not_finite == "skip" else []
+    )
+    if skipped and len(skipped) == len(norms):
+        problems.append("every step was skipped: no gradient norm is finite")
+    kept_losses, kept_norms = ([x for i, x in enumerate(of) if i not in skipped] for of in (losses, norms))
+    problems += unsound(kept_losses, kept_norms, timed) + fallback(
+        options, run.extra.get("attention"), gpu=world.gpu
+    )
     return {
         "schema": SCHEMA,
         "model": options.model,
@@ -58,6 +67,8 @@ def make(run: Run) -> dict[str, Any]:
         "phases_s": dict(run.phases.seconds),
         "losses": [_finite(value) for value in losses],
         "gradient_norms": [_finite(value) for value in norms],
+        "validation": run.validation.found if run.validation else [],
+        "skipped_steps": [run.first_step + step for step in skipped],
         "ranks_agree": all(_same(other, mine) for other in ranks),
         "digest": weights,
         "performance": timed,
@@ -141,8 +152,6 @@ def fallback(options: Options, attention: dict[str, Any] | None, *, gpu: bool) -
 def unsound(losses: list[float], norms: list[float], timed: dict[str, Any] | None) -> list[str]:
     """Reasons why the record is not a result."""
     found = []
-    if not losses:
-        found.append("no step was run")
     if not all(map(math.isfinite, losses)):
         found.append("a loss is not finite")
     if not all(map(math.isfinite, norms)):

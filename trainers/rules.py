@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from options import Options
+
+COUNTS = (
+    "steps", "until", "layers", "global_batch", "tp", "pp", "replicas", "loss_chunks",
+    "checkpoint_every", "full_every",
+    "validate_every", "validation_batches",
+)  # fmt: skip
 
 
 def contradiction(options: Options) -> str | None:
@@ -72,6 +79,18 @@ def _of_models(options: Options) -> tuple[tuple[bool, str], ...]:
             f"--lean works with --model moe and flux only, not {options.model}",
         ),
         (
+            (options.seq_len or 0) < 0 or (options.seq_len == 0 and options.model != "flux"),
+            f"--seq-len {options.seq_len}: expected 1 or more; leave it out for the size's",
+        ),
+        (
+            options.labels is not None and (options.pack is not None or options.pp > 1),
+            "--labels does not work with --pack and --pp",
+        ),
+        (
+            options.labels is not None and options.model == "moe",
+            "--labels does not work with --model moe, whose balance loss is of all tokens",
+        ),
+        (
             options.pack == "masked" and not _masks_documents(options),
             "--pack masked works with llama, moe, mpt and gpt, native, without --pp; take --pack concat",
         ),
@@ -80,10 +99,38 @@ def _of_models(options: Options) -> tuple[tuple[bool, str], ...]:
 
 def _of_steps(options: Options) -> tuple[tuple[bool, str], ...]:
     """Rules on how long a job runs and when it saves."""
+    counts = {name: getattr(options, name) for name in COUNTS}
+    small = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in counts.items()
+        if value is not None and value < 1
+    ]
     return (
+        (bool(small), f"{', '.join(small)}: expected 1 or more; leave a flag out for its default"),
         (
-            options.full_every % options.checkpoint_every != 0,
+            options.micro_batch != "preset" and not options.micro_batch.strip("0").isdigit(),
+            f"--micro-batch {options.micro_batch}: expected 1 or more, or preset",
+        ),
+        (
+            not 0 <= options.weight_decay < math.inf,
+            f"--weight-decay {options.weight_decay}: expected 0 or more",
+        ),
+        (options.lr is not None and not 0 <= options.lr < math.inf, f"--lr {options.lr}: expected 0 or more"),
+        (
+            not 0 <= options.lr_warmup < max(1, options.steps),
+            f"--lr-warmup {options.lr_warmup} never reaches the peak in --steps {options.steps}; give fewer",
+        ),
+        (
+            options.full_every % max(1, options.checkpoint_every) != 0,
             f"--full-every must be a multiple of --checkpoint-every {options.checkpoint_every}",
+        ),
+        (
+            (options.validate_every is None) != (options.validation_data is None),
+            "--validate-every and --validation-data work together only; give both or none",
+        ),
+        (
+            options.validate_every is not None and options.pp > 1,
+            "--validate-every does not work with --pp, whose stages run forward and backward in one schedule",
         ),
         (
             options.until is not None and not 0 < options.until <= options.steps,

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 
 import cache
+import order
 from errors import RefusedError
+from fused.ops import IGNORED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -151,7 +153,7 @@ class Stream:
 
     def sample(self, number: int) -> Tensor:
         """Tokens [sequence + 1] of this number; masked: [2, sequence + 1], and their documents."""
-        begin = _place(number, self.rows, self.seed) * self.seq_len
+        begin = order.row(number, self.rows, self.seed) * self.seq_len
         window = self.tokens[begin : begin + self.seq_len + 1].astype(np.int64)
         if not self.masked:
             return torch.from_numpy(window)
@@ -160,34 +162,23 @@ class Stream:
         return torch.from_numpy(np.stack([window, documents - documents[0]]))
 
 
-_orders: dict[tuple[int, int, int], Tensor] = {}
-
-
-def _place(number: int, rows: int, seed: int) -> int:
-    """The place of a sample in the data: each pass over it has its own seeded order."""
-    epoch, place = divmod(number, rows)
-    name = (rows, seed, epoch)
-    if name not in _orders:
-        _orders.clear()
-        random = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        _orders[name] = torch.randperm(rows, generator=random)
-    return int(_orders[name][place])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rowwise:
-    """Each row of a data set is a sample, cut to the sequence."""
+    """Each row of a data set is a sample, cut to the sequence. `labels_of`: each token as a label."""
 
     rows_of: Rows
     seq_len: int
     seed: int
     vocab: int
     name: str
+    labels_of: Callable[[int], npt.NDArray[Any]] | None = None
 
     def sample(self, number: int) -> Tensor:
-        """Tokens [sequence + 1] of this number."""
-        place = _place(number, len(self.rows_of), self.seed)
+        """Tokens [sequence + 1] of this number; with labels [3, sequence + 1]."""
+        place = order.row(number, len(self.rows_of), self.seed)
         row = self.rows_of.tokens(place)
+        if self.labels_of is not None:
+            return self._with_labels(row, self.labels_of(place), f"{self.name}: row {place}")
         if len(row) < self.seq_len + 1:
             raise RefusedError(
                 f"{self.name}: row {place} has {len(row)} tokens, --seq-len {self.seq_len} needs "
@@ -196,6 +187,18 @@ class Rowwise:
         return torch.from_numpy(
             in_vocabulary(row[: self.seq_len + 1], self.vocab, f"{self.name}: row {place}")
         )
+
+    def _with_labels(self, row: npt.NDArray[Any], labels: npt.NDArray[Any], where: str) -> Tensor:
+        """A shorter row is filled up with tokens of no label: attention is causal, so nothing sees them."""
+        if len(labels) != len(row):
+            raise RefusedError(f"{where} has {len(row)} tokens and {len(labels)} labels; expected as many")
+        in_vocabulary(labels[labels != IGNORED], self.vocab, f"{where}, labels:")
+        size = min(len(row), self.seq_len + 1)
+        made = np.zeros((3, self.seq_len + 1), np.int64)
+        made[2] = IGNORED
+        made[0, :size] = in_vocabulary(row[:size], self.vocab, where)
+        made[2, :size] = labels[:size]
+        return torch.from_numpy(made)
 
 
 def in_vocabulary(row: npt.NDArray[Any], vocab: int, where: str) -> npt.NDArray[np.int64]:

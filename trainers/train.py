@@ -24,15 +24,19 @@ import torch
 
 import attention_backend
 import checkpoint
+import config
 import data
 import energy
+import initial
 import kernel_times
 import metrics
 import peaks
 import preflight
 import presets
+import progress
 import record
-from errors import RefusedError, UnfitError
+import validation
+from errors import RefusedError, UnfitError, said
 from layouts import job as layouts
 from options import parse
 from phases import Phases
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
 # and size. The optimizer is AdamW with betas 0.9 and 0.95 (layouts/optimizer.py). The rest of the loop's
 # constants are here.
 
-LR_FLOOR = 0.1  # of the peak learning rate, reached at the last step (arXiv 2302.13971, section 2.3)
+LR_FLOOR = 0.1  # of the peak learning rate, where the cosine ends (arXiv 2302.13971, section 2.3)
 GC_EVERY = 50  # steps between two garbage collections, as in pytorch/torchtitan
 LEAST_TIMED = 3  # steps of a run that --timed-s ends: fewer have no median
 
@@ -62,7 +66,9 @@ STOPPED, REFUSED, UNSOUND, OUT_OF_MEMORY, UNFIT = 1, 2, 3, 4, 5  # exit codes; p
 
 
 def learning_rate(step: int, peak: float, options: Options) -> float:
-    """Linear warm-up to the peak, then a cosine to LR_FLOOR x peak at the last step (arXiv 1608.03983).
+    """Linear warm-up to the peak, then a cosine to LR_FLOOR x peak (arXiv 1608.03983).
+
+    The cosine ends behind the last step, as in transformers and torchtitan: the last step is a step above it.
 
     AdamW's moments are poor estimates in the first steps, and large steps by them can diverge (arXiv
     1908.03265): hence the warm-up. The schedule follows --steps, not --until, so a job in several segments
@@ -81,7 +87,9 @@ def learning_rate(step: int, peak: float, options: Options) -> float:
 def main(arguments: list[str]) -> int:
     """Run one job; its exit code."""
     options = parse(arguments)
-    presets.check_length(options.model, options.size, options.seq_len)
+    initial.preset(options)  # refuses an unknown model before any rank waits for another
+    if options.size != initial.BROUGHT:
+        presets.check_length(options.model, options.size, options.seq_len)
     phases = Phases(options.phase_limit_s)
     phases.enter("connect")
     with joined_ranks(options) as world:
@@ -124,6 +132,8 @@ class Run:
     feed: data.Feed
     store: checkpoint.Checkpoints | None
     clock: metrics.Clock
+    progress: progress.Progress
+    validation: validation.Validation | None
     first_step: int = 0
     losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
@@ -161,7 +171,7 @@ def build(options: Options, world: World, phases: Phases) -> Run:
     """Everything that a run needs before its first step."""
     begin_s = time.perf_counter()
     # The shape of the model, and how a step's batch is divided over ranks and microbatches.
-    preset = presets.find(options.model, options.size, layers=options.layers, lean=options.lean)
+    preset = initial.preset(options)
     plan = settle(options, preset, world)
     folder = options.checkpoint
     return Run(
@@ -171,18 +181,30 @@ def build(options: Options, world: World, phases: Phases) -> Run:
         # The model is made without memory, gets the same weights on any layout, and is then spread over the
         # ranks.
         job=layouts.create(options, preset, plan, world),
-        feed=data.Feed(options, preset, plan),
-        store=store_in(folder, options) if folder else None,
+        feed=(feed := data.Feed(options, preset, plan)),
+        store=store_in(folder, options, preset, plan, feed.digest) if folder else None,
         clock=metrics.Clock(world),
+        progress=(said := progress.Progress(options, plan, world, phases)),
+        validation=validation.Validation(options, preset, plan, said) if options.validate_every else None,
         phases=phases,
         begin_s=begin_s,
     )
 
 
-def store_in(folder: Path, options: Options) -> checkpoint.Checkpoints:
-    """Checkpoints in this folder."""
-    kept_as = layouts.kept_as(options)
-    return checkpoint.Checkpoints(folder, asynchronous=options.asynchronous, kept_as=kept_as)
+def store_in(
+    folder: Path, options: Options, preset: presets.Preset, plan: Plan, digest: str | None
+) -> checkpoint.Checkpoints:
+    """Checkpoints in this folder, beside the model's configuration and the run's options."""
+    return checkpoint.Checkpoints(
+        folder,
+        asynchronous=options.asynchronous,
+        kept_as=layouts.kept_as(options, preset),
+        beside={
+            initial.SHAPE: initial.shape(options.model, preset.config),
+            config.NAME: config.text(options, plan.facts()),
+        },
+        of=plan.identity(options, digest),
+    )
 
 
 def resume(run: Run) -> int:
@@ -191,9 +213,12 @@ def resume(run: Run) -> int:
     if run.store is None or newest is None:
         return 0
     state = {"job": run.job.state()}
-    run.store.load(newest, state)
+    run.store.load(newest, state, changed=run.options.changed)
     run.job.restore(state["job"])
     step: int = checkpoint.facts(newest)["step"]
+    run.phases.say(f"resumed from step {step} ({newest})")
+    if step >= run.options.last_step:
+        run.phases.say(f"nothing to do: all {run.options.last_step} steps were done before")
     return step
 
 
@@ -211,15 +236,19 @@ def train(run: Run) -> None:
     # every collective, so each would also pay for the others' collections. Instead all collect between the
     # same two steps.
     gc.disable()
+    run.progress.begin(run.first_step)
     run.phases.enter("compile")  # torch.compile, Triton and the libraries compile during the first step
     for step in range(run.first_step, run.options.last_step):
+        lr = learning_rate(step, run.plan.lr, run.options)
         run.losses.append(accumulate(run, step))
-        run.norms.append(run.job.step(learning_rate(step, run.plan.lr, run.options)))
+        run.norms.append(run.job.step(lr))
+        run.progress.step(step + 1, run.losses[-1], run.norms[-1], lr)
         if step % GC_EVERY == 0:
-            gc.collect()
+            gc.collect(1)
         if between_steps(run, step + 1):
             break
     gc.enable()
+    run.progress.look(wait=True)
     run.world.synchronize()
     run.joules = energy.used(run.joules, energy.joules(run.world))
 
@@ -228,16 +257,17 @@ def accumulate(run: Run, step: int) -> Tensor:
     """Forward and backward of all microbatches of a step. Returns this rank's mean loss, on the device.
 
     A rank's share of a step's batch may need more memory than the device has. So it runs as several
-    microbatches, whose gradients add up. The loss of a microbatch is a mean over its samples; multiplied by
-    1/number of microbatches, the sum of gradients is that of the mean over the whole batch, as if it had run
-    at once. The layouts average over the data ranks in the same way.
+    microbatches, whose gradients add up. The loss of a microbatch is a mean over its positions; multiplied by
+    its share, the sum of gradients is that of the mean over the whole batch, as if it had run at once. The
+    layouts average over the data ranks in the same way.
     """
     plan, device = run.plan, run.world.device
-    share, loss = 1 / plan.accumulate, torch.zeros((), device=device)
-    for micro in range(plan.accumulate):
+    mine = [plan.numbers(step, micro, run.job) for micro in range(plan.accumulate)]
+    share, loss = run.feed.share(mine, device), torch.zeros((), device=device)
+    for micro, numbers in enumerate(mine):
         begin = time.perf_counter()
         then = plan.numbers(*plan.following(step, micro), run.job)
-        batch = run.feed.batch(plan.numbers(step, micro, run.job), device, then=then)
+        batch = run.feed.batch(numbers, device, then=then)
         run.data_wait_s.append(time.perf_counter() - begin)
         # Only the last microbatch reduces gradients over the ranks: once a step, whatever the number of
         # microbatches.
@@ -272,16 +302,22 @@ def between_steps(run: Run, done: int) -> bool:
         run.first_step_s = time.perf_counter() - run.begin_s
     # Ranks decide together: one that leaves the loop alone would leave the others waiting in their next
     # collective.
-    stop, elapsed_s = run.world.stop.agreed(time.perf_counter() - run.begin_s)
-    ends = stop or over(run, elapsed_s) or done == options.last_step
-    run.stopped = stop and done < options.last_step
+    due = run.store is not None and done % options.checkpoint_every == 0
+    run.progress.look(wait=due or done == options.last_step)  # what is saved must be finite
+    bad = options.not_finite == "stop" and run.progress.bad is not None
+    stop, bad, elapsed_s = run.world.stop.agreed(time.perf_counter() - run.begin_s, bad=bad)
+    ends = stop or bad or over(run, elapsed_s) or done == options.last_step
+    run.stopped = stop and not bad and done < options.last_step
     if here == 1 and options.timed_s is not None:
         run.compiled_at_s = elapsed_s
     warm = here >= options.warmup and elapsed_s - run.compiled_at_s >= options.warmup_s
     if warm and not run.clock.marks:
         run.timed_at_s = elapsed_s
     mark_time(run, warm=warm, first=here == 1)
-    save(run, done, ends=ends)
+    if not bad:
+        save(run, done, ends=ends)
+        if run.validation:
+            run.validation.after(done, run.job, run.phases)
     return ends
 
 
@@ -295,8 +331,9 @@ def over(run: Run, elapsed_s: float) -> bool:
 
 
 def mark_time(run: Run, *, warm: bool, first: bool) -> None:
-    """Mark the end of a timed step, or of the warm-up: steps before it compile, and the device is not hot
-    yet.
+    """Mark the end of a timed step, or of the warm-up.
+
+    The steps of the warm-up compile, and the device is not hot yet.
     """
     if run.clock.marks:
         run.clock.mark()
@@ -311,14 +348,15 @@ def mark_time(run: Run, *, warm: bool, first: bool) -> None:
 
 
 def save(run: Run, done: int, *, ends: bool) -> None:
-    """Write a checkpoint if one is due. Some also hold whole weights; the last one of a run is complete on
-    return.
+    """Write a checkpoint if one is due.
+
+    Some also hold whole weights; the last one of a run is complete on return.
     """
     options = run.options
     if run.store is None or not (ends or done % options.checkpoint_every == 0):
         return
     full = done == options.steps or done % options.full_every == 0
-    run.store.save(done, {"job": run.job.state()}, weights=run.job.weights() if full else None)
+    run.store.save(done, {"job": run.job.state()}, full=run.job if full else None)
     if ends:
         run.store.finish()
 
@@ -327,12 +365,9 @@ if __name__ == "__main__":
     try:
         code = main(sys.argv[1:])
     except RefusedError as error:
-        code = REFUSED
-        print(f"train.py: {error}", file=sys.stderr)
+        code = said(f"train.py: {error}", REFUSED)
     except UnfitError as error:
-        code = UNFIT
-        print(f"train.py: machine unfit: {error}", file=sys.stderr)
+        code = said(f"train.py: machine unfit: {error}", UNFIT)
     except torch.OutOfMemoryError as error:
-        code = OUT_OF_MEMORY
-        print(f"train.py: OutOfMemoryError: {error}", file=sys.stderr)
+        code = said(f"train.py: OutOfMemoryError: {error}", OUT_OF_MEMORY)
     sys.exit(code)

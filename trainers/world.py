@@ -5,13 +5,14 @@ In: Options, and the environment that torchrun sets. Out: a World.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import gc
 import importlib.util
 import os
 import signal
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,10 +41,28 @@ class World:
         kind: str = self.device.type
         return kind == "cuda"
 
+    def memory(self) -> int:
+        """Bytes that this rank can have: of its GPU, or its share of the host's."""
+        if self.gpu:
+            present: int = torch.cuda.get_device_properties(self.device).total_memory
+            return present
+        return host_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
     def synchronize(self) -> None:
         """Wait for the device."""
         if self.gpu:
             torch.cuda.synchronize(self.device)
+
+
+def host_memory(root: Path = Path("/")) -> int:
+    """Bytes of this host, or fewer where a control group of this process or of its container allows fewer."""
+    own = [Path(line.split(":", 2)[2]) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group in {Path("/"), *own, *(above for path in own for above in path.parents)}:
+        for name in (f"{group}/memory.max", f"memory{group}/memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+                found.append(int((root / "sys/fs/cgroup" / name.lstrip("/")).read_text()))
+    return min(found)
 
 
 class Stop:
@@ -56,18 +75,18 @@ class Stop:
     def _on_sigterm(self, _signal: int, _frame: object) -> None:
         self.heard = True
 
-    def agreed(self, elapsed_s: float = 0.0) -> tuple[bool, float]:
-        """Whether any rank received SIGTERM, and the longest elapsed time of all ranks.
+    def agreed(self, elapsed_s: float = 0.0, *, bad: bool = False) -> tuple[bool, bool, float]:
+        """Whether any rank received SIGTERM, whether one has a `bad` figure, and the longest time.
 
         A collective call on the CPU: every rank gets the same answer. Clocks differ, and a rank that ended
         its loop a step earlier than the others would leave them waiting.
         """
-        both = torch.tensor([float(self.heard), elapsed_s], dtype=torch.float64)
-        dist.all_reduce(both, op=dist.ReduceOp.MAX)
-        return bool(both[0]), float(both[1])
+        each = torch.tensor([float(self.heard), float(bad), elapsed_s], dtype=torch.float64)
+        dist.all_reduce(each, op=dist.ReduceOp.MAX)
+        return bool(each[0]), bool(each[1]), float(each[2])
 
 
-@contextmanager
+@contextlib.contextmanager
 def joined_ranks(options: Options) -> Iterator[World]:
     """Open the process group that torchrun describes (or one process without it), close it at the end.
 

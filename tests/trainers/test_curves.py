@@ -150,7 +150,6 @@ def test_a_damaged_reference_is_refused(change: dict, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("losses", "norms", "says"),
     [
-        ([], [], "no step"),
         ([math.nan], [1.0], "loss is not finite"),
         ([1.0], [math.inf], "gradient norm is not finite"),
         ([12.58, 12.57], [9.2, 0.0], "a gradient norm is zero"),

@@ -11,6 +11,7 @@ from agree import same_sums
 
 import data
 import presets
+import whole
 from conftest import Record
 from errors import RefusedError
 from tools import evaluate, scoring
@@ -106,15 +107,19 @@ def test_a_trained_checkpoint_answers_what_a_fresh_one_cannot(
     trained = answers()
     torch.manual_seed(1)
     fresh = presets.MODELS["llama"].Model(presets.find("llama", "tiny").config)
-    torch.save(fresh.state_dict(), folder / "weights.pt")
+    write(folder / "weights.safetensors", fresh.state_dict())
     assert (trained["questions"], trained["metric"]) == (QUESTIONS, "acc_norm")
     assert trained["value"] > 0.8
     assert answers()["value"] < 0.75
 
 
+def write(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    whole.write(path, {name: value.shape for name, value in weights.items()}, weights.items())
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "COMPLETE").write_text('{"step": 1}')
-    torch.save({"a": torch.zeros(1)}, tmp_path / "weights.pt")
+    write(tmp_path / "weights.safetensors", {"a": torch.zeros(1)})
     with pytest.raises(RefusedError, match="not the weights of llama tiny"):
         evaluate.load(tmp_path, "llama", "tiny", torch.device("cpu"), torch.float32)
     (tmp_path / "COMPLETE").unlink()

@@ -7,6 +7,7 @@ import torch
 from agree import same_bits, same_loss_in_half
 
 from conftest import Record
+from whole import read
 
 pytest.importorskip("torchao")
 
@@ -27,7 +28,7 @@ def test_weights_are_gathered_in_8_bits_and_a_job_resumes_exactly(gathered: Reco
     assert again["first_step"] == 2
     same_bits(again["losses"], whole["losses"][2:])  # scales are those of the loaded weights
     assert again["digest"] == whole["digest"]
-    weights = torch.load(tmp_path / "step_00000002" / "weights.pt")
+    weights = read(tmp_path / "step_00000002" / "weights.safetensors")
     assert {(type(value), value.dtype) for value in weights.values()} == {(torch.Tensor, torch.float32)}
 
 

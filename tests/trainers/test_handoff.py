@@ -15,8 +15,6 @@ from tools import compare_runs, handoff, launch
 TRAINERS = Path(__file__).resolve().parents[2] / "trainers"
 ALONE = f"@{sys.executable} {TRAINERS / 'train.py'} --device cpu"
 JOB = ("--data", "text", "--global-batch", "8", "--lr", "3e-3", "--phase-limit-s", "100")
-GUARD_S = 600  # only for what hangs: eight processes load torch one after the other, on a busy machine
-pytestmark = pytest.mark.timeout(GUARD_S + 60)
 TIGHT = "1e-5:1e-3"  # ranks change float32 losses by 1e-6 over these steps
 # A system whose restart keeps the weights and forgets AdamW's moments.
 FORGETFUL = f"""
@@ -41,7 +39,7 @@ TURNS = ("--every", "5", "--band", TIGHT)
 def call(program: str, *arguments: str) -> tuple[int, dict, str]:
     """A tool in new processes, as its user starts it."""
     command = [sys.executable, TRAINERS / "tools" / program, *arguments, "--", *JOB]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GUARD_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
@@ -111,10 +109,11 @@ def test_a_system_that_forgets_the_optimizer_leaves_the_band(
     ("flag", "says"),
     [
         ("--no-resume", "starts after step 0, not 5"),
-        ("--seed 7", "'seed': (1, 7)"),
+        ("--seed 7", "give the same flags, or --changed"),
+        ("--seed 7 --changed", "'seed': (1, 7)"),
         ("--size none", "no preset"),
     ],
-    ids=["starts afresh", "other data", "does not run"],
+    ids=["starts afresh", "refuses other data", "other data", "does not run"],
 )
 def test_a_system_that_does_not_continue_the_job_is_named(
     flag: str, says: str, tmp_path: Path, reference: Path, forked: Tool

@@ -2,6 +2,7 @@
 shards; in the loss, one chunk of logits.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -21,7 +22,7 @@ import plan as plans
 import presets
 import world
 from fused import ops
-from layouts import fsdp2, prepare, zero1
+from layouts import flat, flat_unit, fsdp2, prepare, zero1
 from layouts import job as layouts
 from models import layers, llama, mpt
 
@@ -37,7 +38,7 @@ ZERO1 = ("--parallel", "zero1", "--device", "cpu", "--precision", "bf16", "--red
 def test_zero1_holds_one_weight_beside_its_state_while_it_is_built(
     model: str, config: llama.Config | mpt.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zero1, "PIECE", 4096)
+    monkeypatch.setattr(flat_unit, "PIECE", 4096)
     options = cli.parse(["--model", model, "--size", "tiny", *ZERO1, "--moments", "bf16"])
     preset = dataclasses.replace(presets.find(model, "tiny"), config=config)
     need = memory.need(options, preset, ranks=1, micro_batch=1)
@@ -46,7 +47,7 @@ def test_zero1_holds_one_weight_beside_its_state_while_it_is_built(
         plan, held = plans.settle(options, preset, ranks), Held()
         with held:
             job = layouts.create(options, preset, plan, ranks)
-        built = job.weights()
+        built = dict(job.weights())
     # The state is there with its padding, and on a CPU with a second buffer of gradients.
     assert need.state + need.gradients < held.now < 1.2 * (need.state + 2 * need.gradients)
     # Of all weights in float32 it was more than twice as much.
@@ -67,15 +68,15 @@ def test_pieces_fill_the_slice_of_a_rank_as_the_whole_does() -> None:
             low=torch.zeros(50, dtype=torch.int16),
         )
         for at in range(0, 100, 30):
-            zero1.FlatUnit.hold(unit, exact[at : at + 30], at)  # type: ignore[arg-type]
+            flat_unit.FlatUnit.hold(unit, exact[at : at + 30], at)  # type: ignore[arg-type]
         assert torch.equal(unit.weights, high)
         assert torch.equal(unit.low, low[mine])
 
 
 def test_a_tied_models_checkpoint_says_that_its_blocks_lie_apart() -> None:
     tied, plain = cli.parse(["--model", "gpt", "--size", "tiny", *ZERO1]), cli.parse([*ZERO1])
-    assert layouts.kept_as(tied) == "zero1 --tp 1 --pp 1, blocks apart"
-    assert layouts.kept_as(plain) == "zero1 --tp 1 --pp 1"
+    assert layouts.kept_as(tied, presets.find("gpt", "tiny")) == "zero1 --tp 1 --pp 1, in rows, blocks apart"
+    assert layouts.kept_as(plain, presets.find("llama", "tiny")) == "zero1 --tp 1 --pp 1, in rows"
 
 
 @pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
@@ -83,7 +84,10 @@ def test_a_checkpoint_of_a_pipeline_that_untied_the_embedding_is_not_taken_for_o
     parallel: str,
 ) -> None:
     job = ("--size", "tiny", "--parallel", parallel, "--pp", "2")
-    tied, plain = (layouts.kept_as(cli.parse(["--model", model, *job])) for model in ("gpt", "llama"))
+    tied, plain = (
+        layouts.kept_as(cli.parse(["--model", model, *job]), presets.find(model, "tiny"))
+        for model in ("gpt", "llama")
+    )
     assert tied != plain
     assert "copies of the tied embedding" in (tied or "")
 
@@ -107,14 +111,51 @@ def test_the_loss_holds_one_chunk_of_logits_whatever_the_number_of_tokens(
     assert sixteen > chunk
 
 
+@contextlib.contextmanager
+def one_of(size: int, rank: int = 0) -> Iterator[world.World]:
+    """One of so many ranks of which the others do not exist: what they send is not awaited."""
+    store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+    dist.init_process_group("fake", store=store, rank=rank, world_size=size)
+    with mock.patch("signal.signal"):
+        yield world.World(rank=rank, size=size, device=torch.device("cpu"), stop=world.Stop())
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def one_of_eight() -> Iterator[world.World]:
-    """The first of eight ranks of which the others do not exist: what they send is not awaited."""
-    store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
-    dist.init_process_group("fake", store=store, rank=0, world_size=8)
-    with mock.patch("signal.signal"):
-        yield world.World(rank=0, size=8, device=torch.device("cpu"), stop=world.Stop())
-    dist.destroy_process_group()
+    with one_of(8) as ranks:
+        yield ranks
+
+
+RANKS = (1, 2, 3, 5, 7, 8, 12, 24, 56, 72, 100, 256, 512, 1000, 1024, 2048, 16384)
+
+
+@pytest.mark.parametrize(("model", "size"), [("llama", "8b"), ("llama", "70b"), ("mpt", "125m")])
+def test_any_number_of_ranks_shares_a_buffer_in_rows_and_wastes_less_than_a_row_of_each(
+    model: str, size: str
+) -> None:
+    skeleton = prepare.skeleton(presets.MODELS[model], presets.find(model, size).config, loss_chunks=1)
+    for name, unit in (*prepare.units(skeleton), ("", skeleton)):
+        _, _, length = flat.offsets(unit, name)
+        for ranks in RANKS:
+            part = flat_unit.share(length, ranks)
+            assert part % flat.ALIGN == 0
+            assert length <= part * ranks < length + flat.ALIGN * ranks
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(3, 2), (512, 0), (512, 511), (16384, 7000), (16384, 16383)])
+def test_a_rank_of_many_keeps_the_rows_that_torch_expects_of_it(ranks: int, rank: int) -> None:
+    options = cli.parse(["--size", "tiny", *ZERO1])
+    with one_of(ranks, rank) as here:
+        preset = presets.find("llama", "tiny")
+        job = zero1.Zero1(prepare.skeleton(llama, preset.config, loss_chunks=1), options, here)
+        for unit in job.units:
+            kept = job.state()[f"{job.units.index(unit)}.mean"]
+            whole = torch.empty(unit.length // flat.ALIGN, flat.ALIGN)
+            chunks = whole.chunk(ranks)
+            want = chunks[rank].shape[0] if rank < len(chunks) else 0
+            assert kept.shape == whole.shape
+            assert kept.to_local().shape == (want, flat.ALIGN)
 
 
 def test_fsdp2_holds_one_unit_beside_its_shards_while_it_is_built(one_of_eight: world.World) -> None:

@@ -33,7 +33,7 @@ SEED = 20
 def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
     alone = [sys.executable, str(launch.TRAIN), *FLAGS]
     whole = json.loads(
-        subprocess.run(alone, capture_output=True, text=True, check=True, timeout=250).stdout.splitlines()[-1]
+        subprocess.run(alone, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
     )
     command, rng, starts = [*alone, "--checkpoint", str(tmp_path)], random.Random(SEED), []
     for number in range(KILLS):
@@ -45,7 +45,7 @@ def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
         starts.append(_newest(tmp_path))
     assert starts == sorted(starts)
     assert starts[-1] < 120, "the job was over before its last kill"
-    last = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+    last = subprocess.run(command, capture_output=True, text=True, check=True)
     resumed = json.loads(last.stdout.splitlines()[-1])
     assert resumed["first_step"] == starts[-1] > 0
     same_bits(resumed["losses"], whole["losses"][starts[-1] :])

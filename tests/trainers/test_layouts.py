@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from agree import nearer, same_bits, same_loss_in_half, same_training
 
 from conftest import Record
 from harness import forked, server_main
+from whole import read
 
 TRAIN = Path(__file__).resolve().parents[2] / "trainers" / "train.py"
 BATCH = ("--steps", "6", "--global-batch", "8", "--seed", "3")
@@ -70,6 +71,44 @@ def test_losses_equal_one_process(layout: str, alone: dict[str, Any], record: Re
 
 
 @pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
+)
+def test_weight_decay_is_of_matrices_alone_in_every_layout(layout: str, record: Record) -> None:
+    ranks, *flags = LAYOUTS[layout]
+    decay = ("--weight-decay", "30")
+    want = record(1, *BATCH, "--micro-batch", "8", *decay)
+    same_training(record(ranks, *BATCH, *flags, *decay), want)
+
+
+UNUSED = TRAIN.parents[1] / "tests/trainers/unused.py"
+
+
+@pytest.fixture(scope="module")
+def unused_alone(program: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return program(UNUSED, 1, *BATCH, "--micro-batch", "8")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
+)
+def test_an_unused_and_a_frozen_weight_change_nothing_for_the_others(
+    layout: str, unused_alone: dict[str, Any], tmp_path: Path, program: Callable[..., dict[str, Any]]
+) -> None:
+    ranks, *flags = LAYOUTS[layout]
+    kept = ("--checkpoint", str(tmp_path), "--checkpoint-every", "3", "--full-every", "3")
+    got = program(UNUSED, ranks, *BATCH, *flags, *kept)
+    assert got["ranks_agree"]
+    same_training(got, unused_alone)
+    assert got["moved"] == unused_alone["moved"] == 0.0
+    shutil.rmtree(tmp_path / "step_00000006")
+    again = program(UNUSED, ranks, *BATCH, *flags, *kept)
+    assert again["first_step"] == 3
+    same_training(again, unused_alone, first=3)
+
+
+@pytest.mark.parametrize(
     ("ranks", "layout"), [(1, "full_shard"), pytest.param(2, "no_shard", marks=SLOW)], ids=["alone", "copies"]
 )
 def test_fsdp1_with_whole_parameters_accumulates_in_bf16(
@@ -112,7 +151,7 @@ def test_a_pipeline_trains_a_tied_embedding_as_one_weight(
     want = record(1, *tied, "--micro-batch", "8")
     got = record(ranks, *tied, "--micro-batch", "2", "--pp", "2", *flags, "--checkpoint", str(tmp_path))
     same_training(got, want)
-    weights = torch.load(tmp_path / "step_00000006" / "weights.pt")
+    weights = read(tmp_path / "step_00000006" / "weights.safetensors")
     same_bits(weights["embedding.weight"], weights["head.out.weight"])
 
 
@@ -219,6 +258,16 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(
     same_training(again, whole, first=3)
 
 
+def test_a_zero1_checkpoint_resumes_on_ranks_that_do_not_divide_its_rows(
+    tmp_path: Path, record: Record
+) -> None:
+    flags = ("--parallel", "zero1", "--global-batch", "6", "--steps", "4", "--checkpoint", str(tmp_path))
+    flags += ("--checkpoint-every", "2", "--full-every", "2")
+    whole = record(2, *flags)
+    shutil.rmtree(tmp_path / "step_00000004")
+    same_training(record(3, *flags, "--micro-batch", "1"), whole, first=2)
+
+
 @pytest.mark.parametrize("parallel", ["fsdp2", pytest.param("zero1", marks=SLOW)])
 def test_a_pipeline_of_several_data_ranks_writes_checkpoints_while_it_trains(
     parallel: str, tmp_path: Path, record: Record
@@ -243,7 +292,7 @@ def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(
     while not list(tmp_path.glob("step_*/COMPLETE")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate()
     assert process.returncode == 1
     assert "forcefully exiting" not in said, "torchrun kills what has not ended 30 s after SIGTERM"
     assert list(tmp_path.glob("step_*/COMPLETE"))

@@ -55,7 +55,7 @@ def trained(*flags: str, steps: int = STEPS) -> Trained:
                 named = job.model.named_parameters()
                 gradients = {name: weight.main_grad.clone() for name, weight in named}
             norms.append(job.step(LR))
-        return Trained(losses, norms, gradients, job.weights())
+        return Trained(losses, norms, gradients, dict(job.weights()))
 
 
 @pytest.mark.parametrize("precision", [FP32, BF16], ids=["fp32", "bf16"])

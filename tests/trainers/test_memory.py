@@ -1,16 +1,21 @@
 """The least memory of a job lies under what H200s measured, and a job above a device's memory is refused."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
+import torch
 from figures import figure
 
+import fit
 import memory
 import options
+import plan
 import presets
+import world
 from errors import RefusedError
 from layouts import prepare
-from tools import fit
 
 ZERO1 = "--parallel zero1 --reduce bf16 --precision bf16"
 ONE = f"{ZERO1} --moments bf16"
@@ -121,3 +126,37 @@ def test_fsdp1_needs_all_weights_on_each_device_before_it_shards_them() -> None:
     whole = need(f"{flags} full_shard", 8, 1)
     assert str(whole) == "weights before sharding 282.2 = 282.2 GB"
     assert whole.least > MI300X
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_on_processors_a_rank_has_its_share_of_the_host(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(world, "host_memory", lambda: 8 * 10**9)
+    here = world.World(0, ranks, torch.device("cpu"), None)  # type: ignore[arg-type]
+    assert here.memory() == 8 * 10**9 // ranks
+    parsed = options.parse(["--size", "8b"])
+    with pytest.raises(RefusedError, match=rf"its share of the host is {8 / ranks:.1f} GB"):
+        plan.settle(parsed, presets.find("llama", "8b"), here)
+    plan.settle(options.parse([]), presets.find("llama", "tiny"), here)
+
+
+GROUPS = {
+    "version 2": ({"memory.max": "5000"}, "0::/", 5000),
+    "version 2, a group inside": ({"memory.max": "max", "a/b/memory.max": "3000"}, "0::/a/b", 3000),
+    "the smaller of two": ({"memory.max": "2000", "a/memory.max": "3000"}, "0::/a", 2000),
+    "a group above": ({"a/memory.max": "900", "a/b/memory.max": "max"}, "0::/a/b", 900),
+    "version 1": ({"memory/a/memory.limit_in_bytes": "700"}, "4:memory:/a\n3:cpu:/b", 700),
+    "no limit": ({"memory.max": "max"}, "0::/", None),
+    "none at all": ({}, "0::/", None),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_limit_of_a_control_group_is_the_memory_of_its_host(name: str, tmp_path: Path) -> None:
+    files, groups, limit = GROUPS[name]
+    written = {f"sys/fs/cgroup/{at}": said for at, said in files.items()} | {"proc/self/cgroup": groups}
+    for path, text in written.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{text}\n")
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert world.host_memory(tmp_path) == (limit or whole)

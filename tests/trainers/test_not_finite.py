@@ -1,9 +1,20 @@
-"""NaN and Inf pass every kernel of the fused layer as they pass its reference; none makes them finite."""
+"""NaN and Inf pass every kernel of the fused layer as they pass its reference, and go from every kind of
+tensor to the gradient norm; a job stops there, or skips the step, and says so.
+"""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from agree import same_bits, same_sums
 
+from conftest import Record
 from fused import ops
+from harness.processes import WorkloadError
 
 pytest.importorskip("triton", reason="triton is not installed")
 from fused import triton_ops as kernels
@@ -76,3 +87,76 @@ def test_swiglu_and_its_backward(plant: tuple[float, torch.Generator], planted: 
     want = ops.swiglu_backward_(da, gu.clone(), want_top)
     for g, r in zip((*got, got_top), (*want, want_top), strict=True):
         same_kind(g, r)
+
+
+PLANTED = Path(__file__).with_name("planted.py")
+JOB = ("--steps", "4", "--global-batch", "4", "--micro-batch", "2", "--device", "cpu", "--no-backend-check")
+FUSED = ("--parallel", "zero1", "--implementation", "fused")
+LAYOUTS = {
+    "fsdp2": (),
+    "fsdp2 bf16": ("--precision", "bf16"),
+    "fsdp1": ("--parallel", "full_shard"),
+    "zero1 bf16": ("--parallel", "zero1", "--precision", "bf16"),
+    "fused bf16": (*FUSED, "--precision", "bf16"),
+    "fused fp8": (*FUSED, "--precision", "fp8"),
+}
+KINDS = ("weight", "attention", "norm", "mlp", "dq", "dk", "dv")
+EACH = [
+    pytest.param(kind, layout, value, marks=() if number % 6 == 0 else pytest.mark.slow)
+    for number, ((kind, layout), value) in enumerate(
+        zip(itertools.product(KINDS, LAYOUTS), itertools.cycle(("nan", "inf", "-inf")), strict=False)
+    )
+    if (kind, layout) != ("weight", "fsdp1")  # its whole weights are not in the parameters
+]
+
+
+@pytest.mark.parametrize(("kind", "layout", "value"), EACH)
+def test_it_reaches_the_gradient_norm_from_every_kind_of_tensor(
+    kind: str, layout: str, value: str, program: Callable[..., dict[str, Any]]
+) -> None:
+    got = program(PLANTED, 1, kind, value, *JOB, *LAYOUTS[layout], "--not-finite", "skip")
+    assert got["skipped_steps"] == [1]
+    assert [norm is not None for norm in got["gradient_norms"]] == [True, False, True, True]
+    assert got["problems"] == []
+
+
+def test_a_job_stops_at_it_says_so_and_keeps_no_checkpoint_of_it(
+    tmp_path: Path, program: Callable[..., dict[str, Any]]
+) -> None:
+    kept = (
+        "--checkpoint",
+        str(tmp_path),
+        "--checkpoint-every",
+        "1",
+        "--record",
+        str(tmp_path / "record.json"),
+    )
+    with pytest.raises(WorkloadError, match="exited with 3"):
+        program(PLANTED, 2, "dq", "nan", *JOB, "--micro-batch", "1", *kept)
+    found = json.loads((tmp_path / "record.json").read_text())
+    assert found["last_step"] == 2
+    assert "a gradient norm is not finite" in found["problems"]
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
+
+
+@pytest.mark.parametrize("parallel", ["fsdp2", "full_shard", "zero1"])
+def test_a_skipped_step_leaves_the_weights_as_they_were(
+    parallel: str, program: Callable[..., dict[str, Any]], record: Record
+) -> None:
+    flags = (*JOB, "--parallel", parallel, "--not-finite", "skip")
+    before = record(1, *flags, "--until", "1")
+    after = program(PLANTED, 1, "mlp", "inf", *flags, "--until", "2")
+    assert after["skipped_steps"] == [1]
+    same_bits([after["digest"] == before["digest"]], [True])
+
+
+def test_lines_of_progress_come_every_few_steps_and_as_json(tmp_path: Path, record: Record) -> None:
+    file = tmp_path / "progress.jsonl"
+    got = record(2, *JOB, "--micro-batch", "1", "--log-every", "2", "--progress", str(file))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4]
+    for line in lines:
+        at = line["step"] - 1
+        same_sums([line["gradient_norm"], line["loss"]], [got["gradient_norms"][at], got["losses"][at]])
+        assert line["tokens_per_s_per_gpu"] > 0
+    assert lines[-1]["left_s"] == 0

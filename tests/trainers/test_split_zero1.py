@@ -58,9 +58,13 @@ def test_a_second_data_rank_halves_the_state_and_a_job_resumes_exactly(
     one = record(2, *flags, *kept)
     assert one["first_step"] == 5
     same_training(one, whole, first=5)
-    assert one["layout"]["optimizer_bytes_per_rank"] == 2 * whole["layout"]["optimizer_bytes_per_rank"]
+    bytes_of = [record["layout"]["optimizer_bytes_per_rank"] for record in (whole, one)]
+    padding = 2 * bytes_of[0] - bytes_of[1]  # each unit is as long as its ranks can share evenly
+    assert 0 <= padding < bytes_of[1] // 100
     (tmp_path / "step_00000010").rename(tmp_path / "one")
-    with pytest.raises(WorkloadError, match=r"was written by --parallel zero1 --tp \d --pp \d, this run has"):
+    with pytest.raises(
+        WorkloadError, match=r"was written by --parallel zero1 --tp \d --pp \d, in rows, this run has"
+    ):
         record(1, *ZERO1, *kept)
     brought = record(1, *ZERO1, "--weights", str(tmp_path / "step_00000005"), "--until", "1")
     assert brought["losses"][0] < whole["losses"][0] - 0.1, "whole weights start a job in any layout"

@@ -33,15 +33,23 @@ class Clock:
 def ended_at(flags: dict[str, float | None], after_s: list[float], monkeypatch: pytest.MonkeyPatch) -> int:
     """The step at which a run ends whose steps end so many seconds after its begin; its timed steps."""
     monkeypatch.setattr(train.energy, "joules", lambda _: None)
-    given = {"warmup": 2, "warmup_s": 4.0, "budget_s": None, "timed_s": None, "last_step": 1000}
+    given: dict[str, float | str | None] = {
+        "warmup": 2,
+        "warmup_s": 4.0,
+        "budget_s": None,
+        "timed_s": None,
+        "last_step": 1000,
+    }
+    given["not_finite"] = "stop"
     nothing = SimpleNamespace(enter=lambda _: None, alive=lambda: None)
     run = SimpleNamespace(
         options=SimpleNamespace(**given | flags), first_step=0, phases=nothing, begin_s=0.0, clock=Clock(),
-        first_step_s=None, stopped=False, joules=None, data_wait_s=[], store=None,
+        progress=SimpleNamespace(look=lambda wait: wait, bad=None),
+        first_step_s=None, stopped=False, joules=None, data_wait_s=[], store=None, validation=None,
         compiled_at_s=0.0, timed_at_s=0.0,
     )  # fmt: skip
     for done, elapsed_s in enumerate(after_s, start=1):
-        agreed = SimpleNamespace(agreed=lambda _, now=elapsed_s: (False, now))
+        agreed = SimpleNamespace(agreed=lambda _, bad, now=elapsed_s: (False, bad, now))
         run.world = SimpleNamespace(stop=agreed, synchronize=lambda: None)
         if train.between_steps(run, done):
             break
@@ -108,7 +116,7 @@ threading.Event().wait(60)  # not join: Python 3.11 forgets a thread whose join 
 def test_sigterm_while_a_run_is_made_ends_that_run(thread: str, tmp_path: Path) -> None:
     noted = tmp_path / "pid"
     command = [sys.executable, "-c", AT_THE_START, str(noted), thread]
-    done = subprocess.run(command, cwd=TOOLS, check=False, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=TOOLS, check=False, capture_output=True, text=True)
     try:
         assert done.returncode == 128 + signal.SIGTERM, done.stderr
         with pytest.raises(ProcessLookupError):

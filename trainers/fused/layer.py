@@ -13,21 +13,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from errors import RefusedError
 from fused import ops
 from fused.products import Fp8Products, Joined, NativeProducts, accumulate
-from models.layers import Rotary, attention, window_attention
+from models import llama
+from models.layers import attention, window_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from models.layers import Rotary
     from peaks import Peak
 
 CHUNK = 4096  # rows of logits at a time: 1 GB of bfloat16 at Llama 3's vocabulary
 
 
 class Kept(NamedTuple):
-    """What backward of a layer needs: the two residual sums with 1/rms, attention with its graph, gate and up
-    beside each other, and the largest values of the products' inputs.
+    """What the backward pass of a layer needs.
+
+    These are the two residual sums with 1/rms, attention with its graph, gate and up beside each other, and
+    the largest values of the products' inputs.
     """
 
     s1: Tensor
@@ -182,7 +187,14 @@ class Model:
 
     def __init__(self, model: nn.Module, peak: Peak, *, fp8: bool, again: set[nn.Module]) -> None:
         if model.config.tied:
-            raise NotImplementedError("the fused layer needs an untied head; use --implementation native")
+            raise RefusedError(
+                "--implementation fused needs an untied head, and this model ties it; "
+                "take --implementation native"
+            )
+        if not all(weight.requires_grad for weight in model.parameters()):
+            raise RefusedError(
+                "--implementation fused trains all weights, and some are frozen; take --implementation native"
+            )
         matmul = Fp8Products(fnuz=peak.fnuz) if fp8 else NativeProducts()
         self.config, self.embedding, self.head = model.config, model.embedding, model.head
         self.unit = model.head.out.weight.unit
@@ -192,7 +204,7 @@ class Model:
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy."""
         batch, length = tokens.shape
-        rotary = Rotary.table(length, self.config.head_dim, self.config.theta, tokens.device)
+        rotary = llama.rotary_of(self.config, length, tokens.device)
         x, delta = self.embedding(tokens).flatten(0, 1), None
         for layer in self.layers:
             x, delta = _Block.apply(layer, (rotary, batch), x, delta)

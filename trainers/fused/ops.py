@@ -1,9 +1,8 @@
 # ruff: noqa: PLR0917 - the signatures are the kernels'
-"""The steps of the fused layer in plain torch: their definition, what runs on a CPU, and the kernels'
-reference.
+"""The steps of the fused layer in plain torch: their definition, and the reference for the kernels.
 
-In: rows [tokens, width]. Out: as each function says. On a GPU the function of the same name in triton_ops.py
-runs instead (`pick`).
+In: rows [tokens, width]. Out: as each function says. They run on a CPU; on a GPU the function of the same
+name in triton_ops.py runs instead (`pick`).
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+IGNORED = -100  # as a label: the token is not learnt; transformers' own
 
 
 def pick(name: str, device: torch.device) -> Callable[..., Any]:
@@ -84,8 +85,9 @@ def swiglu(gu: Tensor, amax: Tensor | None = None) -> Tensor:
 
 
 def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Overwrite gu with its gradient. Returns it, and the activation computed again for the weights'
-    gradient.
+    """Overwrite gu with its gradient.
+
+    Returns it, and the activation computed again for the weights' gradient.
     """
     gate, up = gu.float().chunk(2, -1)
     a, d, sig = swiglu(gu), da.float(), gate.sigmoid()
@@ -96,11 +98,15 @@ def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tupl
 
 
 def cross_entropy_(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Cross entropy of each row in float32. The logits are overwritten by `scale` times their gradient."""
+    """Cross entropy of each row in float32. The logits are overwritten by `scale` times their gradient.
+
+    Both are zero in a row whose label is IGNORED.
+    """
     exact = logits.float()
-    losses = F.cross_entropy(exact, labels, reduction="none")
-    hot = F.one_hot(labels, logits.shape[1])
-    logits.copy_((exact.softmax(-1) - hot) * scale)
+    losses = F.cross_entropy(exact, labels, reduction="none", ignore_index=IGNORED)
+    counts = labels != IGNORED
+    hot = F.one_hot(labels.where(counts, 0), logits.shape[1])
+    logits.copy_((exact.softmax(-1) - hot) * scale * counts[:, None])
     return losses
 
 
@@ -122,9 +128,20 @@ def split(exact: Tensor, high: Tensor, low: Tensor) -> None:
 
 
 def adamw_(
-    high: Tensor, low: Tensor | None, m: Tensor, v: Tensor, g: Tensor, scale: Tensor, *, lr: float, step: int
+    high: Tensor,
+    low: Tensor | None,
+    m: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: Tensor,
+    *,
+    lr: float,
+    step: int,
+    decay: float = 0.0,
 ) -> None:
-    """One AdamW step (betas .9, .95, eps 1e-8, no decay) on flat tensors with gradients scale·g.
+    """One AdamW step (betas .9, .95, eps 1e-8) on flat tensors with gradients scale·g.
+
+    `decay`: weights lose lr·decay of themselves first, apart from the gradient (arXiv 1711.05101).
 
     `high` and `low` are the halves of float32 weights, or `high` alone is the weights.
     """
@@ -133,10 +150,11 @@ def adamw_(
     m.copy_(mean)
     v.copy_(var)
     move = lr * (mean / (1 - 0.9**step)) / ((var / (1 - 0.95**step)).sqrt() + 1e-8)
+    keep = 1 - lr * decay
     if low is None:
-        high.sub_(move)
+        high.mul_(keep).sub_(move)
     else:
-        split(join(high, low) - move, high, low)
+        split(join(high, low) * keep - move, high, low)
 
 
 def amax(x: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def accumulate(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
 
 
 class Fp8Matrix(NamedTuple):
-    """An FP8 matrix row-major, transposed, and its scale. A layout that is not needed is None."""
+    """An FP8 matrix row-major, transposed, and its scale. A layout that is not needed is `None`."""
 
     row: Tensor | None
     col: Tensor | None

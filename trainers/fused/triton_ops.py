@@ -1,6 +1,7 @@
 # ruff: noqa: PLR0917 - a kernel launch is positional
-"""The Triton kernels of the fused layer: each reads memory once where autograd's formulas read it two or
-three times.
+"""The Triton kernels of the fused layer: each reads memory once.
+
+Autograd's formulas read it two or three times.
 
 In and out: as the functions of the same name in ops.py, which are also their reference in tests. On a GPU at
 its power cap the energy of a step decides its speed, and moving a byte costs more than an operation.
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
+
+from fused.ops import IGNORED as NO_LABEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -251,8 +254,9 @@ def _swiglu_backward(da, gu, a, amax, F, B: tl.constexpr, AMAX: tl.constexpr):
 
 
 def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Overwrite gu with its gradient. Returns it, and the activation computed again for the weights'
-    gradient.
+    """Overwrite gu with its gradient.
+
+    Returns it, and the activation computed again for the weights' gradient.
     """
     rows, F = da.shape
     a = torch.empty_like(da)
@@ -266,7 +270,7 @@ def swiglu_backward_(da: Tensor, gu: Tensor, amax: Tensor | None = None) -> tupl
 
 
 @triton.jit
-def _cross_entropy(logits, labels, losses, scale, V: tl.constexpr, B: tl.constexpr):
+def _cross_entropy(logits, labels, losses, scale, IGNORED: tl.constexpr, V: tl.constexpr, B: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     base = logits + row * V
@@ -281,7 +285,8 @@ def _cross_entropy(logits, labels, losses, scale, V: tl.constexpr, B: tl.constex
         hit += tl.sum(tl.where(i == label, x, 0.0), 0)
         top = new
     log_sum = top + tl.log(total)
-    tl.store(losses + row, log_sum - hit)
+    tl.store(losses + row, tl.where(label == IGNORED, 0.0, log_sum - hit))
+    scale = tl.where(label == IGNORED, 0.0, scale)
     for begin in range(0, V, B):
         i = begin + tl.arange(0, B)
         x = tl.load(base + i, mask=i < V, other=-float("inf")).to(tl.float32)
@@ -292,7 +297,8 @@ def _cross_entropy(logits, labels, losses, scale, V: tl.constexpr, B: tl.constex
 def cross_entropy_(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
     """Cross entropy of each row in float32. The logits are overwritten by `scale` times their gradient."""
     losses = torch.empty(logits.shape[0], device=logits.device, dtype=torch.float32)
-    _cross_entropy[(logits.shape[0],)](logits, labels, losses, scale, V=logits.shape[1], B=4096, num_warps=8)
+    sizes = {"V": logits.shape[1], "B": 4096, "num_warps": 8}
+    _cross_entropy[(logits.shape[0],)](logits, labels, losses, scale, IGNORED=NO_LABEL, **sizes)
     return losses
 
 
@@ -300,7 +306,7 @@ def cross_entropy_(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
 
 
 @triton.jit
-def _adamw(high, low, m, v, g, scale, lr, b1, b2, eps, c1, c2, n, SPLIT: tl.constexpr, B: tl.constexpr):
+def _adamw(high, low, m, v, g, scale, lr, keep, b1, b2, eps, c1, c2, n, SPLIT: tl.constexpr, B: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     k = i < n
     grad = tl.load(g + i, mask=k, other=0.0).to(tl.float32) * tl.load(scale)
@@ -312,23 +318,24 @@ def _adamw(high, low, m, v, g, scale, lr, b1, b2, eps, c1, c2, n, SPLIT: tl.cons
     if SPLIT:
         top = tl.load(high + i, mask=k, other=0).to(tl.int32)
         bits = (top << 16) + tl.load(low + i, mask=k, other=0).to(tl.int32)
-        bits = (bits.to(tl.float32, bitcast=True) - move).to(tl.int32, bitcast=True)
+        bits = (bits.to(tl.float32, bitcast=True) * keep - move).to(tl.int32, bitcast=True)
         top = (bits + 0x8000) >> 16
         tl.store(high + i, top.to(tl.int16), mask=k)
         tl.store(low + i, (bits - (top << 16)).to(tl.int16), mask=k)
     else:
-        tl.store(high + i, tl.load(high + i, mask=k, other=0.0) - move, mask=k)
+        tl.store(high + i, tl.load(high + i, mask=k, other=0.0) * keep - move, mask=k)
 
 
 def adamw_(
-    high: Tensor, low: Tensor | None, m: Tensor, v: Tensor, g: Tensor, scale: Tensor, *, lr: float, step: int
-) -> None:
-    """One AdamW step (betas .9, .95, no decay) on flat tensors; see ops.adamw_."""
+    high: Tensor, low: Tensor | None, m: Tensor, v: Tensor, g: Tensor, scale: Tensor,
+    *, lr: float, step: int, decay: float = 0.0,
+) -> None:  # fmt: skip
+    """One AdamW step (betas .9, .95) on flat tensors; see ops.adamw_."""
     n, B = g.numel(), 2048
     split = low is not None
     _adamw[(triton.cdiv(n, B),)](
         high.view(torch.int16) if split else high, low if split else high, m, v, g, scale,
-        lr, 0.9, 0.95, 1e-8, 1 - 0.9**step, 1 - 0.95**step, n, SPLIT=split, B=B, num_warps=8,
+        lr, 1 - lr * decay, 0.9, 0.95, 1e-8, 1 - 0.9**step, 1 - 0.95**step, n, SPLIT=split, B=B, num_warps=8,
     )  # fmt: skip
 
 
@@ -352,19 +359,9 @@ def amax(x: Tensor) -> Tensor:
 
 @triton.jit
 def _cast(
-    x,
-    top,
-    row,
-    col,
-    inverse,
-    M,
-    N,
-    LIMIT: tl.constexpr,
-    ROW: tl.constexpr,
-    COL: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    x, top, row, col, inverse, M, N, LIMIT: tl.constexpr, ROW: tl.constexpr, COL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     a = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[:, None]
     b = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)[None]
     largest = tl.load(top)

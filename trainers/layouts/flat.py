@@ -15,8 +15,10 @@ ALIGN = 64  # elements; each weight begins at a multiple
 
 
 def offsets(module: nn.Module, prefix: str) -> tuple[dict[str, tuple[Tensor, int]], int, int]:
-    """Offset of each weight in the flat buffer, of the first one that is no shard of tensor parallel, and the
-    buffer's length before padding.
+    """The places of weights in the flat buffer, in elements.
+
+    Returns the offset of each weight, the offset of the first one that is no shard of tensor parallel, and
+    the buffer's length before padding.
     """
     weights = {
         f"{prefix}.{path}" if prefix else path: parameter

@@ -58,8 +58,10 @@ def unwrap_uneven(model: nn.Module, ranks: int) -> None:
 
 
 def compute_scales(model: nn.Module) -> None:
-    """Find the scale of every weight with one all-reduce. Without it each weight needs one of its own when it
-    is gathered; with it the scale is as old as the values, so this must follow every change of them.
+    """Find the scale of every weight with one all-reduce.
+
+    Without it each weight needs one of its own when it is gathered; with it the scale is as old as the
+    values, so this must follow every change of them.
     """
     if any(casts_itself(parameter) for parameter in model.parameters()):
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
@@ -68,8 +70,10 @@ def compute_scales(model: nn.Module) -> None:
 
 
 def _inside(value: Tensor) -> Tensor:
-    """The values of this wrapper. torchao has no function for it; torch's protocol of tensor subclasses names
-    the tensors inside one. Beside the values there may be a scale.
+    """The values of this wrapper.
+
+    torchao has no function for it; torch's protocol of tensor subclasses names the tensors inside a wrapper.
+    A scale may stand beside the values.
     """
     names: list[str] = value.__tensor_flatten__()[0] if hasattr(value, "__tensor_flatten__") else []
     held = [getattr(value, name) for name in names]

@@ -1,8 +1,7 @@
-"""FSDP1 with the four strategies of the founding documents: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD,
-HYBRID_SHARD.
+"""FSDP1 with four strategies: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD.
 
-In: a model on the meta device, Options. Out: a Job. torch calls FSDP1 deprecated, but LLM Foundry and AMD ran
-it.
+In: a model on the meta device, Options. Out: a Job. torch calls FSDP1 deprecated, but the published figures
+of LLM Foundry and AMD come from it.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from layouts import fsdp2, job, optimizer, prepare
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from models.layers import BlockModel
@@ -50,8 +51,9 @@ class Fsdp1:
         # microbatches add up to the mean over the ranks of their sums.
         whole = world.size == 1 or options.parallel == "no_shard"
         self.reduces_each = whole or (options.below_fp32 and options.reduce == "fp32")
+        decays = optimizer.matrices(model)
         self.model = wrap(model, options, world)
-        self.optimizer = optimizer.adamw(self.model, options)
+        self.optimizer = optimizer.adamw(self.model, options, decays)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """As Job."""
@@ -65,9 +67,18 @@ class Fsdp1:
         (loss * share).backward()
         return loss.detach()
 
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """As Job."""
+        with torch.no_grad():
+            found: Tensor = self.model(**batch)
+        return found
+
     def step(self, lr: float) -> Tensor:
         """As Job."""
         norm = self.model.clip_grad_norm_(self.options.clip)
+        if optimizer.skips(norm, self.options):
+            self.optimizer.zero_grad()
+            return norm
         optimizer.update(self.optimizer, lr)
         return norm
 
@@ -86,12 +97,19 @@ class Fsdp1:
         """As Job."""
         return optimizer.state_bytes(self.optimizer)
 
-    def weights(self) -> dict[str, Tensor]:
+    def shapes(self) -> dict[str, torch.Size]:
         """As Job."""
-        full = get_model_state_dict(
+        return {name: value.shape for name, value in sorted(self._whole().items())}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As Job; FSDP1 gathers them all at once, as it held them when the job began."""
+        return ((name, fsdp2.whole(value)) for name, value in sorted(self._whole().items()))
+
+    def _whole(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = get_model_state_dict(
             self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=False)
         )
-        return {name: fsdp2.whole(value) for name, value in full.items()}
+        return found
 
 
 def wrap(model: BlockModel, options: Options, world: World) -> FullyShardedDataParallel:

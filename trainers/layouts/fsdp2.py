@@ -1,5 +1,6 @@
-"""FSDP2: each unit's parameters are sharded and gathered when it runs; also with replicas (HSDP) and tensor
-parallel.
+"""FSDP2: each unit's parameters are sharded, and gathered when the unit runs.
+
+It also works with replicas (HSDP) and tensor parallel.
 
 In: a model on the meta device, Options. Out: a Job.
 https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
@@ -43,7 +44,7 @@ class Fsdp2:
         self.data_size = self.mesh["shard"].size() * self.mesh["replicas"].size()
         self.data_rank = self.mesh["replicas"].get_local_rank() * self.mesh["shard"].size()
         self.data_rank += self.mesh["shard"].get_local_rank()
-        self.optimizer = optimizer.adamw(model, options)
+        self.optimizer = optimizer.adamw(model, options, optimizer.matrices(model))
         fp8_weights.compute_scales(model)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
@@ -54,9 +55,19 @@ class Fsdp2:
         (loss * share).backward()
         return loss.detach()
 
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """As Job."""
+        with torch.no_grad():
+            found: Tensor = self.model(**batch)
+        return found
+
     def step(self, lr: float) -> Tensor:
         """As Job."""
+        optimizer.fill_gradients(self.model)
         norm = optimizer.global_norm((weight for _, weight in self.counted()), self.stages)
+        if optimizer.skips(norm, self.options):
+            self.optimizer.zero_grad()
+            return norm
         optimizer.clip_gradients(self.model.parameters(), norm, self.options.clip)
         optimizer.update(self.optimizer, lr)
         fp8_weights.compute_scales(self.model)
@@ -81,9 +92,13 @@ class Fsdp2:
         """As Job."""
         return optimizer.state_bytes(self.optimizer)
 
-    def weights(self) -> dict[str, Tensor]:
+    def shapes(self) -> dict[str, torch.Size]:
         """As Job."""
-        return {name: whole(value) for name, value in self.model.state_dict().items()}
+        return {name: value.shape for name, value in sorted(self.model.state_dict().items())}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As Job."""
+        return ((name, whole(value)) for name, value in sorted(self.model.state_dict().items()))
 
 
 def whole(value: Tensor) -> Tensor:
@@ -94,8 +109,9 @@ def whole(value: Tensor) -> Tensor:
 
 
 def shard(model: BlockModel, options: Options, world: World, meshes: DeviceMesh) -> FSDPModule:
-    """Give weights to each unit and shard it at once, then the root. The last unit stays gathered: backward
-    uses it at once.
+    """Give weights to each unit and shard it at once, then the root.
+
+    The last unit stays gathered: backward uses it at once.
     """
     over = meshes["replicas", "shard"] if options.replicas > 1 else meshes["shard"]
     policy = MixedPrecisionPolicy(

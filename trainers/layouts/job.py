@@ -14,7 +14,9 @@ from errors import RefusedError
 from models.layers import BY_ROWS, WHOLE
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Iterator
+
+    from torch import Size, Tensor
 
     from options import Options
     from plan import Plan
@@ -38,6 +40,9 @@ class Job(Protocol):
         Gradients add up on each rank; with the `last` microbatch of a step they are reduced over the ranks.
         """
 
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """This rank's loss of a microbatch, by forward alone; it changes nothing. Not with a pipeline."""
+
     def step(self, lr: float) -> Tensor:
         """Clip the gradients, update the weights, clear the gradients. Returns the norm before clipping."""
 
@@ -50,8 +55,14 @@ class Job(Protocol):
     def state_bytes(self) -> int:
         """Bytes of the optimizer's state on this rank: moments, and what it keeps to make weights exact."""
 
-    def weights(self) -> dict[str, Tensor]:
-        """All weights, whole, in float32 on the CPU of every rank, in the model's order."""
+    def shapes(self) -> dict[str, Size]:
+        """The shape of each whole weight, in the order of names. With a pipeline a collective call."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Each weight whole, in float32 on the CPU of every rank, in the order of names.
+
+        It is made when it is asked for, by all ranks together: every rank takes all, and holds one.
+        """
 
 
 def create(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
@@ -104,18 +115,19 @@ def check_ranks(options: Options, preset: Preset, world: World) -> None:
         )
 
 
-def kept_as(options: Options) -> str | None:
+def kept_as(options: Options, preset: Preset) -> str | None:
     """What a checkpoint must fit to be loaded: flat buffers depend on how --tp and --pp split the model.
 
     None where torch's own state of a model is kept, which fits them all.
     """
-    tied = getattr(presets.find(options.model, options.size).config, "tied", False)
+    tied = getattr(preset.config, "tied", False)
+    # Before 2026-11-25 zero1 kept buffers with their padding, not rows.
     # Before 2026-11-23 a pipeline untied a tied embedding, and one buffer of zero1 held all of such a model.
     copies = ", with copies of the tied embedding" if tied and options.pp > 1 else ""
     if options.parallel != "zero1":
         return f"{options.parallel} with --pp{copies}" if copies else None
     apart = ", blocks apart" if tied and options.pp == 1 else ""
-    return f"zero1 --tp {options.tp} --pp {options.pp}{apart}{copies}"
+    return f"zero1 --tp {options.tp} --pp {options.pp}, in rows{apart}{copies}"
 
 
 def facts(options: Options, job: Job, state_bytes: int) -> dict[str, Any]:
@@ -130,8 +142,9 @@ def facts(options: Options, job: Job, state_bytes: int) -> dict[str, Any]:
 
 
 def mesh(options: Options, world: World) -> DeviceMesh:
-    """Dimensions pp, replicas, shard, tp. Neighbouring ranks share a node, so tp comes last: it
-    talks most.
+    """Dimensions pp, replicas, shard, tp.
+
+    Neighbouring ranks share a node, so tp comes last: it talks most.
     """
     outer = options.pp * options.replicas * options.tp
     sizes = (options.pp, options.replicas, world.size // outer, options.tp)

@@ -21,18 +21,37 @@ if TYPE_CHECKING:
     from options import Options
 
 
-def adamw(model: nn.Module, options: Options) -> torch.optim.AdamW:
-    """AdamW as in LLM Foundry and Llama: betas 0.9 and 0.95, no weight decay. One group of
-    parameters a mesh.
+def matrices(model: nn.Module) -> set[str]:
+    """The names of what decays: no norms and biases. FSDP1 makes all of them flat: ask before it does."""
+    return {name for name, weight in model.named_parameters() if weight.ndim > 1}
+
+
+def adamw(model: nn.Module, options: Options, decays: set[str]) -> torch.optim.AdamW:
+    """AdamW as in LLM Foundry and Llama: betas 0.9 and 0.95.
+
+    Groups of parameters: one a mesh, and with --weight-decay one of what decays (`decays`) and one of the
+    rest.
     """
-    groups: dict[object, list[nn.Parameter]] = {}
+    groups: dict[tuple[object, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            decay = options.weight_decay if name.replace("_fsdp_wrapped_module.", "") in decays else 0.0
+            groups.setdefault((mesh, decay), []).append(parameter)
+    lists = [{"params": weights, "weight_decay": decay} for (_, decay), weights in groups.items()]
+    return torch.optim.AdamW(lists, lr=options.lr or 0.0, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def fill_gradients(model: nn.Module) -> None:
+    """Zero for each weight that is not used, so that it has moments and a checkpoint has them."""
     for parameter in model.parameters():
-        key = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault(key, []).append(parameter)
-    lists = [{"params": parameters} for parameters in groups.values()]
-    return torch.optim.AdamW(
-        lists, lr=options.lr or 0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True
-    )
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def skips(norm: torch.Tensor, options: Options) -> bool:
+    """Whether this step changes no weight; the norm is that of all ranks, so all of them skip."""
+    return options.not_finite == "skip" and not bool(norm.isfinite())
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -75,8 +94,9 @@ def global_norm(parameters: Iterable[Tensor], extra: dist.ProcessGroup | None = 
 
 
 def clip_gradients(parameters: Iterable[Tensor], norm: Tensor, limit: float) -> None:
-    """Scale all gradients by limit/norm where the norm is larger than the limit. A NaN norm
-    makes them NaN.
+    """Scale all gradients by limit/norm where the norm is larger than the limit.
+
+    A NaN norm makes them NaN.
     """
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([_local(p.grad) for p in parameters if p.grad is not None], scale)

@@ -1,5 +1,6 @@
-"""Pipeline parallel: each rank of `pp` holds some layers, microbatches flow through them (1F1B, arXiv
-2104.04473).
+"""Pipeline parallel: each rank of `pp` holds some layers, and microbatches flow through them.
+
+The schedule is 1F1B (arXiv 2104.04473).
 
 In: a family and its config, built stage by stage. Out: a Job. Tensor parallel works inside a stage, and so
 does FSDP2 or ZeRO-1. The microbatches of a step are collected, then run through torch's schedule together. Of
@@ -83,11 +84,24 @@ class Flow:
         dist.all_reduce(total, group=self.group)
         return total / share
 
-    def gather(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of all stages, in their order."""
+    def shapes(self, own: dict[str, torch.Size]) -> dict[str, tuple[torch.Size, int]]:
+        """The shape of each weight of all stages, and the stage that has it."""
         stages: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(stages, weights, group=self.group)
-        return {name: value for stage in stages for name, value in stage.items()}
+        dist.all_gather_object(stages, own, group=self.group)
+        found = {name: (shape, stage) for stage, held in enumerate(stages) for name, shape in held.items()}
+        return dict(sorted(found.items()))
+
+    def gather(
+        self, own: Iterator[tuple[str, Tensor]], shapes: dict[str, torch.Size]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The weights of all stages; the stage that has one sends it to the others."""
+        for name, (shape, stage) in self.shapes(shapes).items():
+            if stage == dist.get_rank(self.group):
+                value = next(own)[1].to(self.world.device)
+            else:
+                value = torch.empty(shape, device=self.world.device)
+            dist.broadcast(value, dist.get_global_rank(self.group, stage), group=self.group)
+            yield name, value.cpu()
 
 
 class Pipelined(fsdp2.Fsdp2):
@@ -115,9 +129,13 @@ class Pipelined(fsdp2.Fsdp2):
         """As Fsdp2; of a tied embedding the first copy."""
         return ((name, weight) for name, weight in super().counted() if not (self.tie and name == LAST))
 
-    def weights(self) -> dict[str, Tensor]:
+    def shapes(self) -> dict[str, torch.Size]:
         """As Job."""
-        return self.flow.gather(super().weights())
+        return {name: shape for name, (shape, _) in self.flow.shapes(super().shapes()).items()}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As Job."""
+        return self.flow.gather(super().weights(), super().shapes())
 
 
 class PipelinedZero1(zero1.Zero1):
@@ -151,6 +169,10 @@ class PipelinedZero1(zero1.Zero1):
             self.tie.sum(self.copy.slice)
         return super().step(lr)
 
-    def weights(self) -> dict[str, Tensor]:
+    def shapes(self) -> dict[str, torch.Size]:
         """As Job."""
-        return self.flow.gather(super().weights())
+        return {name: shape for name, (shape, _) in self.flow.shapes(super().shapes()).items()}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As Job."""
+        return self.flow.gather(super().weights(), super().shapes())

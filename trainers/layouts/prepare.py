@@ -1,5 +1,6 @@
-"""What every layout does to a model before it shards it: initial weights, FP8, tensor parallel, compile,
-recompute.
+"""Prepare a model before a layout shards it.
+
+The steps are initial weights, FP8, tensor parallel, compile and recompute.
 
 In: a model on the meta device, Options. Out: the same model with weights, ready to be sharded.
 
@@ -79,8 +80,7 @@ def prepare(
 
 
 def units(model: BlockModel) -> Iterator[tuple[str, nn.Module]]:
-    """The parts that are sharded, gathered and compiled as one, by name, in the order in which forward uses
-    them.
+    """The parts that are sharded, gathered and compiled as one, by name, in forward's order.
 
     The order matters: zero1 gathers weights in it, behind the optimizer and ahead of the next forward.
     """
@@ -125,7 +125,8 @@ def give_weights(
 ) -> None:
     """Give every meta weight of `module` (whose name is `prefix`) its initial value; tied weights stay tied.
 
-    A model that is not ours translates its names to ours (`our_name`), and so starts with the same weights.
+    A library's model translates its names to those of this project (`our_name`), and so starts with the same
+    weights.
     """
     done: dict[int, nn.Parameter] = {}
     for path, parameter in list(module.named_parameters(remove_duplicate=False)):
@@ -135,13 +136,16 @@ def give_weights(
         if id(parameter) not in done:
             name = f"{prefix}.{path}" if prefix else path
             value = initial_value(model.our_name(name), parameter.shape, model.config.layers, options, device)
-            done[id(parameter)] = nn.Parameter(fp8_weights.like(parameter, value))
+            done[id(parameter)] = nn.Parameter(
+                fp8_weights.like(parameter, value), requires_grad=parameter.requires_grad
+            )
         setattr(module.get_submodule(owner), leaf, done[id(parameter)])
 
 
 def use_fp8_linears(model: nn.Module, options: Options) -> None:
-    """Replace the blocks' linear layers by torchao's FP8 ones: tensorwise, in FSDP2 with FP8
-    all-gather, or row-wise.
+    """Replace the blocks' linear layers by torchao's FP8 ones.
+
+    The scales are tensorwise (in FSDP2 with FP8 all-gather), or row-wise.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -170,8 +174,9 @@ def split_block(block: nn.Module, tp: DeviceMesh) -> None:
 
 
 def tensor_parallel_styles(block: nn.Module) -> dict[str, Any]:
-    """Split heads and hidden units by columns, then by rows: one all-reduce for attention, one
-    for the MLP.
+    """Split heads and hidden units by columns, then by rows.
+
+    Attention and the MLP then need one all-reduce each.
     """
     column = {
         name: ColwiseParallel()

@@ -1,3 +1,4 @@
-"""The model families, in plain torch: each has a Config, a Model, and weights that convert to
-the library's.
+"""The model families, in plain torch.
+
+Each has a Config, a Model, and weights that convert to the library's.
 """

@@ -209,8 +209,9 @@ class Model(BlockModel):
 
 
 def batch(config: Config, numbers: range, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """Seeded inputs of these samples. Latents are constant over an image, so that there is a
-    rule to learn.
+    """Seeded inputs of these samples.
+
+    Latents are constant over an image, so that there is a rule to learn.
     """
     shapes = {
         "latents": (config.side**2, config.channels),

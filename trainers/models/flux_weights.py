@@ -1,7 +1,7 @@
 """FLUX weights under the names of diffusers' FluxTransformer2DModel, and back.
 
-In: a state dict. Out: the same weights under the other names. Where we compute several products as one
-(queries, keys and values; in a single block the MLP too), several of their weights are one of ours.
+In: a state dict. Out: the same weights under the other names. Where this project computes several products as
+one (queries, keys and values; in a single block the MLP too), one of its weights holds several of diffusers'.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _blocks(names: Iterable[str], pattern: str) -> int:
 
 
 def _table(doubles: int, singles: int) -> dict[str, tuple[str, ...]]:
-    """Every module of ours, and the modules of theirs whose rows it holds, in this order."""
+    """Every module of this project, and the modules of diffusers whose rows it holds, in this order."""
     table: dict[str, tuple[str, ...]] = dict(ENDS)
     for index in range(doubles + singles):
         ours = f"blocks.{index}."

@@ -1,7 +1,9 @@
-"""The Llama of Hugging Face's transformers in our training loop: what most users run, to compare ours with.
+"""The Llama of Hugging Face's transformers in the training loop of this project.
 
-In: the shape of a preset. Out: a model with the same forward and the same first weights as ours. Layouts
-shard and compile its blocks as they do ours.
+Most users run it, so the speed of llama.py is compared with it.
+
+In: the shape of a preset. Out: a model with the same forward and the same first weights as llama.py's.
+Layouts shard and compile its blocks as they do those of llama.py.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch import nn
 from errors import RefusedError
 from models import llama
 from models.layers import BlockModel, LossHead, run_blocks
+from pretrained import rope_scaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +27,7 @@ OURS = {name: name for name in ("embedding", "blocks", "head.norm", "head.out")}
 
 
 class Block(nn.Module):
-    """One of the library's layers, called as ours are."""
+    """One of the library's layers, called like a layer of llama.py."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -83,7 +86,9 @@ def causal_lm(config: llama.Config) -> Any:
             intermediate_size=config.ffn,
             head_dim=config.head_dim,
             rms_norm_eps=config.eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.theta},
+            rope_parameters={"rope_type": "default"}
+            | (rope_scaling(config.scaling) or {})
+            | {"rope_theta": config.theta},
             tie_word_embeddings=config.tied,
             attn_implementation="sdpa",
         )

@@ -1,5 +1,6 @@
-"""What the families share: the base of every model, rotary positions, attention, a loss that never holds all
-logits.
+"""What the model families share.
+
+These are the base of every model, rotary positions, attention, and a loss that never holds all logits.
 
 In: activations [batch, sequence, width]. Out: the same shape, or a scalar loss in float32.
 """
@@ -36,7 +37,7 @@ class BlockModel(nn.Module):
 
     `blocks`: the layers, each sharded, gathered and compiled as one. `at_root`: children that stay in the
     root unit, because forward uses them before and after the blocks. `whole_graph`: each block compiles
-    without a graph break. `copies`: weights that are the same as another stage's; theirs, and its names.
+    without a graph break. `copies`: names of weights that another stage holds too, and their names there.
     """
 
     config: Any  # each family has its own Config; layouts read `layers` only
@@ -46,12 +47,34 @@ class BlockModel(nn.Module):
     copies: Mapping[str, str] = MappingProxyType({})
 
     def our_name(self, name: str) -> str:
-        """The name under which a weight is drawn; a library's own model translates it to ours."""
+        """The name under which a weight is drawn: a library's own model translates it to this project's."""
         return self.copies.get(name, name)
 
     def statistics(self) -> dict[str, float]:
         """What the family adds to the record."""
         return {}
+
+
+class Scaling(NamedTuple):
+    """How rotary frequencies are stretched for sequences longer than those of the training before.
+
+    All of them are divided by `factor`; with `positions` (that training's length) as Llama 3.1 does it:
+    frequencies that turn fewer than `low` times in it are, those that turn more than `high` times are not,
+    and between them a part of it is (transformers, modeling_rope_utils.py, llama3).
+    """
+
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    positions: int | None = None
+
+    def stretch(self, frequency: Tensor) -> Tensor:
+        """The frequencies, in radians a position, after this scaling."""
+        if self.positions is None:
+            return frequency / self.factor
+        turns = self.positions * frequency / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return (1 - kept) * frequency / self.factor + kept * frequency
 
 
 class Rotary(NamedTuple):
@@ -61,10 +84,18 @@ class Rotary(NamedTuple):
     sin: Tensor
 
     @classmethod
-    def table(cls, seq_len: int, head_dim: int, theta: float, device: torch.device) -> Rotary:
-        """Angles position · theta^(-2i/head_dim), i the index of a pair of coordinates."""
+    def table(
+        cls,
+        seq_len: int,
+        head_dim: int,
+        theta: float,
+        device: torch.device,
+        scaling: Scaling | None = None,
+    ) -> Rotary:
+        """Angles position · theta^(-2i/head_dim), i the index of a pair of coordinates, then scaled."""
         exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-        angle = torch.arange(seq_len, device=device, dtype=torch.float32)[:, None] * theta**-exponent
+        frequency = theta**-exponent if scaling is None else scaling.stretch(theta**-exponent)
+        angle = torch.arange(seq_len, device=device, dtype=torch.float32)[:, None] * frequency
         return cls(angle.cos(), angle.sin())
 
     def turn(self, x: Tensor) -> Tensor:
@@ -84,8 +115,9 @@ def alibi_slopes(heads: int, bias_max: int = 8) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Tensor | None = None) -> Tensor:
-    """Scaled dot-product attention over [batch, heads, sequence, head_dim]; query heads may
-    share key heads.
+    """Scaled dot-product attention over [batch, heads, sequence, head_dim].
+
+    Query heads may share key heads.
     """
     if flash4.takes(q, bias):
         return flash4.attend(q, k, v, causal=causal)
@@ -162,7 +194,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _add_product(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
-    """As `accumulate`; a torch without products of another type than their operands rounds each one first."""
+    """As `accumulate`; a torch whose products must have the type of their operands rounds each one first."""
     if out.dtype == a.dtype or not a.is_cuda or _PRODUCTS_IN_FLOAT32:
         accumulate(out, a, b, fresh=fresh)
         return
@@ -172,13 +204,24 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
 
 @torch.compiler.disable
 def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
-    """Mean cross entropy of x·weightᵀ. Not compiled: torch 2.11's compiler loses gradients made in place."""
+    """Mean cross entropy of x·weightᵀ. Not compiled: torch 2.11's compiler loses gradients made in place.
+
+    Without gradients none is made.
+    """
+    if not torch.is_grad_enabled():
+        run, parts = (
+            ops.pick("cross_entropy_", x.device),
+            zip(x.chunk(chunks), labels.chunk(chunks), strict=True),
+        )
+        return torch.cat([run(rows @ weight.t(), target, 0.0) for rows, target in parts]).mean()
     loss: Tensor = _ChunkedLoss.apply(x, weight, labels, chunks)
     return loss
 
 
 class LossHead(nn.Module):
-    """Final norm, projection to the vocabulary and mean cross entropy.
+    """Final norm, projection to the vocabulary and mean cross entropy over all rows.
+
+    A row whose label is ops.IGNORED has a loss of 0 and is counted; train.py divides by the labels of a step.
 
     `chunks` splits the rows before the projection: 8192 x 128256 logits are 4.2 GB in float32, thrice
     (pytorch/torchtitan#996). WHOLE is plain autograd. BY_ROWS makes chunks of about ROWS rows.
@@ -193,10 +236,11 @@ class LossHead(nn.Module):
         return self.out(self.norm(x))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy over every position, float32."""
+        """Sum of the cross entropies over the number of positions, float32."""
         rows, labels = self.norm(x).flatten(0, 1), labels.flatten()
         if self.chunks == WHOLE:
-            return F.cross_entropy(self.out(rows).float(), labels)
+            logits = self.out(rows).float()
+            return F.cross_entropy(logits, labels, reduction="sum", ignore_index=ops.IGNORED) / labels.numel()
         chunks = self.chunks or -(-rows.shape[0] // ROWS)
         return chunked_loss(rows, self.out.weight, labels, chunks)
 

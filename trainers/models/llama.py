@@ -15,6 +15,7 @@ from models.layers import (
     BlockModel,
     LossHead,
     Rotary,
+    Scaling,
     attention,
     document_mask,
     run_blocks,
@@ -22,6 +23,7 @@ from models.layers import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -36,15 +38,22 @@ class Config:
     ffn: int
     vocab: int
     theta: float = 500000.0
+    scaling: Scaling | None = None
     eps: float = 1e-5
     head_dim: int = 128
     window: int | None = None
     tied: bool = False
 
 
+def rotary_of(config: Config, seq_len: int, device: torch.device) -> Rotary:
+    """Rotary positions of this model."""
+    return Rotary.table(seq_len, config.head_dim, config.theta, device, config.scaling)
+
+
 class Attention(nn.Module):
-    """Grouped-query attention. Forward reads the number of heads from the weights: tensor parallel splits
-    them.
+    """Grouped-query attention.
+
+    Forward reads the number of heads from the weights: tensor parallel splits them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -123,7 +132,7 @@ class Model(BlockModel):
         """Tokens, or the previous stage's activations, to this stage's last activations."""
         if self.embedding is not None:
             x = self.embedding(x)
-        rotary = Rotary.table(x.shape[1], self.config.head_dim, self.config.theta, x.device)
+        rotary = rotary_of(self.config, x.shape[1], x.device)
         mask = () if documents is None else (document_mask(documents),)
         return run_blocks(self.blocks, x, rotary, *mask)
 

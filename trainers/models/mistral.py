@@ -1,5 +1,6 @@
-"""Mistral 7B: Llama's decoder with a sliding attention window (arXiv 2310.06825). Names and conversion are
-Llama's.
+"""Mistral 7B: Llama's decoder with a sliding attention window (arXiv 2310.06825).
+
+Names and conversion are Llama's.
 """
 
 from __future__ import annotations

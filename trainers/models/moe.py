@@ -1,5 +1,6 @@
-"""Sparse decoders: Llama's layer with a router and experts for the MLP (Mixtral, arXiv 2401.04088;
-ZAYA1-like).
+"""Sparse decoders: Llama's layer with a router and experts for the MLP.
+
+The models are Mixtral (arXiv 2401.04088) and one like ZAYA1.
 
 In: tokens and labels. Out: mean cross entropy plus the balance loss. Tokens are sorted by expert, and one
 grouped product serves all experts: the host never waits to learn how many tokens each expert got.
@@ -25,8 +26,9 @@ BYTES = 256  # experts whose numbers fit a byte
 
 @dataclass(frozen=True, kw_only=True)
 class Config(llama.Config):
-    """Llama's shape; `ffn` is an expert's. `balance`: weight of the balance loss. `lean`: tokens come in
-    order, and back, by gathers alone.
+    """Llama's shape; `ffn` is an expert's.
+
+    `balance`: weight of the balance loss. `lean`: tokens come in order, and back, by gathers alone.
     """
 
     experts: int
@@ -37,8 +39,9 @@ class Config(llama.Config):
 
 
 class Experts(nn.Module):
-    """Router and SwiGLU experts. `load`: each expert's share of the last tokens x number of experts; 1 is
-    even.
+    """Router and SwiGLU experts.
+
+    `load`: each expert's share of the last tokens x number of experts; 1 is even.
     """
 
     def __init__(self, config: Config) -> None:
@@ -78,8 +81,10 @@ class Experts(nn.Module):
 
 
 class _Permuted(torch.autograd.Function):
-    """Rows in another order. An inverse order makes backward a gather too: torch's own backward of an index
-    adds rows up, which needs atomics or a sort on a GPU.
+    """Rows in another order.
+
+    An inverse order makes backward a gather too: torch's own backward of an index adds rows up, which needs
+    atomics or a sort on a GPU.
     """
 
     @staticmethod
@@ -153,13 +158,33 @@ def _theirs(name: str) -> str:
 
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Inverse of to_transformers."""
+    """Inverse of to_transformers; also of what the library saves: a tensor for each expert and product."""
     back = {theirs: ours for ours, theirs in (llama.NAMES | SPARSE).items() if ours != "mlp.gate"}
     found = {}
-    for name, value in state.items():
+    for name, value in _joined(state).items():
         if ".mlp.experts." in name:
             layer, part = name.split(".")[2], name.rsplit(".", 1)[1].removesuffix("_proj")
             found[f"blocks.{layer}.mlp.{part}"] = value
         else:
             found[llama.rename(name, back)] = value
+    return found
+
+
+def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names of version 5: w1 (gate), w3 (up) and w2 (down) of all experts in two tensors of a layer."""
+    found, apart = {}, ".block_sparse_moe."
+    for name, value in state.items():
+        layer, _, rest = name.partition(apart)
+        if rest == "gate.weight":
+            found[f"{layer}.mlp.gate.weight"] = value
+        elif rest == "experts.0.w1.weight":
+            count = sum(x.startswith(f"{layer}{apart}") and x.endswith(".w1.weight") for x in state)
+            w1, w2, w3 = (
+                torch.stack([state[f"{layer}{apart}experts.{i}.{part}.weight"] for i in range(count)])
+                for part in ("w1", "w2", "w3")
+            )
+            found[f"{layer}.mlp.experts.gate_up_proj"] = torch.cat((w1, w3), 1)
+            found[f"{layer}.mlp.experts.down_proj"] = w2
+        elif not rest:
+            found[name] = value
     return found

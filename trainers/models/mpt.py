@@ -45,8 +45,9 @@ class Config:
 
 
 class Attention(nn.Module):
-    """Multi-head attention. Forward reads the number of heads from the weights: tensor parallel
-    splits them.
+    """Multi-head attention.
+
+    Forward reads the number of heads from the weights: tensor parallel splits them.
     """
 
     def __init__(self, config: Config) -> None:

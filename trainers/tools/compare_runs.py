@@ -231,8 +231,10 @@ def _record(arm: launch.System, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def gap(first: Sequence[float | None], second: Sequence[float | None], tail: int) -> dict[str, Any]:
-    """Relative differences of the second's losses: the largest, and those of the means of `tail` losses, for
-    each tenth of the steps and for the last ones.
+    """Relative differences of the second's losses.
+
+    These are the largest, and those of the means of `tail` losses, for each tenth of the steps and for the
+    last ones.
     """
     one, two = (
         [loss for loss in losses if loss is not None and math.isfinite(loss)] for losses in (first, second)

@@ -23,7 +23,9 @@ if (
 import torch
 
 import checkpoint
+import initial
 import presets
+import whole
 from errors import RefusedError
 from tools.scoring import Bytes, FromFolder, Scorer
 
@@ -82,15 +84,16 @@ def load(folder: Path, family: str, size: str, device: torch.device, dtype: torc
     Raises:
         RefusedError: It is not complete, holds no whole weights, or is of another model.
     """
-    path = folder / "weights.pt"
+    path = folder / checkpoint.WEIGHTS
     if not (folder / checkpoint.MARKER).exists() or not path.exists():
         raise RefusedError(
             f"{folder}: no complete checkpoint with whole weights; name one written by --full-every"
         )
     with torch.device("meta"):
-        model = presets.MODELS[family].Model(presets.find(family, size).config)
+        config = initial.kept(folder, family) or presets.find(family, size).config
+        model = presets.MODELS[family].Model(config)
     try:
-        model.load_state_dict(torch.load(path, mmap=True, weights_only=True), assign=True)
+        model.load_state_dict(initial.untied(config, whole.read(path)), assign=True)
     except RuntimeError as error:
         raise RefusedError(f"{path}: not the weights of {family} {size}: {error}") from error
     return model.to(device, dtype).eval()

@@ -27,6 +27,7 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 # needs.
 COMPARABLE = ["--portable", "--no-digest", "--no-backend-check"]
 TRACEBACK = "Traceback (most recent call last):"
+REPORTED = "traceback : "  # before the line of a rank in torchrun's report
 LINKS = ("The above exception was the direct cause of", "During handling of the above exception")
 STACK_S = 0.3  # between the stacks of two ranks
 RUNNING: set[subprocess.Popen[bytes]] = set()
@@ -169,8 +170,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Direct children. A signal to the process group is not enough: torchrun starts each rank in its own
-    session.
+    """Direct children.
+
+    A signal to the process group is not enough: torchrun starts each rank in its own session.
     """
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -195,6 +197,8 @@ def _why(system: System, code: int | None, lines: list[str], errors: str, timeou
     ended = f"did not end in {timeout_s:g} s" if code is None else f"ended with {code}"
     said = errors.splitlines()
     own = [line for line in said if line.startswith(("train.py:", "rank ")) or "train.py: error: " in line]
+    reported = (line.partition(REPORTED) for line in said)
+    own = own or [line for _, _, line in reported if line.startswith("train.py:")][:1]
     if code is None:
         own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's report
     last = "\n".join(own or raised(errors.splitlines()) or errors.splitlines()[-15:])

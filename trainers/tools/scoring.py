@@ -69,15 +69,15 @@ class Scorer:
     device: torch.device
 
     def scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """For each (context, continuation): the continuation's log-probability (nat), and whether it is
-        greedy.
+        """The log-probability (nat) of each pair's continuation, and whether it is greedy.
+
+        A pair is (context, continuation).
 
         Where a pair is longer than the model reads, the context loses its beginning.
 
         Raises:
             RefusedError: A continuation alone is longer than the model reads, or a context is empty.
             ValueError: The model gives a number that is not finite.
-
         """
         found: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(pairs)), key=lambda i: -sum(map(len, pairs[i])))

@@ -38,8 +38,9 @@ def main(arguments: list[str]) -> int:
 
 
 def search(options: argparse.Namespace) -> dict[str, Any]:
-    """{"chosen", "trace"}: candidates from small to large until one runs out of memory; the fastest is
-    chosen.
+    """Run candidates from small to large until one runs out of memory, and choose the fastest.
+
+    Returns {"chosen", "trace"}.
     """
     trace: list[dict[str, Any]] = []
     for candidate in sorted(int(number) for number in options.candidates.split(",")):

@@ -1,10 +1,10 @@
 """Run the rows of a founding document that fit this machine, and print published, ours and their ratio.
 
-    python trainers/tools/table.py amd-container --out rows.jsonl
-    python trainers/tools/table.py frontier --ranks 2 --only tensor,pipeline --seconds 20
-    python trainers/tools/table.py amd-container --beside 0,1 --budget-s 150 --out rows.jsonl
-    python trainers/tools/table.py mosaicml-june --device CPU --tiny
-    python trainers/tools/table.py amd-container --show --out rows.jsonl
+    python benchmarks/training/table.py amd-container --out rows.jsonl
+    python benchmarks/training/table.py frontier --ranks 2 --only tensor,pipeline --seconds 20
+    python benchmarks/training/table.py amd-container --beside 0,1 --budget-s 150 --out rows.jsonl
+    python benchmarks/training/table.py mosaicml-june --device CPU --tiny
+    python benchmarks/training/table.py amd-container --show --out rows.jsonl
 
 Out: a Markdown table; every row of the document is in it, and one that did not run has its reason. With --out
 one JSON line a row, with the records; what is there already is not run again, so the same command continues
@@ -26,17 +26,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "trainers"))
     from errors import require_torch
 
     require_torch(__file__)
 
+import measures
 import peaks
 import rows
 from errors import RefusedError
-from tools import launch, measures
-from tools.fit import Machine
+from fit import Machine
+from tools import launch
 
 NO_MACHINE = Machine(model="no machine", count=1, memory_bytes=0.0, fp8=True)  # --show runs nothing
 SHORT = 3  # lines of a reason that a table shows whole
@@ -272,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("document", help=f"one of {', '.join(rows.load())}")
+    add("document", help="a document of rows.yaml; a wrong name lists them")
     add("--only", help="rows whose id has one of these words, separated by commas")
     add("--ranks", type=int, help="GPUs to use [all]")
     add(

@@ -1,6 +1,6 @@
 """What tokens cost: records of train.py, at the prices of Spheron's guide or at yours.
 
-    python trainers/tools/cost.py RECORD [RECORD …] [--price-per-hour 2.05]
+    python benchmarks/training/cost.py RECORD [RECORD …] [--price-per-hour 2.05]
 
 Out: a Markdown table: each record's rate, and the dollars for 1e6 and 1e12 tokens on demand and as spot. A
 price is one GPU's. The number of GPUs does not change the cost of a token, except through the rate of each.
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "trainers"))
     from errors import require_torch
 
     require_torch(__file__)

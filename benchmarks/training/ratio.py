@@ -1,7 +1,7 @@
 """How fast one system is in another's terms: the ratio of the rates of their records, job by job.
 
-    python trainers/tools/ratio.py --ours mi250/*.json --theirs a100/*.json
-    python trainers/tools/ratio.py --ours new-stack.json --theirs old-stack.json
+    python benchmarks/training/ratio.py --ours mi250/*.json --theirs a100/*.json
+    python benchmarks/training/ratio.py --ours new-stack.json --theirs old-stack.json
 
 Records are what train.py wrote. A job is model, size, layers, precision and sequence; the microbatch may
 differ, because each system is tuned by itself. Out: a Markdown table with the mean over the jobs, and beside
@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "trainers"))
 
 import rows
 from errors import RefusedError

@@ -1,6 +1,6 @@
 r"""A shortened convergence run: train on real text, and see the in-context scores rise against the start.
 
-    python trainers/tools/convergence.py --folder runs/mpt-125m --ranks 1 --steps 600 -- \
+    python benchmarks/training/convergence.py --folder runs/mpt-125m --ranks 1 --steps 600 -- \
         --model mpt --size 125m --precision bf16 --global-batch 64 --seq-len 1024
 
 The text is this machine's corpus (corpus.py). The questions are from documents that training never sees:
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "trainers"))
     from errors import require_torch
 
     require_torch(__file__)
@@ -118,7 +118,7 @@ def questions(path: Path, by: streams.Tokenizer, length: int, count: int) -> lis
     texts = [json.loads(line)["text"] for line in path.open()]
     tokens = [ids.tolist() for ids in by.encode(texts) if len(ids) > length]
     answer = max(1, min(32, length // 3))
-    drawn = random.Random(SEED)  # noqa: S311 - a seeded choice of questions
+    drawn = random.Random(SEED)
     pieces = []
     for ids in tokens[: max(count, CHOICES)]:
         begin = drawn.randrange(len(ids) - length)

@@ -14,8 +14,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import fit
 import metrics
-from tools import fit, launch
+from tools import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,18 +293,18 @@ MEASURED: dict[str, Callable[[Row, Bench], Found]] = {
     "strong_scaling": _scaling,
 }
 COMPUTED: dict[str, Callable[[Row], Found]] = {"dollars_per_1t_tokens": _cost}
-_RECORDS = "a ratio of two systems: tools/ratio.py compares their records"
+_RECORDS = "a ratio of two systems: ratio.py compares their records"
 NOT_MEASURED = {
     "speed_ratio": _RECORDS,
     "speed_ratio_one_head": _RECORDS,
-    "stack_ratio": "a ratio of two stacks on one GPU: tools/ratio.py compares their records",
-    "accuracy": "billions of tokens: tools/convergence.py runs a short version, tools/evaluate.py its tasks",
+    "stack_ratio": "a ratio of two stacks on one GPU: ratio.py compares their records",
+    "accuracy": "billions of tokens: convergence.py runs a short version, tools/evaluate.py its tasks",
     "mean_accuracy": "as its seven tasks",
     "batches": "the length of a job, not a measurement of a machine",
     "steps": "the length of a job, not a measurement of a machine",
     "tokens": "the length of a job, not a measurement of a machine",
-    "dollars_per_hour": "a price; tools/cost.py takes it for a record's cost per token",
-    "spot_dollars_per_hour": "a price; tools/cost.py takes it for a record's cost per token",
+    "dollars_per_hour": "a price; cost.py takes it for a record's cost per token",
+    "spot_dollars_per_hour": "a price; cost.py takes it for a record's cost per token",
     "estimated_tokens_per_s": "an estimate of no named model: nothing to compare a run with",
     "seconds": "what a provider grants; tests/trainers/test_restart.py kills jobs without any notice",
     "peak_tflops": "a data sheet: tests/acceptance/devices.json",

@@ -1,0 +1,64 @@
+"""What is refused is one line and an exit code, with torchrun too, whose report has both."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import errors
+from tools import launch
+
+REFUSED = {
+    "a flag": (["--steps", "0"], "train.py: error: --steps 0: expected 1 or more"),
+    "no such flag": (["--stepz", "3"], "train.py: error: unrecognized arguments: --stepz 3"),
+    "a batch": (
+        ["--global-batch", "7", "--micro-batch", "2"],
+        "train.py: --global-batch 7 is not a multiple",
+    ),
+    "data": (["--data", "/nowhere"], "train.py: --data /nowhere: does not exist"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a flag", "data"])
+def test_torchrun_reports_the_line_and_the_exit_code(name: str) -> None:
+    flags, line = REFUSED[name]
+    command = [*launch.torchrun(2), "--device", "cpu", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, "torchrun has no exit code of its own"
+    _, _, report = done.stderr.rpartition("Root Cause")
+    assert "exitcode  : 2" in report
+    assert f"traceback : {line}" in report
+    assert sum(said.startswith("train.py: ") for said in done.stderr.splitlines()) <= 1
+    assert "usage:" not in done.stderr
+    assert done.stdout.count("{") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_process_says_one_line(name: str) -> None:
+    flags, line = REFUSED[name]
+    command = [sys.executable, str(launch.TRAIN), "--device", "cpu", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (own,) = [said for said in done.stderr.splitlines() if said.startswith("train.py: ")]
+    assert own.startswith(line)
+
+
+@pytest.mark.parametrize(("rank", "printed"), [("0", True), ("3", False)])
+def test_the_error_file_of_a_rank_has_its_line_and_code(
+    rank: str,
+    printed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    monkeypatch.setenv("RANK", rank)
+    assert errors.said("train.py: no", 5) == 5
+    message = json.loads(path.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("train.py: no", 5)
+    assert capsys.readouterr().err == ("train.py: no\n" if printed else "")

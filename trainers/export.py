@@ -1,0 +1,68 @@
+"""Write a full checkpoint as a model of transformers: config.json and model.safetensors, in float32.
+
+    python trainers/export.py RUNS/8b/step_00010000 OUT
+
+In: a checkpoint that holds whole weights. Out: a folder that from_pretrained reads, and --weights. Exit code
+2: it holds none, or its family has no form there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from errors import RefusedError, require_torch
+
+if __name__ == "__main__":
+    require_torch(__file__)
+
+import checkpoint
+import initial
+import presets
+import pretrained
+import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def export(source: Path, out: Path, positions: int) -> None:
+    """Write the model of a checkpoint. Raises RefusedError where it cannot."""
+    if not all((source / name).is_file() for name in (checkpoint.MARKER, checkpoint.WEIGHTS, initial.SHAPE)):
+        raise RefusedError(
+            f"{source} is no complete checkpoint with whole weights; name one of --full-every, or the last"
+        )
+    family = json.loads((source / initial.SHAPE).read_text())["family"]
+    config, module = initial.kept(source, family), presets.MODELS[family]
+    said = pretrained.said(family, config, positions)
+    theirs = module.to_transformers(initial.untied(config, whole.read(source / checkpoint.WEIGHTS)))
+    if config.tied:
+        theirs.pop("lm_head.weight", None)
+    out.mkdir(parents=True, exist_ok=True)
+    shapes = {name: value.shape for name, value in theirs.items()}
+    whole.write(out / "model.safetensors", shapes, theirs.items())
+    (out / pretrained.FILE).write_text(json.dumps(said, indent=1) + "\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path, help="a folder step_00000042 with whole weights")
+    parser.add_argument("out", type=Path, help="the folder to write")
+    parser.add_argument("--positions", type=int, default=8192, help="max_position_embeddings of config.json")
+    given: Any = parser.parse_args(arguments)
+    try:
+        export(given.checkpoint, given.out, given.positions)
+    except RefusedError as error:
+        print(f"export.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
