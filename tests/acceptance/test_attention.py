@@ -105,8 +105,9 @@ def test_attention_default_is_fused(on_device: OnDevice) -> None:
 def test_attention_of_models(
     way: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
-    """Attention as models call it is right and finite, forward and backward: padded batches, every kind of
-    mask, uneven lengths, grouped heads, far scores, outlier channels and long windows.
+    """Attention as models call it is right and finite, forward and backward:
+    padded batches, every kind of mask, uneven lengths, grouped heads, far scores, outlier channels and long
+    windows.
     """
     if way in OPERATORS and way not in on_device(arch.attention_backends):
         skips.without_feature(f"attention: {way}", f"this architecture has no {way} attention")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness import causes, skips
+from harness import causes, processes, skips
 from harness.calls import Launch, RecordMetric
 from harness.check import Check
 from harness.readings import links_of_pairs
@@ -45,7 +45,7 @@ def links(
     if "links" not in kept:
         assert "no links" not in kept, SHARED_FAILED
         kept["no links"] = True
-        log = {**LOG, "NCCL_DEBUG_FILE": str(acceptance.result_dir / "nccl.%h.%p")}
+        log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
         # Without a GPU there is no log that could slow the calls down, so one launch measures everything.
         arguments = ("collective_links.py", *OPERATIONS, *(("--timed",) if acceptance.shares_devices else ()))
         kept["links"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
@@ -57,8 +57,9 @@ def links(
 
 
 def keep_host_facts(run: dict[str, Any], check: Check) -> None:
-    """Keep the library's warnings as evidence. A configuration file that changes its settings fails the
-    check: it lies in the image, so it would reach every user.
+    """Keep the library's warnings as evidence.
+    A configuration file that changes its settings fails the check: it lies in the image, so it would reach
+    every user.
     """
     check.more_evidence["collectives"] = {name: run[name] for name in ("warnings", "files", "kernel")}
     check.hints = causes.of_host(run["warnings"], run["kernel"])
@@ -143,33 +144,27 @@ def chosen(choices: dict[str, dict[str, str]], operation: str, size: int) -> str
 
 @pytest.mark.tier("standard")
 def test_all_reduce_busbw(curves_of: Callable[[str], None]) -> None:
-    """All-reduce reaches this device model's bandwidth at every size, and is never slower at a larger
-    size.
-    """
+    """All-reduce reaches this device model's bandwidth at every size. It is never slower at a larger size."""
     curves_of("all_reduce")
 
 
 @pytest.mark.tier("standard")
 def test_all_gather_busbw(curves_of: Callable[[str], None]) -> None:
-    """All-gather reaches this device model's bandwidth at every size, and is never slower at a larger
-    size.
-    """
+    """All-gather reaches this device model's bandwidth at every size. It is never slower at a larger size."""
     curves_of("all_gather")
 
 
 @pytest.mark.tier("standard")
 def test_reduce_scatter_busbw(curves_of: Callable[[str], None]) -> None:
-    """Reduce-scatter reaches this device model's bandwidth at every size, and is never slower at a
-    larger size.
+    """Reduce-scatter reaches this device model's bandwidth at every size.
+    It is never slower at a larger size.
     """
     curves_of("reduce_scatter")
 
 
 @pytest.mark.tier("standard")
 def test_all_to_all_busbw(curves_of: Callable[[str], None]) -> None:
-    """All-to-all reaches this device model's bandwidth at every size, and is never slower at a larger
-    size.
-    """
+    """All-to-all reaches this device model's bandwidth at every size. It is never slower at a larger size."""
     curves_of("all_to_all")
 
 
@@ -177,7 +172,7 @@ def test_all_to_all_busbw(curves_of: Callable[[str], None]) -> None:
 def test_fp32_beside_bf16_speed(
     timed: dict[str, Any], ranks: int, acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> None:
-    """Sums of float32, in which gradients are reduced, are as fast as sums of as many bytes of bfloat16."""
+    """Sums of float32, in which gradients are reduced, are as fast as sums of the same bytes of bfloat16."""
     by_mode = {(f["op"], f["bytes"], f["mode"]): f for f in timed["figures"]}
     wide = [key for key in by_mode if key[2] == "fp32"]
     assert wide, "no sum of float32 was timed"
@@ -210,8 +205,8 @@ def test_send_receive_bandwidth(
     ranks: int,
     record_metric: RecordMetric,
 ) -> None:
-    """Every ordered pair of ranks carries its data right, and as fast as its way back and as the other
-    pairs with as many links.
+    """Every ordered pair of ranks carries its data right.
+    It is as fast as its way back and as the other pairs with the same number of links.
     """
     rates = {}
     for pair in links["pairs"]:

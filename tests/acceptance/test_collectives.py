@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness import skips
+from harness import processes, skips
 from harness.calls import Launch, RecordMetric
 from harness.session import AcceptanceSession, every_device
 from workloads import cases, margins
@@ -43,7 +43,7 @@ def shared(kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, 
         )
         kept["report not made"] = True
         arguments = ("collective_values.py", "--tier", acceptance.tier)
-        log = {**LOG, "NCCL_DEBUG_FILE": str(acceptance.result_dir / "nccl-values.%h.%p")}
+        log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl-values.%h.%p")}
         timeout_s = TIMEOUT_S[acceptance.tier]
         kept["report"] = launch(*arguments, nproc=ranks, timeout_s=timeout_s, env=log)
     report: dict[str, Any] = kept["report"]
@@ -142,9 +142,7 @@ def test_counts_around_powers_of_two(values: Callable[[str], None]) -> None:
 
 @pytest.mark.tier("standard")
 def test_group_of_one(values: Callable[[str], None]) -> None:
-    """Every collective of a group of one rank, a mean included, gives it its own values to the last
-    element.
-    """
+    """Every collective of a group of one rank, and its mean, gives it its own values to the last element."""
     values("group_of_one")
 
 
@@ -184,8 +182,8 @@ def test_same_bits_from_call_to_call(shared: dict[str, Any], record_metric: Reco
 def test_groups_set_up_and_torn_down(
     shared: dict[str, Any], ranks: int, acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> None:
-    """A world that is set up and torn down again and again, with and without a device id, works each time
-    and leaves nothing behind.
+    """A world that is set up and torn down many times works each time and leaves nothing behind.
+    It is tried with and without a device id.
     """
     assert shared["groups"], "no world was set up"
     for ways in shared["groups"]:

@@ -3,11 +3,10 @@
 `test_kernels.py::test_compiled_block` has graph breaks and recompilation.
 """
 
-import importlib.util
-
 import pytest
 
-from harness import skips
+from harness import about, skips
+from harness.asked import of_image
 from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import cases, compiled_gradients, compiled_models, grouped_gemm
@@ -31,8 +30,8 @@ def test_compiled_models(family: str, on_device: OnDevice, record_metric: Record
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 def test_compiled_norms_sharing_a_table(on_device: OnDevice, record_metric: RecordMetric) -> None:
-    """Compiled LayerNorms in a chain whose scales and shifts are slices of one table have the right
-    gradients.
+    """Compiled LayerNorms in a chain have the right gradients.
+    Their scales and shifts are slices of one table.
     """
     cases.require(on_device(compiled_gradients.norms, timeout_s=TIMEOUT_S), record_metric)
 
@@ -53,7 +52,7 @@ def test_triton_kernels(
     """Triton's products, chains of products and reductions, launched in every tile, are right."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "Triton kernels need a GPU")
-    if importlib.util.find_spec("triton") is None:
+    if not of_image(about.is_installed, module="triton"):
         skips.without_package("triton", "Triton is not part of this stack")
     report = on_device("workloads.triton_kernels:check", group=group, timeout_s=TIMEOUT_S)
     cases.require(report, record_metric)

@@ -5,16 +5,16 @@ A missing reading (not supported, N/A, no permission) is a skip with that reason
 device that answers 0xFF.. does not answer.
 """
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vendors
-from harness import models, skips
+from harness import about, models, skips
+from harness.asked import of_image
 from harness.calls import RecordMetric
+from harness.check import Check
 from harness.evidence import occupants
 from harness.readings import Findings, differs, known, only_with
 from harness.session import AcceptanceSession
@@ -45,17 +45,18 @@ def seen(
     return found
 
 
-def test_the_host_offers_what_devices_need(vendor: vendors.Vendor, host: Host) -> None:
+def test_the_host_offers_what_devices_need(vendor: vendors.Vendor, host: Host, check: Check) -> None:
     """Device nodes can be opened, no device is missing, and shared and locked memory suffice."""
-    missing = [
-        f"{requirement.name}: {requirement.got}, expected {requirement.expected}; {requirement.next_step}"
-        for requirement in vendor.requirements()
-        if not requirement.ok
+    findings = Findings()
+    findings.wrong += [
+        f"{need['name']}: {need['got']}, expected {need['expected']}; {need['next_step']}"
+        for need in of_image(about.needs, vendor=vendor.NAME)
     ]
-    lost = [
-        f"{bdf}: held by the driver, but the library does not list it; look at dmesg" for bdf in host.unlisted
-    ]
-    assert not missing + lost, "\n".join(missing + lost)
+    check.more_evidence["missing"] = lost = list(host.unlisted)
+    for bdf in lost:
+        words = f"{bdf}: on the PCI bus, and the library does not list it; look at dmesg, then reset it"
+        findings.machine("missing device", words)
+    findings.conclude()
 
 
 def test_device_count(
@@ -67,8 +68,8 @@ def test_device_count(
 
 
 def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:
-    """Every device is a known model by PCI id, architecture, compute units and memory; all are the same
-    model.
+    """Every device is a known model by PCI id, architecture, compute units and memory.
+    All are the same model.
     """
     rows = [_row(vendor, device) for device in devices]
     found = [row["model"] for row in rows]
@@ -77,17 +78,19 @@ def test_device_identity(vendor: vendors.Vendor, devices: tuple[Device, ...]) ->
         words = f"device {odd.index} is partitioned, {models.partitioning(odd)}, and others are not: {found}"
         invalid((Unfit("partition", words, odd.index),))
     assert len(set(found)) == 1, f"different device models: {found}"
-    small = [
-        d.index
-        for d, row in zip(devices, rows, strict=True)
-        if d.memory_bytes < MEMORY_SHARE * row["memory_bytes"]
-    ]
-    assert not small, f"devices {small} have less than {MEMORY_SHARE:.0%} of {rows[0]['memory_bytes']} bytes"
+    findings = Findings()
+    for device in devices:
+        if device.memory_bytes < MEMORY_SHARE * rows[0]["memory_bytes"]:
+            least = f"{MEMORY_SHARE:.0%} of {rows[0]['memory_bytes']} bytes"
+            words = f"device {device.index}: {device.memory_bytes} bytes of memory, less than {least}"
+            findings.machine("short memory", words, device.index)
     expected = rows[0]["compute_units"]
     short = {
         d.index: d.compute_units for d in devices if vendor.VISIBILITY and differs(d.compute_units, expected)
     }
-    assert not short, f"compute units {short}, expected {expected}"
+    known = "devices.json does not know them" if expected is None else f"expected {expected}"
+    findings.wrong += [f"compute units {short}, {known}"] if short else []
+    findings.conclude()
 
 
 def test_torch_and_the_library_mean_the_same_devices(
@@ -115,7 +118,7 @@ def test_driver_serves_the_runtime(vendor: vendors.Vendor, host: Host, record_me
     A driver that is newer than every list of its documents passes, and the result says that it is not listed.
     """
     only_with(vendor.VISIBILITY, "gpu", "a CPU has no driver")
-    runtime = vendor.torch_runtime()
+    runtime = of_image(about.torch_runtime, vendor=vendor.NAME)
     assert runtime, f"this torch is not a build for {vendor.NAME}"
     support = vendor.driver_support(host, runtime)
     shown = {
@@ -178,8 +181,8 @@ def test_power_cap_is_the_default(vendor: vendors.Vendor, devices: tuple[Device,
 def test_partition_is_the_reference(
     vendor: vendors.Vendor, devices: tuple[Device, ...], device_row: Mapping[str, Any]
 ) -> None:
-    """Every device is partitioned as its device model says: a whole GPU is not (SPX/NPS1, MIG off), and one
-    of MI300X-CPX-NPS4 is just so.
+    """Every device is partitioned as its device model says:
+    a whole GPU is not (SPX/NPS1, MIG off), and one of MI300X-CPX-NPS4 is just so.
     """
     only_with(vendor.REFERENCE_PARTITION, "partitions", "a CPU has no partitions")
     findings = Findings()
@@ -220,31 +223,33 @@ def test_no_device_asks_for_recovery(devices: tuple[Device, ...]) -> None:
 
 def test_numa_nodes_of_devices_are_ours(devices: tuple[Device, ...]) -> None:
     """This process may use the memory and at least one CPU of each device's NUMA node."""
-    memory, findings = numbers(_status("Mems_allowed_list")), Findings()
+    nodes = [int(device.numa_node) for device in devices if is_known(device.numa_node)]
+    ours = of_image(about.places, fields=["Mems_allowed_list"], nodes=nodes)
+    memory, findings = numbers(ours["status"]["Mems_allowed_list"]), Findings()
     for device in devices:
         if not findings.knows(device.numa_node, "NUMA node"):
             continue
         node = int(device.numa_node)
-        cpus = (
-            numbers(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text())
-            if node in memory
-            else set()
-        )
+        cpus = numbers(ours["nodes"][str(node)]) if node in memory else set()
         if node not in memory:
             findings.wrong.append(
                 f"device {device.index} is on NUMA node {node}, this process may use {sorted(memory)}"
             )
-        elif not cpus & os.sched_getaffinity(0):
+        elif not cpus & set(ours["cpus"]):
             findings.wrong.append(f"device {device.index}: this process may use no CPU of NUMA node {node}")
     findings.conclude()
 
 
 def _row(vendor: vendors.Vendor, device: Device) -> Mapping[str, Any]:
-    """The row of a device; a GPU in a mode that no row is for makes the machine unfit."""
+    """The row of a device.
+    A GPU in a mode that no row is for makes the machine unfit, as too little memory does.
+    """
     try:
         return models.identify(vendor.NAME, device)
     except models.UnknownDeviceError as error:
         problem = str(error)
+    if short := models.short_of_memory(device):
+        return short
     if mode := models.partitioning(device):
         invalid((Unfit("partition", f"device {device.index}: {mode}; {problem}", device.index),))
     return pytest.fail(problem, pytrace=False)
@@ -256,8 +261,3 @@ def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> boo
     if bdf is not None:
         return device.bdf == bdf
     return one["uuid"] is not None and device.uuid.lower() == vendor.torch_uuid(one["uuid"]).lower()
-
-
-def _status(field: str) -> str:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(line.partition(":")[2].strip() for line in lines if line.startswith(field + ":"))

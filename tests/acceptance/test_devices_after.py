@@ -1,20 +1,25 @@
-"""The devices after every other check. In: readings before and after the run. Out: errors and faults in
-between.
+"""The devices after every other check. In: readings before and after the run.
+Out: errors and faults in between.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 import vendors
 from harness import skips
+from harness.check import Check
 from harness.readings import Findings, is_unread, needs_pair, of, only_with
 from harness.session import AcceptanceSession
 from vendors import Device, Host
 
 
 @pytest.mark.last
-def test_no_link_error_since_the_start(host: Host, whole_run: Host) -> None:
+def test_no_link_error_since_the_start(host: Host, whole_run: Host, device_row: Mapping[str, Any]) -> None:
     """The error counts of the links between devices did not grow while the suites ran."""
     needs_pair(len(host.devices))
+    only_with(device_row["link"], "link", "this device has no link to others")
     early = {(link.a, link.b): link for link in host.links}
     findings = Findings()
     for late in whole_run.links:
@@ -46,7 +51,11 @@ def test_no_memory_error_since_the_start(
 
 @pytest.mark.last
 def test_no_fault_was_reported(
-    acceptance: AcceptanceSession, vendor: vendors.Vendor, devices: tuple[Device, ...], whole_run: Host
+    acceptance: AcceptanceSession,
+    vendor: vendors.Vendor,
+    devices: tuple[Device, ...],
+    whole_run: Host,
+    check: Check,
 ) -> None:
     """The driver reported no fault (Xid, page fault, reset, poison) while the suites ran."""
     only_with(vendor.VISIBILITY, "gpu", "a CPU reports no faults")
@@ -56,7 +65,15 @@ def test_no_fault_was_reported(
         skips.unreadable("fault reports", f"fault reports: {reports.absence}")
     ours = {-1, *(device.index for device in devices)}
     faults = [fault for fault in reports.faults if fault["index"] in ours]
-    assert not faults, "\n".join(f"device {f['index']} at {f['time']}: {f['what']}" for f in faults)
+    check.more_evidence["faults"] = faults
+    findings = Findings()
+    for fault in faults:
+        words = f"device {fault['index']} at {fault['time']}: {fault['what']}"
+        if fault["machine"]:
+            findings.machine("driver fault", words, fault["index"] if fault["index"] >= 0 else None)
+        else:  # a program can cause it, so it may be the image's
+            findings.wrong.append(words)
+    findings.conclude()
     assert reports.listening, (
         f"fault reports were not read to the end: {reports.error or 'the listener ended'}"
     )

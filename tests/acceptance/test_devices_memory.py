@@ -42,9 +42,7 @@ def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) 
 def test_memory_holds_patterns(
     ranks: int, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
-    """Most of every device's free memory keeps what is written: own addresses, checkerboards, walking
-    bits.
-    """
+    """Most of each device's free memory keeps what is written: own addresses, checkerboards, walking bits."""
     seconds = CPU_SECONDS if acceptance.shares_devices else SECONDS[acceptance.tier]
     acceptance.ended.expect(seconds)
     found = on_device(

@@ -3,33 +3,25 @@
 No device is needed.
 """
 
-import importlib.metadata
-import importlib.util
-import os
-import platform
-import subprocess
-import sys
-import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import foreign, installed, requirements, skips, startup
+from harness import about, foreign, installed, skips
+from harness.asked import of_image
 from harness.calls import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
 from workloads import image
 
 pytestmark = pytest.mark.static
-PIP_TIMEOUT_S = 300
 
 
 @pytest.fixture
 def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
     """The image's declaration. An image that stackcheck did not build has none, and that is not a fault."""
-    content = installed.declaration()
+    content = of_image(installed.declaration)
     if content is None and acceptance.run_file.get("stack_id"):
         pytest.fail(
             f"this image of stack {acceptance.run_file['stack_id']} has no {installed.DECLARATION}",
@@ -45,7 +37,7 @@ def declared(acceptance: AcceptanceSession) -> Mapping[str, Any]:
 @pytest.fixture
 def torch_is_declared() -> None:
     """Skip a check about torch in a stack that declares no torch; such a stack is never certified."""
-    if not installed.has_torch():
+    if not of_image(installed.has_torch):
         skips.without_package("torch", "this stack has no torch, so it can never be certified for training")
 
 
@@ -59,14 +51,12 @@ def loaded(torch_is_declared: None, in_child: InChild) -> Mapping[str, Any]:
 
 def test_declared_versions_are_installed(declared: Mapping[str, Any]) -> None:
     """Every package that the image declares is installed in exactly that version."""
-    wrong = []
-    for name, version in declared["packages"].items():
-        try:
-            found = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found = "none"
-        if not _is_declared(found, version, declared):
-            wrong.append(f"{name}: declared {version}, installed {found}")
+    found = of_image(about.versions, names=list(declared["packages"]))
+    wrong = [
+        f"{name}: declared {version}, installed {found[name]}"
+        for name, version in declared["packages"].items()
+        if not _is_declared(found[name], version, declared)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -74,12 +64,12 @@ def test_the_image_is_the_stack_that_was_asked_for(
     declared: Mapping[str, Any], acceptance: AcceptanceSession
 ) -> None:
     """Stack, vendor, Python and distribution are the declared ones."""
-    release = platform.freedesktop_os_release()
+    system = of_image(about.system)
     found = {
         "stack_id": acceptance.run_file.get("stack_id") or declared["stack_id"],
         "vendor": acceptance.vendor,
-        "python": ".".join(platform.python_version_tuple()[: declared["python"].count(".") + 1]),
-        "os": release["ID"] + release.get("VERSION_ID", ""),
+        "python": ".".join(system["python"].split(".")[: declared["python"].count(".") + 1]),
+        "os": system["os"],
     }
     expected = {key: declared[key] for key in found}
     assert found == expected, f"this image is {found}, but declares {expected}"
@@ -101,7 +91,8 @@ def test_loaded_libraries_are_the_declared_ones(
             collective,
         )
     if declared.get("runtime_version"):
-        assert installed.same_release(vendor.torch_runtime() or "none", declared["runtime_version"])
+        found = of_image(about.torch_runtime, vendor=vendor.NAME) or "none"
+        assert vendor.is_release(found, declared["runtime_version"]), (found, declared["runtime_version"])
 
 
 def test_the_vendor_libraries_that_load_are_the_installed_ones(
@@ -114,18 +105,14 @@ def test_the_vendor_libraries_that_load_are_the_installed_ones(
     found = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)["libraries"]
     versions = {name: installed.dotted(entry["version"]) for name, entry in found.items() if entry["version"]}
     record_metric("vendor_libraries_asked", len(versions), unit="libraries", conditions=versions)
-    wrong = [
-        problem
-        for library in table
-        for problem in installed.problems_of_loaded(library, found.get(library.name))
-    ]
+    wrong = of_image(about.problems_of_loaded, vendor=acceptance.vendor, found=found)
     assert versions, f"this image has none of the libraries of vendor {acceptance.vendor}"
     assert not wrong, "\n".join(wrong)
 
 
 def test_torch_is_built_for_the_vendor(vendor: Vendor, loaded: Mapping[str, Any]) -> None:
-    """The installed torch is a build for this vendor: an upgrade can silently install another vendor's
-    build.
+    """The installed torch is a build for this vendor.
+    An upgrade can silently install another vendor's build.
     """
     runtimes = {"nvidia": loaded["cuda"], "amd": loaded["hip"]}
     built_for = [name for name, version in runtimes.items() if version] or ["cpu"]
@@ -139,7 +126,7 @@ def test_every_architecture_is_compiled_in(
 ) -> None:
     """torch holds device code for each architecture of the stack, or of this machine if none is declared."""
     covers = software.of(acceptance.vendor).covers
-    wanted = installed.architectures(acceptance.vendor, devices)
+    wanted = installed.architectures(acceptance.vendor, devices, of_image(installed.declaration))
     missing = [arch for arch in wanted if not covers(arch, loaded["archs"])]
     assert not missing, f"torch has no code for {missing}; compiled in: {loaded['archs']}"
 
@@ -152,27 +139,24 @@ def test_every_extension_loads(in_child: InChild, vendor: Vendor, record_metric:
     without a declaration, only torch, its requirements and the packages that require it are judged: such an
     image may contain CuPy's bridge to cuTENSOR or mpi4py's to MPI and leave those libraries to the user.
     """
-    extensions = installed.extensions()
-    if installed.declaration() is None:
-        extensions = installed.owned_by(installed.torch_and_kin(), extensions)
-    assert extensions, f"no compiled extension under {installed.SITE}: is this the image's own Python?"
-    errors = in_child(
-        image.load_errors, paths=[str(path) for path in extensions], after_torch=installed.has_torch()
-    )
+    found = of_image(about.extensions)
+    assert found["paths"], f"no compiled extension under {found['site']}: is this the image's own Python?"
+    errors = in_child(image.load_errors, paths=found["paths"], after_torch=of_image(installed.has_torch))
     foreign = [error for error in errors if _is_foreign(error, vendor.FOREIGN_RUNTIMES)]
     record_metric("extensions_for_another_vendor", len(foreign), unit="files")
     assert len(foreign) == len(errors), "\n".join(error for error in errors if error not in foreign)
 
 
 def test_every_package_is_for_the_vendor(acceptance: AcceptanceSession, record_metric: RecordMetric) -> None:
-    """No package is for another vendor alone: by its name, its device code, the runtimes that it needs, or
-    inline assembly. Such a package imports, and fails or silently falls back when a job reaches it.
+    """No package is for another vendor alone:
+    by its name, its device code, the runtimes that it needs, or inline assembly. Such a package imports, and
+    fails or silently falls back when a job reaches it.
 
     FlashAttention 3, the CUDA build of bitsandbytes and wheels for CUDA are found in an image for AMD.
     """
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "vendor cpu has no device code, so none can be for another vendor")
-    wrong, tolerated = foreign.problems(acceptance.vendor)
+    wrong, tolerated = of_image(about.foreign_problems, vendor=acceptance.vendor)
     record_metric(
         "packages_with_parts_for_another_vendor",
         len(tolerated),
@@ -202,8 +186,8 @@ def test_the_management_library_does_not_break_torch(
 def test_libraries_are_there_once(
     acceptance: AcceptanceSession, in_child: InChild, record_metric: RecordMetric
 ) -> None:
-    """With all imports of a training job, NCCL/RCCL, the runtimes, BLAS, OpenMP and C++ are each loaded from
-    one file: with two copies the behaviour is undefined.
+    """A training job loads NCCL/RCCL, the runtimes, BLAS, OpenMP and C++ from one file each.
+    This holds after all of its imports; with two copies the behaviour is undefined.
     """
     report = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)
     record_metric("libraries_mapped", len(report["files"]), unit="files", conditions=_imported(report))
@@ -212,18 +196,19 @@ def test_libraries_are_there_once(
         for name, stems in software.once().items()
         if len(files := [file for file in report["files"] if software.stem(file) in stems]) > 1
     }
-    owners = importlib.metadata.packages_distributions()
-    doubled |= {name: owners[name] for name in ("torch", "triton") if len(set(owners.get(name, ()))) > 1}
+    owners = of_image(about.providers, modules=["torch", "triton"])
+    doubled |= {name: found for name, found in owners.items() if len(found) > 1}
     assert not doubled, f"loaded or installed more than once: {doubled}"
 
 
 def test_nothing_runs_unasked_when_python_starts(in_child: InChild, record_metric: RecordMetric) -> None:
-    """Each .pth file, sitecustomize and usercustomize belongs to an installed package, and is as it was
-    installed: such a file can change any result.
+    """Each .pth file, sitecustomize and usercustomize is as an installed package brought it.
+    Such a file can change any result.
     """
-    found, problems = startup.problems(in_child(image.import_path, fresh=True))
-    record_metric("startup_files", len(found), unit="files", conditions={"files": " ".join(map(str, found))})
-    assert not problems, "\n".join(problems)
+    found = of_image(about.startup_problems, folders=in_child(image.import_path, fresh=True))
+    files = {"files": " ".join(found["files"])}
+    record_metric("startup_files", len(found["files"]), unit="files", conditions=files)
+    assert not found["problems"], "\n".join(found["problems"])
 
 
 def test_pip_check_finds_no_conflict() -> None:
@@ -231,39 +216,28 @@ def test_pip_check_finds_no_conflict() -> None:
 
     An environment that uv made has no pip; there the packages' metadata are read, as `pip check` does.
     """
-    if importlib.util.find_spec("pip") is None:
-        problems = requirements.problems(importlib.metadata.distributions())
-        assert not problems, "\n".join(problems)
-        return
-    run = _pip("check")
-    assert run.returncode == 0, run.stdout + run.stderr
+    problems = of_image(about.conflicts)
+    assert not problems, "\n".join(problems)
 
 
-def test_torch_cannot_be_replaced(
-    declared: Mapping[str, Any], torch_is_declared: None, tmp_path: Path
-) -> None:
+def test_torch_cannot_be_replaced(declared: Mapping[str, Any], torch_is_declared: None) -> None:
     """The image's constraints refuse the installation of another torch."""
     del torch_is_declared
-    _wheel(tmp_path, "torch", "0.0.1")
-    offered = ("--dry-run", "--no-index", "--no-cache-dir", "--find-links", str(tmp_path))
-    run = _pip("install", *offered, "torch==0.0.1")
-    assert run.returncode != 0, (
-        f"pip would install torch 0.0.1 into {declared['stack_id']}, expected a constraint:\n{run.stdout}"
+    run = of_image(about.replacing_torch)
+    assert run["code"] != 0, (
+        f"pip would install torch 0.0.1 into {declared['stack_id']}, expected a constraint:\n{run['text']}"
     )
-    assert "constraint" in run.stdout + run.stderr, run.stdout + run.stderr
+    assert "constraint" in run["text"], run["text"]
 
 
 def test_environment_is_as_declared(
     declared: Mapping[str, Any], acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> None:
     """Each variable that the image declares has the declared value; those that change speed are recorded."""
-    told = {
-        name: os.environ[name] for name in sorted(os.environ) if name.startswith(_speed(acceptance.vendor))
-    }
+    there = of_image(about.environment)
+    told = {name: there[name] for name in sorted(there) if name.startswith(_speed(acceptance.vendor))}
     record_metric("variables_for_speed", len(told), unit="variables", conditions=told)
-    wrong = {
-        name: os.environ.get(name) for name, value in declared["env"].items() if os.environ.get(name) != value
-    }
+    wrong = {name: there.get(name) for name, value in declared["env"].items() if there.get(name) != value}
     assert not wrong, f"declared { ({name: declared['env'][name] for name in wrong}) }, got {wrong}"
 
 
@@ -284,17 +258,3 @@ def _is_foreign(error: str, runtimes: Sequence[str]) -> bool:
 
 def _imported(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"imported": " ".join(report["modules"])}
-
-
-def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
-
-
-def _wheel(folder: Path, name: str, version: str) -> None:
-    """The smallest wheel that pip would install."""
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")

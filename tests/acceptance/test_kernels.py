@@ -1,5 +1,5 @@
-"""Kernels of a training step against float64, and their determinism. In: one device. Out: the cases that
-failed.
+"""Kernels of a training step against float64, and their determinism. In: one device.
+Out: the cases that failed.
 """
 
 import pytest
@@ -49,8 +49,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_gemm(
     dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
-    """Matrix products of every layout and edge size are as exact as their precision allows, forward and
-    backward.
+    """Matrix products of every layout and edge size are as exact as their precision allows.
+    This holds forward and backward.
     """
     cases.require(on_device(gemm.check, dtype=dtype, tier=acceptance.tier), record_metric)
 
@@ -63,8 +63,8 @@ def test_fp8_gemm(acceptance: AcceptanceSession, on_device: OnDevice, record_met
 
 @pytest.mark.gpus(1)
 def test_fp8_recipes(on_device: OnDevice, record_metric: RecordMetric) -> None:
-    """8-bit products with a scale for each tensor or each row are right for any number of rows, and read
-    nothing beside their operands and scales.
+    """8-bit products with a scale for each tensor or each row are right for any number of rows.
+    They read only their operands and scales.
     """
     skips.if_lacking(on_device(fp8_recipes.lacks))
     cases.require(on_device(fp8_recipes.check), record_metric)
@@ -169,8 +169,8 @@ def test_embedding(dtype: str, on_device: OnDevice, record_metric: RecordMetric)
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
 def test_convolution(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
-    """Convolution and its gradients are right in one to three dimensions and in every memory layout, and
-    repeat bit for bit.
+    """Convolution and its gradients are right in one to three dimensions and in every memory layout.
+    They repeat bit for bit.
     """
     skips.if_lacking(on_device(convolution.lacks, dtype=dtype))
     cases.require(on_device(convolution.check, dtype=dtype, timeout_s=300), record_metric)

@@ -1,5 +1,5 @@
-"""The speed of all devices at once, by bounds and against each other. In: n devices. Out: metrics, slow
-devices.
+"""The speed of all devices at once, by bounds and against each other. In: n devices.
+Out: metrics, slow devices.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,8 +57,8 @@ def test_every_device_at_once(
 def under_bound(
     metric: str, figures: Mapping[int, dict[str, Any]], entries: tuple[thresholds.Threshold, ...]
 ) -> Iterator[str]:
-    """Each device that misses the bound of a single device; test_kernel_speed.py fails if there is no
-    such bound.
+    """Each device that misses the bound of a single device.
+    Without such a bound test_kernel_speed.py fails.
     """
     for number, figure in figures.items():
         entry = thresholds.find(entries, metric, figure["conditions"])

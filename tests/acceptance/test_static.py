@@ -1,25 +1,21 @@
-"""Device code in the image and from its compilers, checked without a device. In: the image. Out: what is
-wrong.
+"""Device code in the image and from its compilers, checked without a device. In: the image.
+Out: what is wrong.
 
 Triton's matrix products use the right instructions, without spills and silent upcasts. Libraries and
 FlashAttention have code for each architecture, and the vendor's compiler, if the image has one, makes it.
 """
 
-import importlib.util
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import installed, skips
+from harness import about, installed, processes, skips
+from harness.asked import of_image
 from harness.calls import InChild, RecordMetric
 from harness.session import AcceptanceSession
 from vendors import Device, software
-from vendors.software import Compiler, Software
 from workloads import flash_compile
 
 pytestmark = pytest.mark.static
@@ -36,17 +32,27 @@ EXPECTED: Mapping[tuple[str, str], str] = {
     ("gfx950", "fp8e4nv"): "v_mfma_f32_32x32x64_f8f6f4",
     ("sm_80", "bf16"): "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     ("sm_80", "fp16"): "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    ("sm_89", "bf16"): "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    ("sm_89", "fp16"): "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    ("sm_89", "fp8e4nv"): "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
     ("sm_90", "bf16"): "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
     ("sm_90", "fp16"): "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
     ("sm_90", "fp8e4nv"): "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
     ("sm_100", "bf16"): "tcgen05.mma.cta_group::1.kind::f16",
     ("sm_100", "fp16"): "tcgen05.mma.cta_group::1.kind::f16",
     ("sm_100", "fp8e4nv"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
+    ("sm_103", "bf16"): "tcgen05.mma.cta_group::1.kind::f16",
+    ("sm_103", "fp16"): "tcgen05.mma.cta_group::1.kind::f16",
+    ("sm_103", "fp8e4nv"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
+    ("sm_120", "bf16"): "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    ("sm_120", "fp16"): "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    ("sm_120", "fp8e4nv"): "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
 }
 # The fp8 formats for which an arch has no matrix instruction: MI300 has FNUZ, all others have OCP.
 FOREIGN_FP8 = (
     *(("gfx90a", "fp8e4nv"), ("gfx90a", "fp8e4b8"), ("gfx942", "fp8e4nv"), ("gfx950", "fp8e4b8")),
-    *(("sm_80", "fp8e4nv"), ("sm_90", "fp8e4b8"), ("sm_100", "fp8e4b8")),
+    *(("sm_80", "fp8e4nv"), ("sm_89", "fp8e4b8"), ("sm_90", "fp8e4b8")),
+    *(("sm_100", "fp8e4b8"), ("sm_103", "fp8e4b8"), ("sm_120", "fp8e4b8")),
 )
 # Shared memory that one block may use (bytes): LDS of CDNA, shared memory per block of CUDA.
 SHARED_BYTES = {
@@ -54,12 +60,12 @@ SHARED_BYTES = {
     "gfx942": 64 << 10,
     "gfx950": 160 << 10,
     "sm_80": 163 << 10,
+    "sm_89": 99 << 10,
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
+    "sm_103": 227 << 10,
+    "sm_120": 99 << 10,
 }
-# The first Triton with an architecture's own instructions. 3.2 takes MI300's for gfx950, and dies for sm_100:
-# tests/integration/test_triton_releases.py compiles with every release from 3.2 to 3.9.
-FIRST_TRITON = {"gfx950": (3, 3), "sm_100": (3, 3)}
 BLOCK, TILES = 64, ((32, 4), (128, 8))  # the tile of most checks, by 4 warps, and others
 MATRIX_OF_BF16 = re.compile(
     r"bf16|^tcgen05\.mma\S*kind::f16"
@@ -73,17 +79,18 @@ Compile = Callable[..., Mapping[str, Any]]
 def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InChild) -> Compile:
     """Compile in a child, with a cache of this run only.
 
-    An old Triton does not know newer GPUs: for architectures that the image does not declare, that is a skip.
+    An image is judged for the architectures that it declares and for this machine's; without any, for all.
+    Its Triton may be too old for others: test_triton_releases.py has each release from 3.2 on.
     """
-    if importlib.util.find_spec("triton") is None:
+    if not of_image(about.is_installed, module="triton"):
         skips.without_package("triton", "Triton is not part of this stack")
-    cache = {"TRITON_CACHE_DIR": str(acceptance.result_dir / "triton")}
+    cache = {"TRITON_CACHE_DIR": str(processes.inside(acceptance.result_dir) / "triton")}
 
     def compile_(
-        kernel: str, arch: str, dtype: str, *, may_refuse: bool = False, block: int = BLOCK, warps: int = 4
+        kernel: str, arch: str, dtype: str, *, block: int = BLOCK, warps: int = 4
     ) -> Mapping[str, Any]:
-        if archs and arch not in archs and triton_release() < FIRST_TRITON.get(arch, (0,)):
-            skips.without_arch(arch, f"this stack does not declare {arch}, and its Triton is older than that")
+        if archs and arch not in archs:
+            skips.without_arch(arch, f"this stack does not declare {arch}")
         backend = "amd" if arch.startswith("gfx") else "nvidia"
         if backend not in in_child("workloads.machine_code:backend_names", env=cache):
             skips.without_arch(arch, f"this Triton has no {backend} backend")
@@ -96,21 +103,9 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
             block=block,
             warps=warps,
         )
-        if found["error"] and not may_refuse and archs and arch not in archs:
-            skips.without_arch(
-                arch,
-                f"this stack does not declare {arch}, and its Triton cannot compile for it: {found['error']}",
-            )
         return found
 
     return compile_
-
-
-def triton_release() -> tuple[int, ...]:
-    """The first two numbers of the installed Triton, whatever its distribution is called."""
-    names = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
-    found = [item.version for item in installed.distributions(names)]
-    return tuple(int(part) for part in re.findall(r"\d+", found[0])[:2]) if found else (0,)
 
 
 @pytest.mark.parametrize(("arch", "dtype"), EXPECTED, ids=[f"{arch}-{dtype}" for arch, dtype in EXPECTED])
@@ -126,10 +121,10 @@ def test_matrix_instruction_is_the_expected_one(compiled: Compile, arch: str, dt
     ("arch", "dtype"), FOREIGN_FP8, ids=[f"{arch}-{dtype}" for arch, dtype in FOREIGN_FP8]
 )
 def test_foreign_fp8_is_refused_or_known_to_be_upcast(compiled: Compile, arch: str, dtype: str) -> None:
-    """An fp8 format that the arch lacks is refused or computed in a wider type, never in another fp8
-    format.
+    """An fp8 format that the arch lacks is refused or computed in a wider type.
+    It never becomes another fp8 format.
     """
-    found = compiled("matmul", arch, dtype, may_refuse=True)
+    found = compiled("matmul", arch, dtype)
     refused = found["error"] is not None and "not supported" in found["error"]
     assert refused or not _fp8(found["matrix"]), f"computed in another fp8 format: {found}"
 
@@ -147,12 +142,10 @@ def test_registers_and_shared_memory_suffice(compiled: Compile, arch: str, kerne
 
 
 @pytest.mark.parametrize("arch", SHARED_BYTES)
-def test_other_tiles_of_declared_architectures(compiled: Compile, archs: Sequence[str], arch: str) -> None:
-    """Smaller and larger tiles of a matrix product also use matrix instructions of their type, without
-    spills, in the shared memory that there is.
+def test_other_tiles_of_declared_architectures(compiled: Compile, arch: str) -> None:
+    """Smaller and larger tiles of a matrix product also use matrix instructions of their type.
+    They do not spill, and fit in the shared memory of the architecture.
     """
-    if archs and arch not in archs:
-        skips.without_arch(arch, f"this stack does not declare {arch}")
     for block, warps in TILES:
         found = compiled("matmul", arch, "bf16", block=block, warps=warps)
         where = f"tile of {block} by {warps} warps"
@@ -166,15 +159,17 @@ def test_other_tiles_of_declared_architectures(compiled: Compile, archs: Sequenc
 
 
 def test_the_vendor_compiler_makes_code_for_every_architecture(
-    acceptance: AcceptanceSession, archs: Sequence[str], tmp_path: Path, record_metric: RecordMetric
+    acceptance: AcceptanceSession, archs: Sequence[str], record_metric: RecordMetric
 ) -> None:
     """hipcc or nvcc, if the image has it, compiles one line into machine code for each architecture."""
     stack = software.of(acceptance.vendor)
-    if stack.COMPILER is None or (program := found_at(stack.COMPILER)) is None:
+    program = of_image(about.compiler, vendor=acceptance.vendor)
+    if stack.COMPILER is None or program is None:
         wanted = stack.COMPILER.program if stack.COMPILER else "compiler for devices"
         skips.without_package("compiler", f"this image has no {wanted}: training images carry no toolchain")
     tried = sorted({*archs, *stack.COMPILER.archs})
-    problems = {arch: compile_problem(stack, program, arch, tmp_path) for arch in tried}
+    told = {"vendor": acceptance.vendor, "program": program}
+    problems = {arch: of_image(about.compile_problem, **told, arch=arch) for arch in tried}
     made = [arch for arch, problem in problems.items() if problem is None]
     record_metric(
         "architectures_compiled", len(made), unit="architectures", conditions={"archs": " ".join(made)}
@@ -191,21 +186,14 @@ def test_kernel_libraries_hold_every_architecture(
 
     Without them a library falls back to slow kernels or fails on the node.
     """
-    stack = software.of(acceptance.vendor)
-    held = [library for library in stack.LIBRARIES if library.device_code or library.kernels or library.parts]
+    found = of_image(about.kernel_libraries, vendor=acceptance.vendor, archs=list(archs))
+    held, present, problems = found["held"], found["present"], found["problems"]
     if not held:
         skips.without_feature("gpu", f"vendor {acceptance.vendor} has no libraries with device code")
-    found = {library: installed.files_of(library.stem, stack.FOLDERS) for library in held}
-    problems = [
-        problem
-        for library, files in found.items()
-        for problem in installed.lacking(library, files, archs, stack)
-    ]
-    present = [library.name for library, files in found.items() if files]
     record_metric(
         "kernel_libraries", len(present), unit="libraries", conditions={"names": ", ".join(present)}
     )
-    assert present, f"this image has none of {', '.join(library.name for library in held)}"
+    assert present, f"this image has none of {', '.join(held)}"
     assert not problems, "\n".join(problems)
 
 
@@ -214,21 +202,20 @@ def test_flash_attention_holds_every_architecture(
 ) -> None:
     """The compiled extensions of FlashAttention have machine code for each architecture."""
     stack = software.of(acceptance.vendor)
-    found = installed.distributions(("flash-attn", "flash-attn-*"))
-    if not found:
-        assert not (installed.declaration() or {}).get("flash_attn"), (
+    names = ["flash-attn", "flash-attn-*"]
+    if not of_image(about.releases, patterns=names):
+        assert not (of_image(installed.declaration) or {}).get("flash_attn"), (
             "the image declares flash_attn, but it is not installed"
         )
         skips.without_package("flash-attn", "FlashAttention is not part of this stack")
-    files = [path for item in found for path in installed.shared_objects_of(item)]
-    if not files:
+    compiled = of_image(about.compiled_files, vendor=acceptance.vendor, patterns=names)
+    if not compiled:
         skips.without_package(
             "flash-attn extension", "this FlashAttention is Triton's backend: it has no compiled extension"
         )
-    compiled = {file: stack.architectures(file) for file in files}
     held = frozenset[str]().union(*compiled.values())
     missing = [arch for arch in archs if not stack.covers(arch, held)]
-    assert not missing, f"no code for {missing} in {[file.name for file in files]}, only for {sorted(held)}"
+    assert not missing, f"no code for {missing} in {list(compiled)}, only for {sorted(held)}"
 
 
 @pytest.mark.tier("standard")
@@ -241,7 +228,7 @@ def test_flash_attention_4_compiles_for_every_architecture(
     It is Python, and compiles a kernel when it is first called: an image that cannot fails in the first step
     of a job. Nothing here needs a GPU.
     """
-    if not installed.distributions(("flash-attn-4",)):
+    if not of_image(about.releases, patterns=["flash-attn-4"]):
         skips.without_package("flash-attn-4", "FlashAttention 4 is not part of this stack")
     for arch in archs:
         env = flash_compile.environment(arch)
@@ -252,34 +239,13 @@ def test_flash_attention_4_compiles_for_every_architecture(
 @pytest.fixture
 def archs(acceptance: AcceptanceSession, devices: tuple[Device, ...]) -> list[str]:
     """The architectures that the image declares, and those of this machine."""
-    found = installed.architectures(acceptance.vendor, devices)
+    found = installed.architectures(acceptance.vendor, devices, of_image(installed.declaration))
     if not found and acceptance.vendor != "cpu":
         pytest.fail(
             "the image declares no architecture, and this machine has no device to take one from",
             pytrace=False,
         )
     return found
-
-
-def found_at(compiler: Compiler) -> str | None:
-    """The path of the vendor's compiler; None if the image has none."""
-    return shutil.which(compiler.program) or shutil.which(compiler.program, path=":".join(compiler.folders))
-
-
-def compile_problem(stack: Software, program: str, arch: str, folder: Path) -> str | None:
-    """Why the compiler does not turn one line of device code into code for `arch`; None if it does."""
-    compiler = stack.COMPILER
-    assert compiler is not None
-    source, output = folder / f"twice-{arch}{compiler.suffix}", folder / f"twice-{arch}.out"
-    source.write_text(compiler.source, encoding="utf-8")
-    words = [option.format(arch=arch, source=source, output=output) for option in compiler.options]
-    done = subprocess.run(
-        [program, *words], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False, cwd=folder
-    )
-    if done.returncode:
-        return f"{arch}: {program} exited with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}"
-    made = stack.architectures(output) if output.exists() else frozenset[str]()
-    return None if arch in made else f"{arch}: {program} reported success, but made code for {sorted(made)}"
 
 
 def _fp8(instructions: list[str]) -> bool:

@@ -1,5 +1,5 @@
-"""Training end to end: does a sharded job learn, agree, resume and run fast? In: n devices. Out: metrics,
-problems.
+"""Training end to end: does a sharded job learn, agree, resume and run fast? In: n devices.
+Out: metrics, problems.
 
 The smoke tier runs small jobs without a compiler: three starts of torchrun, under 30 s on GPUs. The standard
 tier times Llama 3.1 8B, and eight of its layers with FSDP2, in one more start. If the preflight of a timed
@@ -8,15 +8,15 @@ job fails, so does each check of it; with evidence about the machine it is inval
 
 import math
 import re
-import shutil
 import statistics
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import pytest
 
-from harness import preflight, skips, training_jobs
+from harness import about, preflight, skips, training_jobs
+from harness.asked import of_image
 from harness.calls import Launch, RecordMetric
 from harness.check import Check
 from harness.session import AcceptanceSession, session_of
@@ -48,8 +48,8 @@ Kept = dict[str, Mapping[str, Any]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is two, or one on a host with one GPU, which can train as well; `bf16_ranks` too. Only the jobs
-    of the first, which are tiny and not timed, share their devices with other checks.
+    """`ranks` is two, or one on a host with one GPU, which can train as well; `bf16_ranks` too.
+    Only the jobs of the first, which are tiny and not timed, share their devices with other checks.
 
     `large_ranks` is the number of devices of this run, rounded down to a power of two, and at least two: one
     device cannot hold that job.
@@ -90,13 +90,12 @@ def jobs(
     launch: Launch,
     kept: Kept,
     used: frozenset[str],
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, Any]:
-    """One launch: the tiny jobs with a checkpoint in their middle; only those that a chosen check uses by a
-    fixture of their name.
+    """One launch of the tiny jobs, with a checkpoint in their middle.
+    Only jobs run that a chosen check uses by a fixture of their name.
     """
     if "jobs" not in kept:
-        folder = tmp_path_factory.mktemp("training")
+        folder = PurePath(of_image(about.folder_for, name="training"))
         flags = {
             name: (*of, "--checkpoint", folder / name, "--checkpoint-every", step, "--full-every", step)
             for name, of, step in (("tiny", TINY, RESUME_AT), ("uneven", UNEVEN, UNEVEN_RESUME_AT))
@@ -119,15 +118,15 @@ def bf16_job(
     device_row: Mapping[str, Any],
     used: frozenset[str],
 ) -> Mapping[str, Any]:
-    """One launch: preflight and the bf16 job, whose speed is recorded; and with FlashAttention 4, if a chosen
-    check uses that and the stack has it.
+    """One launch of the preflight and the bf16 job, whose speed is recorded.
+    The job runs also with FlashAttention 4, if a chosen check uses that and the stack has it.
     """
     if acceptance.vendor != "cpu":
         present = device_row["memory_bytes"] / large_job.GIB
         training_jobs.unless_it_fits(large_job.proxy_gib(bf16_ranks), present, acceptance)
     if "bf16" not in kept:
         flags = {"proxy": CPU_PROXY if acceptance.vendor == "cpu" else training_jobs.PROXY}
-        if "flash_attn_4" in used and training_jobs.has_flash_attn_4():
+        if "flash_attn_4" in used and of_image(about.has_flash_attn_4):
             flags["flash_attn_4"] = (*flags["proxy"], "--attention", "fa4")
         kept["bf16"] = training_jobs.launched(launch, flags, bf16_ranks, SMOKE_S)
     preflight.require(kept["bf16"]["preflight"]["problems"], acceptance, check)
@@ -142,15 +141,15 @@ def resumed(
     launch: Launch,
     kept: Kept,
     used: frozenset[str],
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str, int], None]:
     """Judge a job that another process resumes from its checkpoint in the middle."""
     if "resumed" not in kept:
-        folder = tmp_path_factory.mktemp("resumed")
+        folder = PurePath(of_image(about.folder_for, name="resumed"))
         steps = {"tiny": RESUME_AT, "uneven": UNEVEN_RESUME_AT}
         for name, step in [(name, step) for name, step in steps.items() if name in used]:
-            source = Path(jobs["folder"]) / name / f"step_{step:08}"
-            shutil.copytree(source, folder / name / source.name)
+            source = PurePath(jobs["folder"], name, f"step_{step:08}")
+            target = folder / name / source.name
+            of_image(about.copy_folder, source=str(source), target=str(target))
         flags = {
             "tiny": (*TINY, "--checkpoint", folder / "tiny", "--no-backend-check"),
             "uneven": (*UNEVEN, "--checkpoint", folder / "uneven"),
@@ -219,15 +218,15 @@ def proxy(bf16_job: Mapping[str, Any]) -> Mapping[str, Any]:
 @pytest.fixture
 def flash_attn_4(bf16_job: Mapping[str, Any]) -> Mapping[str, Any]:
     """The record of the bf16 job with FlashAttention 4, of a stack that has it."""
-    if not training_jobs.has_flash_attn_4():
+    if not of_image(about.has_flash_attn_4):
         skips.without_package("flash-attn>3", "FlashAttention 4 is not part of this stack")
     record: Mapping[str, Any] = bf16_job["records"]["flash_attn_4"]
     return record
 
 
 def test_loss_falls(tiny: Mapping[str, Any], record_metric: RecordMetric) -> None:
-    """A tiny Llama, sharded over the ranks with FSDP2, learns: losses are finite, and the last ones are
-    lower.
+    """A tiny Llama, sharded over the ranks with FSDP2, learns:
+    losses are finite, and the last ones are lower.
     """
     losses = tiny["losses"]
     record_metric("train_loss_first", losses[0], unit="nats")
@@ -243,8 +242,8 @@ def test_loss_falls(tiny: Mapping[str, Any], record_metric: RecordMetric) -> Non
 
 @pytest.mark.usefixtures("tiny")
 def test_loss_lies_in_the_reference_band(jobs: Mapping[str, Any], record_metric: RecordMetric) -> None:
-    """The tiny job's losses stay in the widening band around the CPU's curve, and fall as low as they
-    must.
+    """The tiny job's losses stay in the widening band around the CPU's curve.
+    They fall as low as they must.
     """
     verdict = jobs["curves"]["tiny"]
     assert verdict is not None, "trainers/curves has no reference curve for this job"
@@ -281,9 +280,7 @@ def test_bf16_job_learns(proxy: Mapping[str, Any], record_metric: RecordMetric) 
 
 @pytest.mark.usefixtures("tiny")
 def test_resume_is_bit_equal(resumed: Callable[[str, int], None]) -> None:
-    """A run that resumes from a checkpoint has bitwise the losses, norms and weights of an uninterrupted
-    run.
-    """
+    """A run resumed from a checkpoint has bitwise the losses, norms and weights of an uninterrupted one."""
     resumed("tiny", RESUME_AT)
 
 
@@ -312,7 +309,7 @@ def test_attention_that_ran_is_fused(proxy: Mapping[str, Any]) -> None:
 def test_trains_with_flash_attn_4(
     flash_attn_4: Mapping[str, Any], proxy: Mapping[str, Any], record_metric: RecordMetric
 ) -> None:
-    """The bf16 job runs the kernels of FlashAttention 4 where it is told to, and learns as with torch's."""
+    """The bf16 job runs the kernels of FlashAttention 4 where it has to, and learns as with torch's."""
     assert flash_attn_4["problems"] == [], "\n".join(flash_attn_4["problems"])
     seen = flash_attn_4["extra"]["attention"]
     assert seen["backend"] == "fa4", (
@@ -339,8 +336,8 @@ def test_throughput(
     check: Check,
     record_metric: RecordMetric,
 ) -> None:
-    """A small job's tokens per second and GPU are recorded without a bound, after a preflight at the usual
-    speeds.
+    """A small job's tokens per second and GPU are recorded without a bound.
+    Its preflight reached the usual speeds.
     """
     preflight.keep(bf16_job["preflight"], record_metric)
     preflight.require_usual(bf16_job["preflight"], bf16_ranks, acceptance, check)

@@ -3,7 +3,6 @@
 One start of torchrun runs every tiny job; another times layers of real width in 8 and in 16 bits.
 """
 
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness import skips
+from harness import about, skips
+from harness.asked import of_image
 from harness.calls import Launch, RecordMetric
 from harness.session import AcceptanceSession, session_of
 from workloads import large_job, margins
@@ -111,7 +111,7 @@ def _lack(recipe: str, device_row: Mapping[str, Any]) -> dict[str, str] | None:
     """What this recipe needs and this device or stack does not have. A CPU computes 8 bits, without units."""
     if "fp8" in device_row["lacks"] and "gpu" not in device_row["lacks"]:
         return {"feature": "fp8", "reason": "this architecture has no 8-bit floating point product"}
-    if recipe != "own" and importlib.util.find_spec("torchao") is None:
+    if recipe != "own" and not of_image(about.is_installed, module="torchao"):
         return {"package": "torchao", "reason": "the package torchao is not part of this stack"}
     return None
 
@@ -121,11 +121,10 @@ def _text(flags: Mapping[str, tuple[object, ...]]) -> str:
 
 
 @pytest.mark.tier("standard")
+@pytest.mark.long
 @pytest.mark.parametrize("scope", SCOPES)
 def test_compiled_job_follows_the_reference(scope: str, follows: Callable[[str], Mapping[str, Any]]) -> None:
-    """The tiny job with each block compiled, or the whole model, has the losses of the uncompiled
-    reference.
-    """
+    """The tiny job, compiled whole or block by block, has the losses of the uncompiled reference."""
     ran = follows(scope)
     assert (ran["compile"], ran["compile_scope"]) == (True, scope), f"ran with {ran}"
 

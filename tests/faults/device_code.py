@@ -7,6 +7,7 @@ The parsers under test read real libraries in the images. These files have fault
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
@@ -66,6 +67,35 @@ def amd_library(archs: Sequence[str]) -> bytes:
     """A library with HIP code, of two translation units."""
     half = len(archs) // 2
     return elf({".text": b"x", ".hip_fatbin": bundle(archs[:half]).ljust(4096, b"\0") + bundle(archs[half:])})
+
+
+def message(value: Any) -> bytes:
+    """MessagePack of texts, numbers, lists and maps, each with a length of 32 bits."""
+    if isinstance(value, int):
+        return b"\xd3" + struct.pack(">q", value)
+    if isinstance(value, str):
+        return b"\xdb" + struct.pack(">I", len(value.encode())) + value.encode()
+    kind, parts = b"\xdd", value
+    if isinstance(value, Mapping):
+        kind, parts = b"\xdf", [part for pair in value.items() for part in pair]
+    return kind + struct.pack(">I", len(value)) + b"".join(map(message, parts))
+
+
+def kpack_reference(name: str, place: str = "../.kpack/blas_@GFXARCH@.kpack") -> bytes:
+    """The section `.rocm_kpack_ref` of a library whose code is in archives."""
+    return message({"kernel_name": name, "kpack_search_paths": [place]})
+
+
+def split_library(name: str, place: str = "../.kpack/blas_@GFXARCH@.kpack") -> bytes:
+    """A library as ROCm's wheels have it: its own code is zeroed, and a section names archives."""
+    return elf({".hip_fatbin": bytes(4096), ".rocm_kpack_ref": kpack_reference(name, place)})
+
+
+def kpack(arch: str, libraries: Sequence[str]) -> bytes:
+    """An archive with the code of these libraries for one architecture, one code object each."""
+    toc = {f"{name}#0": {arch: {"type": "hsaco", "ordinal": 0, "original_size": 8}} for name in libraries}
+    table = {"format_version": 1, "group_name": "blas", "gfx_arches": [arch], "toc": toc}
+    return b"KPAK" + struct.pack("<IQ", 1, 64) + bytes(64 - 16) + message(table)
 
 
 def nvidia_library(archs: Sequence[str]) -> bytes:

@@ -36,7 +36,7 @@ from warm_python import Python
 FAULTS = Path(__file__).resolve().parent
 TESTS = FAULTS.parent
 STUBS = FAULTS / "stubs"
-TIMEOUT_S = 300
+TIMEOUT_S = 1800  # for what hangs, not a measurement: a busy machine takes several times as long
 CACHES = ("torchinductor_", "pytest-of-")  # what torch and pytest keep in a temporary folder
 # Not loaded: pytest's cache, which would write beside the checks, and a plugin for asynchronous tests, which
 # comes with the image's transformers and takes a tenth of a second of each run.

@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import fakehip  # noqa: E402
+import host_verdicts  # noqa: E402
 import planting  # noqa: E402
 from fakeamd import host, kfd, rootfs  # noqa: E402
 from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
@@ -32,12 +33,12 @@ TESTS = HERE.parent
 OLD, NEW = LIBRARIES
 WHICH = os.environ.get("STACKCHECK_AMD_HOSTS", "all")
 HIP = "7.2.4"  # what the image's torch would have been built with
+# Library -> the release of the image that has one as old, and the stack that is judged; 6.1.2 is in none.
+IMAGES = {OLD.release: ("6.2.4", None), NEW.release: (HIP, "rocm7.2.*-torch2.*")}
 # What the stand-in for torch shows of HIP: without it these checks are skipped on a fabricated host.
-OVER_HIP = (
-    "test_device_count",
-    "test_torch_and_the_library_mean_the_same_devices",
-    "test_peer_copies_arrive",
-)
+SAME = "test_torch_and_the_library_mean_the_same_devices"
+COPIES = "test_peer_copies_arrive"
+OVER_HIP = ("test_device_count", SAME, COPIES)
 ABSENT = "no AMD device is visible"
 
 
@@ -51,6 +52,7 @@ class Named:
     libraries: tuple[Library, ...] = LIBRARIES
     outcome: str = "failed"
     vendor: str = "amd"
+    also: tuple[str, ...] = ()  # words of what the verdict says besides, because of the same fault
 
     def __str__(self) -> str:
         return self.state
@@ -67,7 +69,13 @@ class Named:
 
 
 NAMED = (
-    Named("gpu-missing", "test_the_host_offers_what_devices_need", "driver of 0000:c6:00.0: on the PCI bus"),
+    Named(
+        "gpu-missing",
+        "test_the_host_offers_what_devices_need",
+        "0000:c6:00.0: on the PCI bus",
+        outcome="invalid",
+        also=("MI300X x7 is known, and cannot be certified yet",),
+    ),
     Named("ecc-before-run", "test_memory_is_healthy", "device 3: 3 uncorrectable", outcome="invalid"),
     Named(
         "ecc-during-run",
@@ -76,7 +84,9 @@ NAMED = (
         outcome="invalid",
     ),
     Named("bad-pages", "test_memory_is_healthy", "device 3: 1 pending", outcome="invalid"),
-    Named("pcie-x8", "test_pcie_link_is_full", "device 3: {'generation': 5, 'width': 8}"),
+    Named(
+        "pcie-x8", "test_pcie_link_is_full", "device 3: PCIe width 8, expected at least 16", outcome="invalid"
+    ),
     Named("xgmi-link-down", "test_every_pair_is_linked", "2-3: xgmi, down", (NEW,), outcome="invalid"),
     Named(
         "xgmi-error",
@@ -91,8 +101,8 @@ NAMED = (
         outcome="invalid",
     ),
     Named("page-fault", "test_no_fault_was_reported", "device 3"),
-    Named("hot-in-events", "test_no_fault_was_reported", "device 3"),
-    Named("reset", "test_no_fault_was_reported", "device 5"),
+    Named("hot-in-events", "test_no_fault_was_reported", "device 3", outcome="invalid"),
+    Named("reset", "test_no_fault_was_reported", "device 5", outcome="invalid"),
     Named("pcie-pair", "test_every_pair_is_linked", "2-5: pcie", outcome="invalid"),
     Named(
         "power-cap-lowered",
@@ -100,16 +110,42 @@ NAMED = (
         "device 3: power cap 550.0 W, expected the default 750.0 W",
         outcome="invalid",
     ),
-    Named("throttling", "test_nothing_throttles", "device 3 throttles: prochot", (NEW,), outcome="invalid"),
+    Named(
+        "throttling",
+        "test_nothing_throttles",
+        "device 3 throttles: prochot",
+        (NEW,),
+        outcome="invalid",
+        also=("device 3 throttled: prochot",),
+    ),
     Named(
         "throttling-mi250",
         "test_nothing_throttles",
         "device 3 throttles: hotspot temperature",
         outcome="invalid",
+        also=("device 3 throttled: hotspot temperature",),
     ),
-    Named("nps4", "test_partition_is_the_reference", "device 3: memory NPS4", outcome="invalid"),
-    Named("cpx", "test_partition_is_the_reference", "device 3: compute CPX", outcome="invalid"),
-    Named("memory-short", "test_device_identity", "device 3"),
+    Named(
+        "nps4",
+        "test_partition_is_the_reference",
+        "device 3: memory NPS4",
+        outcome="invalid",
+        also=("MI300X x7 and unknown", "device 3: SPX/NPS4"),
+    ),
+    Named(
+        "cpx",
+        "test_partition_is_the_reference",
+        "device 3: compute CPX",
+        outcome="invalid",
+        also=("MI300X x7 and unknown", "device 3: CPX/NPS1"),
+    ),
+    Named(
+        "memory-short",
+        "test_device_identity",
+        "device 3",
+        outcome="invalid",
+        also=("MI325X x7 and unknown",),
+    ),
     Named("firmware-differs", "test_firmware_is_equal", "CP_MEC1", outcome="invalid"),
     Named("numa-elsewhere", "test_numa_nodes_of_devices_are_ours", "device 3 is on NUMA node 1"),
     Named(
@@ -138,8 +174,6 @@ class OfHip(Named):
         return self.fault
 
 
-SAME = "test_torch_and_the_library_mean_the_same_devices"
-COPIES = "test_peer_copies_arrive"
 HIP_FAULTS = (
     OfHip("mi300x", "test_device_count", "torch sees 7 devices, expected 8", fault="device-lost"),
     OfHip("mi300x", COPIES, "'from': 2, 'to': 0, 'access': True, 'wrong_elements': 1", fault="peer-copy"),
@@ -206,7 +240,7 @@ def run(
         writable=("out", "cache"),
         environment={
             "PYTHONPATH": f"/stackcheck/inside:/stackcheck/tests/acceptance:{used.python_path}",
-            "FAKEAMD_HIP": HIP,
+            "FAKEAMD_HIP": IMAGES[used.release][0],
             **(
                 {
                     "FAKEHIP": f"/stackcheck/hip/{fakehip.NAMES[0]}",
@@ -258,10 +292,26 @@ def test_healthy_host_has_no_failure(state: str, used: Library, hip: Path, tmp_p
     ids = [device["id"] for device in result["host"]["devices"]]
     assert len(set(ids)) == len(ids)
     assert outcomes["test_device_identity"] == "passed"
-    ran = {outcomes[name] for name in OVER_HIP}
+    ran = {outcomes[name] for name in OVER_HIP if len(ids) > 1 or name != COPIES}
     assert ran == {"passed" if on_hip else "skipped"}, result["output"]
+    found = host_verdicts.judged(result, tmp_path, IMAGES[used.release][1])
+    if expected := WITHOUT_BOUNDS.get(state):
+        assert (found.status, len(found.reasons)) == ("UNFIT", 1), found.reasons
+        assert expected in found.reasons[0]
+    else:
+        assert (found.status, found.reasons) == ("PASSED", ())
 
 
+# Healthy hosts of a model and count that has no bounds yet.
+WITHOUT_BOUNDS = {
+    name: f"{machine} is known, and cannot be certified yet: bounds missing"
+    for name, machine in {
+        "mi210": "MI210 x4",
+        "mi210-without-bridge": "MI210 x4",
+        "two-of-eight": "MI300X x2",
+        "mi300x-cpx-nps4": "MI300X-CPX-NPS4 x8",
+    }.items()
+}
 HALVES = (
     ({"HIP_VISIBLE_DEVICES": "0,1,2,3"}, [0, 1, 2, 3]),
     ({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, [4, 5, 6, 7]),
@@ -280,17 +330,29 @@ def test_a_part_of_a_node_that_a_user_chose_stays_that_part(
     assert result["exit"] == 0, result["output"]
 
 
+@pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)
+def test_one_partition_alone_passes(used: Library, tmp_path: Path) -> None:
+    """Also one that is not its GPU's first, which alone has the files of the whole GPU."""
+    result = run("mi300x-cpx-nps4", used, tmp_path, {"ROCR_VISIBLE_DEVICES": "5"})
+    assert [device["model"] for device in result["host"]["devices"]] == ["MI300X-CPX-NPS4"]
+    found = host_verdicts.judged(result, tmp_path, IMAGES[used.release][1])
+    assert (found.status, found.reasons) == ("PASSED", ())
+
+
 @pytest.mark.parametrize(("fault", "used"), _cases(NAMED))
 def test_planted_fault_of_a_host_is_named(fault: Named, used: Library, tmp_path: Path) -> None:
-    result = run(fault.state, used, tmp_path)
+    newest = {"FAKEAMD_HIP": HIP} if fault.state == "driver-too-old" else None  # it serves an old one
+    result = run(fault.state, used, tmp_path, newest)
     check = result["checks"][fault.function]
     assert check["outcome"] == fault.outcome, result["output"]
     assert fault.says in check["reason"]
     assert result["exit"] == 1
     if fault.outcome == "invalid":  # the fault is the machine's, and the tool on the host sees the same
         assert_unfit({**result, "checks": [check]})
-    failed = {name for name, check in result["checks"].items() if check["outcome"] == "failed"}
-    assert failed <= {fault.function} or ABSENT in check["reason"], result["output"]
+    found = host_verdicts.judged(result, tmp_path, IMAGES[used.release][1])
+    assert found.status == host_verdicts.status(fault.check, fault.outcome), found.reasons
+    others = host_verdicts.others(found, fault.check, *fault.also)
+    assert not others or all(ABSENT in reason for reason in others), others
 
 
 @pytest.mark.parametrize("fault", HIP_FAULTS, ids=str)
@@ -309,8 +371,10 @@ def test_planted_fault_of_hip_is_named(fault: OfHip, hip: Path, tmp_path: Path) 
 def test_what_a_release_cannot_show_is_skipped_and_says_so(
     fault: Named, used: Library, tmp_path: Path
 ) -> None:
-    check = run(fault.state, used, tmp_path)["checks"][fault.function]
+    result = run(fault.state, used, tmp_path)
+    check = result["checks"][fault.function]
     assert (check["outcome"], check["reason"]) == ("skipped", fault.says)
+    assert host_verdicts.judged(result, tmp_path).status == "PASSED"
 
 
 def test_every_planted_state_has_a_check_that_names_it() -> None:

@@ -20,8 +20,8 @@ UNANSWERED = ("the library answered", "the library does not report", "gave no re
 FAULTS = (
     nvidia("one GPU is missing", "test_device_count", devices=3),
     nvidia("unknown product", "test_device_identity", "not certifiable", pci_device_id=0x999910DE, capability=[9, 9]),
-    nvidia("an H800 is no H100", "test_device_identity", "10de:2324", pci_device_id=0x232410DE, memory=81559 << 20),
-    nvidia("a GH200 is no H200", "test_device_identity", "10de:2348", pci_device_id=0x234810DE, memory=147456 << 20),
+    nvidia("an H20-3e is no H200", "test_device_identity", "10de:232c", pci_device_id=0x232C10DE, memory=143771 << 20),
+    nvidia("an H800 NVL is no H100", "test_device_identity", "10de:233a", pci_device_id=0x233A10DE, memory=95830 << 20),
     nvidia("one card without its bridge", "test_every_pair_is_linked", "device 0: joined with 0, others with 2", "invalid",
            pci_device_id=0x233B10DE, one={"p2p_nvlink": 1}),
     nvidia("a bridge with lanes down", "test_every_pair_is_linked", "12 active", "invalid", pci_device_id=0x233B10DE, links=12),
@@ -33,15 +33,19 @@ FAULTS = (
     nvidia("cards without any bridge", "test_peer_access_is_granted", "no bridge joins", "skipped", pci_device_id=0x233B10DE, p2p_nvlink=1),
     nvidia("mixed products", "test_device_identity", one={"pci_device_id": 0x233010DE, "memory": 81559 << 20}),
     nvidia("half of the multiprocessors", "test_device_identity", "compute units", one={"cores": 8448}),
-    nvidia("memory is short", "test_device_identity", "less than", one={"memory": 136000 << 20}),
+    nvidia("memory is short", "test_device_identity", "less than", "invalid", one={"memory": 136000 << 20}),
     nvidia("library lists another GPU", "test_torch_and_the_library_mean_the_same_devices", "fits 0 of the library's", devices=2),
     Fault("torch names another GPU", device_check("test_torch_and_the_library_mean_the_same_devices"), vendor="nvidia", nvml={},
           says="fits 0 of the library's", patches=by_uuid(1)),
     nvidia("torch sees another arch", "test_torch_and_the_library_mean_the_same_devices", capability=[8, 0]),
     nvidia("driver too old", "test_driver_serves_the_runtime", "older than 580", driver="570.26", cuda=12080),
     nvidia("mixed firmware", "test_firmware_is_equal", "vbios", "invalid", one={"vbios": "95.00"}),
-    nvidia("link x8", "test_pcie_link_is_full", "'width': 8", one={"pcie_width": 8}),
-    nvidia("PCIe generation 3", "test_pcie_link_is_full", "'generation': 3", pcie_generation=3),
+    nvidia("link x8", "test_pcie_link_is_full", "device 0: PCIe width 8, expected at least 16", "invalid", one={"pcie_width": 8}),
+    nvidia("a riser of generation 3", "test_pcie_link_is_full", "PCIe generation 3, expected at least 5", "invalid", pcie_generation=3),
+    nvidia("below an older slot too", "test_pcie_link_is_full", "PCIe generation 3, expected at least 4", "invalid", pcie_generation=3,
+           pcie_max_generation=4),
+    nvidia("an older slot", "test_pcie_link_is_full", outcome="passed", pcie_generation=4, pcie_max_generation=4),
+    nvidia("a newer and wider link", "test_pcie_link_is_full", outcome="passed", pcie_generation=6, pcie_max_generation=6, pcie_width=32),
     nvidia("PCIe answers all ones", "test_pcie_link_is_full", "all ones", pcie_width=0xFFFFFFFF),
     nvidia("a pair on PCIe", "test_every_pair_is_linked", "0-1: pcie", "invalid", one={"p2p_nvlink": 1}),
     nvidia("six lanes down", "test_every_pair_is_linked", "12 active", "invalid", one={"links": 12}),
@@ -80,14 +84,14 @@ FAULTS = (
     nvidia("a skip of device 0 hides no reset", "test_no_device_asks_for_recovery", "device 1: the driver asks for: reset", "invalid", recovery=1, one={"recovery": "not_supported"}),
     nvidia("a skip of ECC hides no error", "test_memory_is_healthy", "device 1: 2 uncorrectable", "invalid", ecc="no_permission", uncorrected=2),
     Fault("a GPU that the library does not list", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={},
-          env={"NVIDIA_VISIBLE_DEVICES": "all"}, says="0000:1f:00.0: held by the driver",
+          outcome="invalid", env={"NVIDIA_VISIBLE_DEVICES": "all"}, says="0000:1f:00.0: on the PCI bus, and the library does not list it",
           patches=SEEN | {"vendors.nvidia_bus:gpus": "lambda: {'0000:1b:00.0': 'nvidia', '0000:1f:00.0': 'nvidia'}"}),
     Fault("a GPU that no driver holds", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={},
-          says="driver of 0000:1f:00.0: on the PCI bus", patches={"vendors.nvidia_bus:gpus": "lambda: {'0000:1f:00.0': ''}"}),
+          outcome="invalid", says="0000:1f:00.0: on the PCI bus", patches=SEEN | {"vendors.nvidia_bus:gpus": "lambda: {'0000:1f:00.0': ''}"}),
     Fault("a part of a GPU is named", device_check("test_device_count"), vendor="nvidia", nvml={}, env={"CUDA_VISIBLE_DEVICES": "MIG-5c89c0a2"},
           says="CUDA_VISIBLE_DEVICES names MIG-5c89c0a2, an instance of a GPU in MIG mode"),
-    Fault("a consumer GPU", device_check("test_device_identity"), vendor="nvidia", says="not certifiable: device 0 ('GeForce') is sm_89",
-          nvml={"capability": [8, 9], "name": "GeForce", "pci_device_id": 0x268410DE, "cores": 16384, "memory": 24564 << 20}),
+    Fault("a consumer GPU", device_check("test_device_identity"), vendor="nvidia", says="not certifiable: device 0 ('GeForce') is sm_86",
+          nvml={"capability": [8, 6], "name": "GeForce", "pci_device_id": 0x220410DE, "cores": 10496, "memory": 24576 << 20}),
     nvidia("driver not loaded", "test_device_count", "no NVIDIA device is visible", init="driver_not_loaded"),
     nvidia("no device", "test_device_count", "no NVIDIA device is visible", devices=0),
     nvidia("no permission is a skip", "test_memory_is_healthy", "no permission", "skipped", ecc="no_permission"),
@@ -96,7 +100,9 @@ FAULTS = (
     nvidia("links of NVLink 5 are trained again", "test_no_link_error_since_the_start", "link errors grew", "invalid", link_counters="not_supported",
            one={"recovering": 1}),
     nvidia("links are trained again", "test_no_link_error_since_the_start", "link errors grew", "invalid", one={"recovering": 1}),
-    nvidia("an Xid during the run", "test_no_fault_was_reported", "device 2 at 20", xid=79),
+    nvidia("an Xid of the hardware during the run", "test_no_fault_was_reported", "Xid 79: the GPU has fallen", "invalid", xid=79),
+    nvidia("an Xid of a program during the run", "test_no_fault_was_reported", "Xid 31: memory page fault", xid=31),
+    nvidia("an Xid that nobody knows", "test_no_fault_was_reported", "Xid 999: see the table", xid=999),
     nvidia("the listener loses its GPU", "test_no_fault_was_reported", "fault reports were not read to the end", xid="lost"),
     nvidia("events are not supported", "test_no_fault_was_reported", "not supported", "skipped", event_types=0),
     nvidia("an uncorrectable error during the run", "test_no_memory_error_since_the_start", "uncorrectable grew from 0 to 2", "invalid",
@@ -109,6 +115,10 @@ FAULTS = (
           "original(nvml, handle, index), throttle=__import__('vendors').Throttle(reading=__import__('vendors').Absence.failed('X')))"}),
     Fault("a slow pair", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="2 to 3 copies 350.0",
           patches=SEEN | {"workloads.devices:peer_speeds": speeds("4e-1 / 350 if (a, b) == (2, 3) else 1e-3")}),
+    Fault("a slow pair of few lanes", device_check("test_peer_bandwidth"), "invalid", vendor="nvidia", nvml={"one": {"links": 9}},
+          says="devices 0-1: nvlink, 9 active", patches=SEEN | {"workloads.devices:peer_speeds": speeds("4e-1 / 350 if 0 in (a, b) else 1e-3")}),
+    Fault("a slow pair that sends again", device_check("test_peer_bandwidth"), "invalid", vendor="nvidia", nvml={"one": {"replaying": 1}},
+          says="devices 0-1: replays grew", patches=SEEN | {"workloads.devices:peer_speeds": speeds("4e-1 / 350 if 0 in (a, b) else 1e-3")}),
     Fault("every pair is slow", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="p2p_gb_per_s 50",
           patches=SEEN | {"workloads.devices:peer_speeds": speeds("8e-3")}),
     Fault("a pair was not measured", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, says="measured",
@@ -117,6 +127,11 @@ FAULTS = (
           patches=SEEN | {"workloads.devices:peer_speeds": speeds("1e-3", wrong=7)}),
     host_copies("every device is fed at half rate", "h2d_gb_per_s 25.6 GB/s < 48", h2d="1e-2"),
     host_copies("every device answers at half rate", "d2h_gb_per_s 25.6 GB/s < 49.7", d2h="1e-2"),
+    replace(host_copies("one device of a narrow link", "device 0: PCIe width 8", "invalid", h2d="1e-2 if i == 0 else 5e-3"),
+            nvml={"one": {"pcie_width": 8}}),
+    replace(host_copies("fast for an older slot", outcome="passed", h2d="1e-2", d2h="1e-2"), nvml={"pcie_generation": 4, "pcie_max_generation": 4}),
+    replace(host_copies("slow for an older slot", "h2d_gb_per_s 17.07 GB/s", h2d="1.5e-2", d2h="1e-2"),
+            nvml={"pcie_generation": 4, "pcie_max_generation": 4}),
     host_copies("one device is fed slowly", "h2d_gb_per_s 20.48", h2d="1.25e-2 if i == 2 else 5e-3"),
     host_copies("one device answers slowly", "d2h: device 2 reaches 30.1 GB/s, the median of its node is 51.2",
                 d2h="8.5e-3 if i == 2 else 5e-3"),
@@ -159,6 +174,21 @@ def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
     result = plant(fault)
     if fault.outcome == "invalid":  # the tool on the host says UNFIT only if the readings show the same
         assert_unfit(result, unfit=not any(words in fault.says for words in UNANSWERED))
+
+
+@pytest.mark.parametrize(
+    ("patches", "nvml", "cause"),
+    [
+        (SEEN | {"harness.readings:differs": "lambda *_: {}['x']"}, {}, "exception"),
+        (SEEN, {"one": {"cores": 8448}}, None),
+    ],
+)
+def test_an_exception_of_the_suites_is_told_apart_from_what_a_check_found(
+    plant, patches, nvml, cause
+) -> None:
+    check = device_check("test_device_identity")
+    found = plant(Fault("a defect", check, vendor="nvidia", nvml=nvml, patches=patches))
+    assert found["checks"][0]["cause"] == cause
 
 
 def test_a_process_without_memory_on_a_device_does_not_share_it(plant) -> None:

@@ -85,7 +85,7 @@ def test_only_what_may_run_beside_each_other_does(tmp_path) -> None:
 
 
 def test_as_many_checks_share_a_device_as_its_memory_is_enough_for(tmp_path) -> None:
-    large = dataclasses.replace(device(0), memory_bytes=100 << 30)
+    large = dataclasses.replace(device(0), memory_bytes=40 << 30)
     with contextlib.ExitStack() as held:
         for _ in range(3):
             held.enter_context(leases.hold(tmp_path, [large], 1, use="shared"))

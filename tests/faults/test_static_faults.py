@@ -34,6 +34,8 @@ def fault(
 
 FAULTS = (
     fault("silent upcast", "test_matrix_instruction_is_the_expected_one[gfx942-fp8e4b8]", "f16", matrix="v_mfma_f32_32x32x8_f16"),
+    fault("fp8 in fp16 of a new GPU", "test_matrix_instruction_is_the_expected_one[sm_120-fp8e4nv]", "f32.f16.f16",
+          matrix="mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
     fault("wrong fp8 format", "test_foreign_fp8_is_refused_or_known_to_be_upcast[gfx942-fp8e4nv]", "fp8_fp8",
           matrix="v_mfma_f32_32x32x16_fp8_fp8"),
     fault("spills", "test_registers_and_shared_memory_suffice[gfx90a-matmul]", "405 registers or bytes spilled", spills=405),
@@ -55,13 +57,18 @@ def test_fault_of_the_compiler_is_caught(planted, plant) -> None:
 REFUSAL = "def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype, **tile): return {'error': 'unknown GPU'}\n"
 
 
+@pytest.mark.parametrize("planted", FAULTS, ids=str)
+def test_fault_for_a_gpu_that_the_stack_does_not_declare_is_not_the_stacks(planted, plant, tmp_path) -> None:
+    skipped = {"vendor": "nvidia", "outcome": "skipped", "says": "does not declare"}
+    plant(Fault(**{**vars(planted), **skipped, "env": declared(tmp_path, "nvidia", "sm_75")}))
+
+
 @pytest.mark.parametrize(("declared_archs", "outcome"), [(["sm_100"], "failed"), (["sm_80"], "skipped")])
 def test_triton_that_does_not_know_a_gpu_of_the_stack_is_caught(
     plant, tmp_path, declared_archs, outcome
 ) -> None:
-    planted = fault(
-        "an old Triton", "test_matrix_instruction_is_the_expected_one[sm_100-fp8e4nv]", "unknown GPU"
-    )
+    says = "unknown GPU" if outcome == "failed" else "does not declare sm_100"
+    planted = fault("an old Triton", "test_matrix_instruction_is_the_expected_one[sm_100-fp8e4nv]", says)
     env = declared(tmp_path, "nvidia", *declared_archs)
     files = {**planted.files, "stub.py": REFUSAL}
     plant(Fault(**{**vars(planted), "files": files, "vendor": "nvidia", "env": env, "outcome": outcome}))
@@ -162,6 +169,13 @@ def cuda(folder: Path, **changes: object) -> Path:
 AMD, NVIDIA = ("gfx90a", "gfx942"), ("sm_80", "sm_90")
 
 
+def split(*archs: str) -> dict[str, bytes]:
+    """RCCL without code, and its archives for these architectures."""
+    name = "lib/librccl.so.1"
+    archives = {f"../.kpack/blas_{arch}.kpack": device_code.kpack(arch, [name]) for arch in archs}
+    return {"librccl.so.1": device_code.split_library(name), **archives}
+
+
 @pytest.mark.parametrize(
     ("make", "changes", "says"),
     [
@@ -171,6 +185,9 @@ AMD, NVIDIA = ("gfx90a", "gfx942"), ("sm_80", "sm_90")
         (rocm, {"../share/miopen/db/gfx942130.db.txt": None}, "libMIOpen.so.1: no kernel files for gfx942"),
         (rocm, {"libhipblaslt.so.0": None}, "hipBLASLt: libhipblaslt.so is not in this image"),
         (rocm, {"libtorch_hip.so": device_code.elf({})}, "libtorch_hip.so: it holds no device code"),
+        (rocm, {"librccl.so.1": device_code.split_library("lib/librccl.so.1")}, "librccl.so.1: it holds no device code, and no file"),
+        (rocm, split("gfx90a"), "librccl.so.1: no code for gfx942; it has gfx90a"),
+        (rocm, split("gfx90a", "gfx942"), None),
         (cuda, {"libcudnn_heuristic.so.9": None}, "libcudnn_heuristic.so is not beside it"),
         (cuda, {"libcudnn_ops.so.9": device_code.nvidia_library(["sm_75", "sm_90"])}, "libcudnn_ops.so.9: no code for sm_80"),
         (cuda, {"libcublasLt.so.9": device_code.nvidia_library(["sm_80"])}, "libcublasLt.so.9: no code for sm_90"),

@@ -27,7 +27,7 @@ def with_flash_attn_4(factor: float) -> dict[str, str]:
         "{'backend': 'fa4' if flash4._chosen else 'flash', 'by': 'kernels', 'operators': [], 'kernels': []}"
     )
     return {
-        "harness.training_jobs:has_flash_attn_4": "lambda: True",
+        "harness.about:has_flash_attn_4": "lambda: True",
         "attention_backend:order": "lambda options, world: "
         "flash4.chosen() if options.attention == 'fa4' else contextlib.nullcontext()",
         "attention_backend:chosen": f"lambda *a, **k: {named}",
@@ -40,7 +40,7 @@ FAULTS = (
     Fault(
         "a trainer that ignores the choice of FlashAttention 4",
         SUITE + "test_trains_with_flash_attn_4",
-        patches={"harness.training_jobs:has_flash_attn_4": "lambda: True"},
+        patches={"harness.about:has_flash_attn_4": "lambda: True"},
         says="expected fa4",
     ),
     Fault(
@@ -72,7 +72,7 @@ FAULTS = (
     Fault(
         "a checkpoint that is not loaded",
         SUITE + "test_resume_is_bit_equal",
-        patches={**SHORT, "checkpoint:Checkpoints.load": "lambda self, folder, state: None"},
+        patches={**SHORT, "checkpoint:Checkpoints.load": "lambda self, folder, state, **k: None"},
         says="losses differ after resuming",
     ),
     Fault(
@@ -80,7 +80,8 @@ FAULTS = (
         SUITE + "test_resume_with_uneven_shards",
         patches={
             **SHORT,
-            "checkpoint:Checkpoints.load": "lambda self, folder, state: (original(self, folder, state), "
+            "checkpoint:Checkpoints.load": "lambda self, folder, state, **k: "
+            "(original(self, folder, state, **k), "
             "[v.to_local()[-1:].zero_() for v in state['job']['model'].values() if v.shape[0] % 2])[0]",
         },
         says="differ after resuming",

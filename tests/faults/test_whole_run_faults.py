@@ -87,10 +87,11 @@ def item(
     last: bool = False,
     perf: bool = False,
     whole: bool | None = None,
+    exclusive: bool = False,
     long: bool = False,
 ) -> SimpleNamespace:
     """The parts of a collected check that decide its place in the run."""
-    kwargs = {"perf": perf, "whole": whole}
+    kwargs = {"perf": perf, "whole": whole, "exclusive": exclusive}
     marks = {"last": last, "long": long, "gpus": count and SimpleNamespace(args=(count,), kwargs=kwargs)}
     return SimpleNamespace(path=Path(file), get_closest_marker=lambda name: marks.get(name) or None)
 
@@ -99,9 +100,9 @@ def item(
 @pytest.mark.parametrize(
     ("most", "files"),
     [
-        (4, "kernels training texts all judge"),
-        (2, "kernels texts all training judge"),
-        (1, "all training kernels texts judge"),
+        (4, "texts kernels training all judge"),
+        (2, "texts kernels all training judge"),
+        (1, "texts all training kernels judge"),
     ],
 )
 def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it(most, files) -> None:
@@ -122,9 +123,11 @@ def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it
 
 
 @pytest.mark.healthy
-def test_long_checks_begin_early_and_those_that_need_a_device_whole_follow() -> None:
-    collected = [item("whole", 1, whole=True), item("short", 1), item("long", 1, long=True)]
-    assert [one.path.name for one in order.ordered(collected)] == ["long", "short", "whole"]
+def test_long_checks_begin_early_and_those_that_share_no_device_follow() -> None:
+    """On an H100 an exclusive check that began early kept all others waiting for 80 s."""
+    alone = [item("whole", 1, whole=True), item("alone", 1, exclusive=True)]
+    placed = [one.path.name for one in order.ordered([*alone, item("short", 1), item("long", 1, long=True)])]
+    assert placed == ["long", "short", "whole", "alone"]
 
 
 @pytest.mark.healthy
@@ -150,15 +153,20 @@ def test_what_may_run_beside_a_check_follows_from_its_mark(marks, use) -> None:
 
 
 def test_only_files_whose_checks_share_no_launch_are_spread_over_workers() -> None:
-    assert order.scope("acceptance/test_training.py::test_a[2]") == "acceptance/test_training.py"
-    assert (
-        order.scope("acceptance/test_training.py::test_throughput[2]") == "acceptance/test_training.py::whole"
-    )
+    training = "acceptance/test_training.py"
+    assert order.scope(f"{training}::test_a[2]", 2) == training
+    assert order.scope(f"{training}::test_throughput[2]", 2) == f"{training}::whole"
     for name in order.INDEPENDENT:
         text = (planting.TESTS / "acceptance" / name).read_text(encoding="utf-8")
         assert 'scope="module"' not in text, f"{name}: its checks share what one worker keeps"
         checks = (f"acceptance/{name}::test_a[1]", f"acceptance/{name}::test_a[2]")
-        assert tuple(map(order.scope, checks)) == checks
+        assert tuple(order.scope(check, 2) for check in checks) == checks
+
+
+def test_speed_checks_of_the_only_device_stay_in_one_worker() -> None:
+    check = "acceptance/test_kernel_speed.py::test_copy_speed"
+    assert order.scope(check, 2) == check
+    assert order.scope(check, 1) == "acceptance/test_kernel_speed.py::speed"
 
 
 def parallel(monkeypatch, *, cores: int, plugins=("xdist",), worker: bool = False, **given) -> tuple:
@@ -188,7 +196,7 @@ AS_ASKED = (None, "no", True)
 @pytest.mark.healthy
 def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> None:
     assert parallel(monkeypatch, cores=64) == (10, "loadfile", False)
-    assert parallel(monkeypatch, cores=16) == (5, "loadfile", False)
+    assert parallel(monkeypatch, cores=16) == (8, "loadfile", False)
     assert parallel(monkeypatch, cores=64, numprocesses=3) == (3, "loadfile", False)
 
 
@@ -196,7 +204,7 @@ def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> 
 @pytest.mark.parametrize(
     "run",
     [
-        {"cores": 5},
+        {"cores": 3},
         {"cores": 64, "gpu_vendor": "cpu"},
         {"cores": 64, "gpu_vendor": None},
         {"cores": 64, "keyword": "gemm"},

@@ -2,7 +2,7 @@
 
 stdin: {"model", "entries": [...], "figures": [{"metric", "conditions"}, ...], "devices": N, "nvls": "off",
 "tier": "standard", "torch": "2.11.0" or null, "driver": {"vendor", "driver", "runtime", "serves"} or null,
-"drivers": [as driver, ...] or absent}
+"drivers": [as driver, ...] or absent, "skipped": [ids of the checks that were skipped] or absent}
 stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "ceilings": [the hardware limit of each figure by devices.json, or null],
 "reached": [whether a check judges each figure by a bound],
@@ -24,9 +24,6 @@ from typing import Any
 from harness import models, thresholds
 from vendors import drivers
 from workloads import attention_default, gated, speed_conditions
-
-# One way, by generation; PCI Express base specification.
-PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938}
 
 NVLS = ("on", "off", "unavailable")
 BETWEEN_DEVICES = ("_busbw", "_latency_us", "p2p_gb_per_s")  # what one device has nothing to measure of
@@ -99,7 +96,7 @@ def support(asked: Mapping[str, str | None] | None) -> dict[str, str] | None:
 
 
 def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The committed bound of a figure on this device model; None if there is none."""
+    """The committed bound of a figure on this device model; `None` if it has no bound."""
     entry = thresholds.find(_committed(row), metric, conditions)
     if entry is None:
         return None
@@ -112,9 +109,10 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
 
 
 def missing(row: Mapping[str, Any], devices: int | None, tier: str | None = "standard") -> list[str]:
-    """The figures that a run of this tier judges on so many devices of a model, and that have no bound.
+    """The figures without a bound that a run of this tier judges on `devices` devices of a model.
 
-    A machine can certify only if there are none, in any state of NVLink multicast. Nobody asked: none.
+    A machine can certify only if this list is empty, in any state of NVLink multicast. It is also empty if
+    `devices` or `tier` is not given.
     """
     if not devices or not tier:
         return []
@@ -130,9 +128,10 @@ def missing(row: Mapping[str, Any], devices: int | None, tier: str | None = "sta
 
 
 def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """The committed bounds that a run of this tier on so many devices has to measure, and no figure does."""
+    """The committed bounds that a run of this tier on these devices has to measure, but did not."""
     devices, nvls, figures = asked.get("devices"), asked.get("nvls"), asked["figures"]
     soak = asked.get("tier") == "soak"
+    absent = speed_conditions.OPTIONAL_CHECK in asked.get("skipped", ())  # the judge confirms the skip
     named = {figure["metric"] for figure in figures if attention_default.RESOLVED in figure["conditions"]}
     unnamed = [metric for metric in gated.ATTENTION if metric not in named and _committed(row)]
     return [f"{metric} of the default backend" for metric in unnamed] + [
@@ -142,6 +141,7 @@ def unmeasured(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
         and not (devices == 1 and entry.metric.endswith(BETWEEN_DEVICES))
         and entry.conditions.get("nvls", nvls) == nvls
         and (soak or not speed_conditions.needs_soak(entry.metric, entry.conditions))
+        and not (absent and speed_conditions.is_optional(entry.metric, entry.conditions))
         and not any(entry.holds_for(figure["metric"], figure["conditions"]) for figure in figures)
     ]
 
@@ -161,7 +161,7 @@ def ceiling(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) 
     if metric.endswith("_busbw") and conditions.get("nvls") != "on":  # multicast can exceed the wire
         return _wire(row)
     if metric in {"h2d_gb_per_s", "d2h_gb_per_s"} and row["pcie"]:
-        return PCIE_GB_PER_S_A_LANE[row["pcie"]["generation"]] * int(row["pcie"]["width"])
+        return thresholds.PCIE_GB_PER_S_A_LANE[row["pcie"]["generation"]] * int(row["pcie"]["width"])
     return _wire(row) if metric == "p2p_gb_per_s" else None
 
 

@@ -1,5 +1,5 @@
-"""The likely causes of a bad measurement. In: a metric's name, or a host's warnings. Out: causes, the next
-command.
+"""The likely causes of a bad measurement. In: a metric's name, or a host's warnings.
+Out: causes, the next command.
 
 The causes come from the issues of nccl-tests and from both vendors' acceptance guides.
 """

@@ -1,5 +1,5 @@
-"""The state of one check. In: calls of the fixtures. Out: metrics with verdicts, evidence, and how it
-ends.
+"""The state of one check. In: calls of the fixtures.
+Out: metrics with verdicts, evidence, and how it ends.
 """
 
 import contextlib
@@ -56,7 +56,8 @@ class Check:
     more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
     skip: dict[str, Any] | None = None  # kind and facts, if the check was skipped
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
-    cause: Literal["no_threshold"] | None = None  # set when missing bounds alone fail the check
+    # Why it failed, if missing bounds alone did it, or an exception of the suites' own, which judges nothing.
+    cause: Literal["no_threshold", "exception"] | None = None
     started: str = field(default_factory=resultfile.now)
     waited_s: float = 0.0  # for devices, or for other checks to end
 
@@ -83,11 +84,13 @@ class Check:
         """Record a metric. With `gate`, a missing or violated bound fails the check at its end.
 
         Args:
-            name: One of `thresholds.METRICS` if the metric is gated. value: The measurement, usually the
-            median of `repeats`. unit: The unit of value and repeats; it must equal the bound's. repeats: The
-            single measurements. conditions: What selects the bound; the number of devices is added. gate:
-            Whether the bound judges the check. bound_needed: Whether a missing bound is a failure. If not,
-            the metric's source says how to add one.
+            name: One of `thresholds.METRICS` if the metric is gated.
+            value: The measurement, usually the median of `repeats`.
+            unit: The unit of value and repeats; it must equal the bound's.
+            repeats: The single measurements.
+            conditions: What selects the bound; the number of devices is added.
+            gate: Whether the bound judges the check.
+            bound_needed: Whether a missing bound is a failure. If not, the source says how to add one.
         """
         given = {"devices": self.count, **(conditions or {})}
         entry = self._threshold(name, unit, given)
@@ -127,6 +130,12 @@ class Check:
         if self.violations:
             self.cause = "no_threshold" if self.lacks_only_bounds() else None
             pytest.fail("\n".join(self.violations), pytrace=False)
+
+    def require_even(self, uneven: Sequence[str]) -> None:
+        """Refuse devices or pairs that are slower than others: invalid where the machine explains it."""
+        if uneven and self.doubts and self.violations == self.slow:
+            invalid(self.doubts, "\n".join(uneven))
+        assert not uneven, "\n".join(uneven)
 
     def lacks_only_bounds(self) -> bool:
         """Whether bounds are missing but none is violated, so that nothing is known to be slow."""

@@ -1,5 +1,6 @@
-"""Derive the bounds that nobody has measured or published. In: derived.json, published/, devices.json and the
-other bounds. Out: the derived entries of thresholds/, written, or with --check what differs.
+"""Derive the bounds that nobody has measured or published.
+In: derived.json, published/, devices.json and the other bounds. Out: the derived entries of thresholds/,
+written, or with --check what differs.
 
 Run it in tests/acceptance: `python -m harness.derive`. A rule of derived.json says for some metrics and
 models which figure is the reference, which share of it these conditions should reach, and the margin; the
@@ -74,7 +75,9 @@ def rules() -> tuple[Rule, ...]:
 
 
 def counts(model: str) -> tuple[int, ...]:
-    """The numbers of devices for which a model has bounds: one, and those of its usual node."""
+    """The numbers of devices for which a model has bounds:
+    one, and those of its usual node; none, where too little is known of it.
+    """
     given: Mapping[str, Sequence[int]] = _file()["counts"]
     return tuple(given.get(model, given["default"]))
 
@@ -128,8 +131,8 @@ def _bound_and_kept(model: str, metric: str, conditions: Conditions, depth: int)
 
 
 def problems(model: str) -> Iterator[str]:
-    """What is wrong with the committed bounds of a model, one line each: drift, bounds far under the best
-    public figure, and derived ones above it.
+    """What is wrong with the committed bounds of a model, one line each:
+    drift, bounds far under the best public figure, and derived ones above it.
     """
     for number, row in enumerate(published(model), start=1):
         if set(row) != PUBLISHED_KEYS:
@@ -338,7 +341,8 @@ def main() -> int:
     named = [row["model"] for row in models.table() if row["vendor"] != "cpu"]
     if not check:
         for model in named:
-            _path(model).write_text(written(model), encoding="utf-8")
+            if counts(model):  # else it is known, and cannot be certified yet
+                _path(model).write_text(written(model), encoding="utf-8")
         thresholds.load.cache_clear()
     found = [line for model in named for line in problems(model)]
     for line in found:

@@ -1,5 +1,5 @@
-"""Whether a device was fit for a check. In: readings before and after it. Out: facts, and problems in
-words.
+"""Whether a device was fit for a check. In: readings before and after it.
+Out: facts, and problems in words.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
 
 
 def link_states(host: Host) -> dict[str, Any]:
-    """State, error and replay counts of the links, by pair. No check judges replays: they cost time, but no
-    data.
+    """State, error and replay counts of the links, by pair.
+    No check judges replays: they cost time, but no data.
     """
     return {
         f"{link.a}-{link.b}": {
@@ -76,8 +76,8 @@ def held_down(index: int, reasons: Iterable[str]) -> Iterator[Unfit]:
 
 
 def doubts(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfit]:
-    """States of the machine that make figures slow and nothing wrong: a lowered power cap, clocks that were
-    set, a process that was on a device before the run and still is.
+    """States of the machine that make figures slow and nothing wrong:
+    a lowered power cap, clocks that were set, a process that was on a device before the run and still is.
     """
     early = {device.index: occupants(device) for device in start.devices}
     leased = {device.index for device in devices}
@@ -145,8 +145,8 @@ def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfi
 
 
 def newly_used(start: Host, now: Host, devices: Sequence[Device]) -> dict[int, int]:
-    """Device index -> bytes in use beyond those at the start of the run and what a driver needs for
-    itself.
+    """Device index -> bytes in use beyond those at the start of the run.
+    What a driver needs for itself is not counted.
     """
     before = {device.index: device.memory_used_bytes for device in start.devices}
     late = {device.index: device.memory_used_bytes for device in now.devices}
@@ -176,6 +176,7 @@ def _state(device: Device) -> dict[str, Any]:
         "firmware": dict(device.firmware),
         "fabric": device.fabric,
         "recovery_action": device.recovery_action,
+        "memory_bytes": device.memory_bytes,
         "memory_used_bytes": device.memory_used_bytes,
         "processes": str(processes) if isinstance(processes, Absence) else list(occupants(device)),
     }

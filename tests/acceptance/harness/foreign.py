@@ -1,8 +1,8 @@
 """Packages of an image that were made for another vendor. In: the installed files. Out: what is wrong.
 
-A package with compiled files is foreign if some are for another vendor and none is for ours: by device code,
-by the runtimes that it needs, by the vendor in a library's name (bitsandbytes). Inline assembly of another
-vendor in sources that compile on first use is found too. Nothing is imported or loaded.
+A package with compiled files is foreign if some are for another vendor and none is for the vendor under test:
+by device code, by the runtimes that it needs, by the vendor in a library's name (bitsandbytes). Inline
+assembly of another vendor in sources that compile on first use is found too. Nothing is imported or loaded.
 """
 
 import fnmatch

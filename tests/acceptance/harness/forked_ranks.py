@@ -1,5 +1,5 @@
-"""The ranks of a program, as forks of this process. In: their number, a program, arguments. Out: an exit
-code.
+"""The ranks of a program, as forks of this process. In: their number, a program, arguments.
+Out: an exit code.
 
 Each rank has the variables that torchrun gives it, and meets the others in a store of this process, as
 under torchrun's agent. That agent itself cannot be used: it asks how many devices there are before it

@@ -1,7 +1,7 @@
 """What an image declares, what is installed in it, and whether the libraries that loaded are the same.
 
 In: files, and the versions that loaded libraries report. Out: names, versions, paths, problems in words.
-Nothing is imported or loaded here, because this runs in the pytest process.
+Nothing is imported or loaded here.
 """
 
 import fnmatch
@@ -36,10 +36,10 @@ def has_torch() -> bool:
     return declared is None or "torch" in declared["packages"]
 
 
-def architectures(vendor: str, devices: Iterable[Device]) -> list[str]:
-    """The architectures that the image declares, and those of this machine's devices."""
+def architectures(vendor: str, devices: Iterable[Device], declared: Mapping[str, Any] | None) -> list[str]:
+    """The architectures that an image declares, and those of this machine's devices."""
     machine = [] if vendor == "cpu" else [device.arch for device in devices]
-    return sorted({*(declaration() or {}).get("archs", ()), *machine})
+    return sorted({*(declared or {}).get("archs", ()), *machine})
 
 
 def distributions(patterns: Sequence[str]) -> list[importlib.metadata.Distribution]:
@@ -95,7 +95,7 @@ def _lacking_at(
         whole = {path: stack.architectures(path) for path in (file, *(p[0] for p in beside.values() if p))}
         coded = {path: held for path, held in whole.items() if held}
         if not coded:
-            problems.append(f"{file}: it holds no device code")
+            problems.append(f"{file}: it holds no device code, and no file that it names does")
         problems += [
             f"{path}: no code for {arch}; it has {' '.join(sorted(held))}"
             for path, held in coded.items()
@@ -141,11 +141,6 @@ def agree(reported: Sequence[int], stated: str) -> bool:
     numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[-+]", stated)[0])]
     shared = min(len(reported), len(numbers))
     return shared > 0 and list(reported)[:shared] == numbers[:shared]
-
-
-def same_release(found: str, declared: str) -> bool:
-    """Whether major and minor agree. The patch may differ, because a wheel chooses its own: cu130 is 13.0."""
-    return _short(found) == _short(declared)
 
 
 def dotted(version: Sequence[int]) -> str:

@@ -1,8 +1,9 @@
-"""Multi-process workloads. In: a program for torchrun. Out: the JSON line of rank 0, or why there is none."""
+"""Multi-process workloads. In: a program for torchrun. Out: the JSON line of rank 0, or why it is missing."""
 
 import json
 import re
 import subprocess
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,11 +40,20 @@ def launch(
     token = uuid.uuid4().hex
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
-    variables = processes.environment({**_recorder(home), **environment}, token, home)
+    place = processes.inside(home)
+    variables = processes.environment({**_recorder(place), **environment}, token, home)
     forks = server is not None and server.can_fork(variables)
-    rank = (str(find(program)), *arguments)
+    rank = (str(_inside(find(program))), *arguments)
     # The log folder: otherwise torchrun leaves one in /tmp.
-    torchrun = ("--standalone", "--nproc-per-node", str(nproc), "--log-dir", str(home), str(RANK), *rank)
+    torchrun = (
+        "--standalone",
+        "--nproc-per-node",
+        str(nproc),
+        "--log-dir",
+        str(place),
+        str(_inside(RANK)),
+        *rank,
+    )
     started = processes.Program(
         module="harness.forked_ranks" if forks else "torch.distributed.run",
         arguments=(str(nproc), *rank) if forks else torchrun,
@@ -52,14 +62,41 @@ def launch(
         stderr=home / "stderr.txt",
     )
     process = server.start(started) if server else processes.start_program(started)
+    return _record_of(process, f"{program} on {nproc} ranks", token, home, timeout_s)
+
+
+def as_a_user(
+    program: str, argument: str, *, environment: Mapping[str, str], timeout_s: float, folder: Path
+) -> dict[str, Any]:
+    """The JSON line of `python3 -c PROGRAM ARGUMENT`, with the PATH and the variables of a user's job.
+
+    Raises:
+        WorkloadError: It hangs, fails, or prints no such line.
+    """
+    token = uuid.uuid4().hex
+    home = folder / f"user-{token[:8]}"
+    home.mkdir(parents=True)
+    own = {processes.TOKEN: token, processes.STACKS: str(processes.inside(home))}
+    process = processes.start(
+        ["python3" if processes.container() else sys.executable, "-c", program, argument],
+        env={**processes.variables(), **environment, **own},
+        stdout=home / "stdout.txt",
+        stderr=home / "stderr.txt",
+    )
+    return _record_of(process, "a user's python3", token, home, timeout_s)
+
+
+def _record_of(
+    process: processes.Child, program: str, token: str, home: Path, timeout_s: float
+) -> dict[str, Any]:
+    """Wait for a program, and return its JSON line. It does not outlive this."""
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         stacks = processes.keep_stacks(home)
         last = processes.tail(home / "stdout.txt", 1) or "no output: still importing?"
         raise WorkloadError(
-            f"{program} on {nproc} ranks did not end in {timeout_s:g} s, last: {last}; "
-            f"stacks in {home}\n{stacks}"
+            f"{program} did not end in {timeout_s:g} s, last: {last}; stacks in {home}\n{stacks}"
         ) from None
     finally:
         processes.kill(token, process)
@@ -77,9 +114,15 @@ def find(program: str | Path) -> Path:
     raise WorkloadError(f"no such program: {program}; looked in {WORKLOADS} and {TRAINERS}")
 
 
-def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
+def _inside(file: Path) -> Path:
+    """Where the container has a file of the suites or the trainers, which are mounted there."""
+    root = processes.ACCEPTANCE.parent.parent
+    return file if processes.container() is None else Path("/stackcheck", file.relative_to(root))
+
+
+def last_record(stdout: Path, program: str) -> dict[str, Any]:
     """The last {...} line of a program's output."""
-    for line in reversed(stdout.read_text(errors="replace").splitlines()):
+    for line in reversed(processes.end_of_file(stdout).splitlines()):
         if line.startswith("{") and line.endswith("}"):
             record: dict[str, Any] = json.loads(line)
             return record
@@ -90,7 +133,7 @@ def last_record(stdout: Path, program: str | Path) -> dict[str, Any]:
 
 def last_output(stderr: Path, lines: int = 25) -> str:
     """The last output of the ranks. If no line has a rank's prefix, also the end of torchrun's own output."""
-    output = stderr.read_text(errors="replace").splitlines()
+    output = processes.end_of_file(stderr).splitlines()
     if prefixed := [line for line in output if line.startswith("[rank")]:
         return "\n".join(prefixed[-lines:])
     end = next((number for number, line in enumerate(output) if TORCHRUN.match(line)), len(output))

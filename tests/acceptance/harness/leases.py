@@ -31,8 +31,9 @@ WAIT_S = 2 * 3600.0  # a soak check of another worker may hold a device this lon
 #   quiet   only other quiet checks, on other devices
 #   alone   nothing
 Use = Literal["shared", "whole", "quiet", "alone"]
-# Checks that share a device: each leaves it idle most of the time, and more would wait for processor cores.
-MOST_SHARERS, BYTES_PER_SHARER = 4, 30 << 30  # checks that need more memory have the device whole
+# Checks that share a device: each leaves it idle most of the time. On an H100, 3 of 105 took more than 9 GiB
+# and the largest 13; checks that need more have the device whole.
+MOST_SHARERS, BYTES_PER_SHARER = 8, 13 << 30
 
 
 class LeaseError(Exception):
@@ -53,8 +54,8 @@ def default_folder() -> Path:
 
 
 def device_key(device: Device) -> str:
-    """The lock's name, from UUID and bus address: both are the same however the devices are numbered or
-    hidden.
+    """The lock's name, from UUID and bus address:
+    both are the same however the devices are numbered or hidden.
     """
     return hashlib.sha256(f"{device.uuid} {device.bdf}".encode()).hexdigest()[:16]
 
@@ -94,7 +95,7 @@ class Wish:
 
 
 def sharers(device: Device) -> int:
-    """How many checks may share a device: as many as its memory is enough for."""
+    """How many checks may share a device: the number that its memory is enough for."""
     return max(1, min(MOST_SHARERS, device.memory_bytes // BYTES_PER_SHARER))
 
 
@@ -120,7 +121,9 @@ class Keeper:
         return self._lease
 
     def have_whole(self, lease: Lease) -> None:
-        """Wait until the devices of a shared lease are ours alone, and hold them. Raises `LeaseError`."""
+        """Wait until this process alone uses the devices of a shared lease, and hold them.
+        Raises `LeaseError`.
+        """
         if lease.use == "shared" and not self._unlocked:
             self.give_back()
             self._held.enter_context(hold(self._folder, lease.devices, len(lease.devices), use="whole"))
@@ -167,8 +170,8 @@ def _take(
 
 
 def _choices(folder: Path, devices: Sequence[Device], use: Use) -> Iterator[tuple[Device, Locks]]:
-    """Each device with the locks that its use takes; for a shared one each place, the first of all devices
-    before the second.
+    """Each device with the locks that its use takes.
+    A shared device comes once for each place: first the first places of all devices, then the second ones.
     """
     names = {device.index: folder / f"device-{device_key(device)}.lock" for device in devices}
     if use != "shared":

@@ -37,7 +37,7 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: processes.Child | None = None
         self._parent = -1
         self._token = uuid.uuid4().hex
 
@@ -46,9 +46,9 @@ class Listener:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         held, self._parent = os.pipe()
         self._process = processes.start(
-            processes.python("-m", "vendors.listener", vendor, str(held), str(self.path)),
+            processes.python("-m", "vendors.listener", vendor, *processes.numbers(1)),
             env=processes.environment({}, self._token, self.path.parent),
-            stdout=self.path.with_suffix(".txt"),
+            stdout=self.path,
             stderr=self.path.with_suffix(".txt"),
             pass_fds=(held,),
         )
@@ -62,7 +62,7 @@ class Listener:
         lines = self._lines()
         facts = {key: value for line in lines for key, value in line.items()}
         return FaultReports(
-            listening="listening" in facts and _lives(int(facts["listening"])),
+            listening="listening" in facts and processes.lives(int(facts["listening"])),
             absence=facts.get("absence"),
             error=facts.get("error"),
             faults=tuple(line for line in lines if "what" in line),
@@ -79,12 +79,5 @@ class Listener:
         self._process = None
 
     def _lines(self) -> list[dict[str, Any]]:
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        text = processes.end_of_file(self.path)
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -58,6 +58,19 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
     )
 
 
+def short_of_memory(device: Device) -> Mapping[str, Any] | None:
+    """The row of a device that is one product in all but its memory, of which it has too little."""
+    fitting = [
+        candidate
+        for candidate in table()
+        if device.pci_id in candidate["pci_ids"]
+        and device.compute_units == candidate["compute_units"]
+        and device.memory_bytes < candidate["memory_bytes"]
+        and _is_partitioned_so(candidate, device)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
 def is_known_arch(device: Device) -> bool:
     """Whether any row has the device's architecture."""
     return any(candidate["arch"] == device.arch for candidate in table())

@@ -1,13 +1,13 @@
-"""Read the machine through the vendor's library, with a timeout. In: a vendor. Out: a `vendors.Host`,
-samples.
+"""Read the machine through the vendor's library, with a timeout. In: a vendor.
+Out: a `vendors.Host`, samples.
 
 A wedged driver hangs inside the library, so the library runs in a child process. The child stays alive
 between readings. After a timeout it is killed, and the next reading starts a new one.
 """
 
 import itertools
+import json
 import os
-import pickle
 import select
 import shutil
 import tempfile
@@ -16,14 +16,11 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness import processes
-from vendors import Host, Sample, VendorAbsentError, VendorName
+from vendors import Host, Sample, VendorAbsentError, VendorName, wire
 
-if TYPE_CHECKING:
-    import subprocess
-
+LONGEST_BYTES = 16 << 20  # of an answer
 TIMEOUT_S = 60.0  # as AMD's own command line waits for its library
 
 
@@ -38,7 +35,7 @@ class Monitor:
         self.vendor = vendor
         self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._lock = threading.RLock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: processes.Child | None = None
         self._requests = self._answers = -1
         self._token = uuid.uuid4().hex
         self._folder = Path(tempfile.gettempdir(), f"stackcheck-monitor-{self._token}")  # while a child lives
@@ -63,10 +60,10 @@ class Monitor:
         with self._lock:
             if self._process is None:
                 return
+            process, self._process = self._process, None
             os.close(self._requests)
             os.close(self._answers)
-            processes.kill(self._token, self._process)
-            self._process = None
+            processes.kill(self._token, process)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _call(self, *request: object) -> object:
@@ -74,7 +71,7 @@ class Monitor:
             if self._process is None:
                 self._start()
             try:
-                os.write(self._requests, pickle.dumps(request))
+                os.write(self._requests, json.dumps(request).encode() + b"\n")
                 answer = self._read(time.monotonic() + self.timeout_s)
             except (BrokenPipeError, EOFError):
                 last = processes.tail(self._folder / "stderr.txt")
@@ -95,27 +92,26 @@ class Monitor:
 
     def _read(self, deadline: float) -> object:
         buffered = b""
-        while True:
+        while not buffered.endswith(b"\n"):
             ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise TimeoutError
             chunk = os.read(self._answers, 1 << 20)
-            if not chunk:
+            if not chunk or len(buffered) > LONGEST_BYTES:
                 raise EOFError
             buffered += chunk
-            if not buffered.endswith(b"."):  # a pickle ends with the opcode STOP, a dot
-                continue
-            try:
-                return pickle.loads(buffered)
-            except (pickle.UnpicklingError, EOFError):  # the dot was inside the pickle
-                continue
+        try:
+            answer: object = wire.decoded(json.loads(buffered))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return RuntimeError(f"its answer cannot be read: {type(error).__name__}: {error}")
+        return answer
 
     def _start(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         child_reads, self._requests = os.pipe()
         self._answers, child_writes = os.pipe()
         self._process = processes.start(
-            processes.python("-m", "vendors.child", self.vendor, str(child_reads), str(child_writes)),
+            processes.python("-m", "vendors.child", self.vendor, *processes.numbers(2)),
             env=processes.environment({}, self._token, self._folder),
             stdout=self._folder / "stdout.txt",
             stderr=self._folder / "stderr.txt",

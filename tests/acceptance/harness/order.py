@@ -1,5 +1,5 @@
-"""Which checks run, and in which order. In: their marks. Out: an order, and progress that all workers can
-see.
+"""Which checks run, and in which order. In: their marks.
+Out: an order, and progress that all workers can see.
 
 Correctness comes first, then performance, then the checks marked `last`, which judge the whole run and have a
 file of their own. pytest-xdist hands out checks in order, but earlier ones may still run in another worker.
@@ -25,11 +25,26 @@ INDEPENDENT = frozenset(
     {"test_attention.py", "test_compiled.py", "test_kernel_speed.py", "test_kernels.py", "test_packages.py"}
 )
 # Checks that need their devices whole, of a file whose other checks share them.
-WHOLE = frozenset({"test_attention_that_ran_is_fused", "test_bf16_job_learns", "test_throughput"})
-# The performance checks of the other files that have checks of correctness too.
+WHOLE = frozenset(
+    {
+        "test_attention_that_ran_is_fused",
+        "test_beyond_32_bits",
+        "test_bf16_job_learns",
+        "test_sizes_of_models",
+        "test_throughput",
+        "test_trains_with_flash_attn_4",
+        "test_witness_of_collectives",
+    }
+)
+# The performance checks of the files that have checks of correctness too, or that are spread over devices.
 SPEED = frozenset(
     {
+        "test_attention_speed",
+        "test_convolution_halves",
+        "test_copy_speed",
+        "test_flash_attention_4_speed",
         "test_fp8_is_worth_it",
+        "test_gemm_speed",
         "test_host_bandwidth",
         "test_peer_bandwidth",
         "test_throughput_8b",
@@ -57,11 +72,11 @@ def is_last(item: pytest.Item) -> bool:
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The checks by phase; files stay together within each.
 
-    Jobs that share most of the machine's devices come first: each takes a place on all of them, which is
-    free at once only at the start. Then come files that begin with few devices: side by side they fill the
-    machine, and files that need no device run beside them. Checks that have a device whole follow, then files
-    that need most of the machine, because each of them waits for all others. Checks that take long come first
-    among their like.
+    Files that need no device come first: they take one worker or two while the others use the devices. Jobs
+    that share most of the machine's devices follow: each takes a place on all of them, which is free at once
+    only at the start. Then come files that begin with few devices: side by side they fill the machine. Checks
+    that share no device follow, then files that need most of the machine, because each of them waits for all
+    others, and those that come after it wait for it. Checks that take long come first among their like.
     """
     items = list(items)
     least: dict[Path, int] = {}
@@ -75,7 +90,7 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         use = wish(item).use
         shares_most = use == "shared" and devices(item) > few
         most = count > few and not shares_most
-        return phase(item), not shares_most, most, count == 0, count, use == "whole", not is_long(item)
+        return phase(item), count != 0, not shares_most, most, count, use != "shared", not is_long(item)
 
     return sorted(items, key=place)
 
@@ -91,19 +106,19 @@ def phase(item: pytest.Item) -> int:
     return 1 + (wish(item).use == "alone") if is_performance(item) else 0
 
 
-def scope(nodeid: str) -> str:
+def scope(nodeid: str, device_count: int) -> str:
     """What one worker of pytest-xdist runs as a whole: a file, whose checks share launches, or one check.
 
-    Each scope is of one phase: a check waits for all earlier phases, so none of them may come after it in the
-    same worker. A check that needs devices whole waits long, too.
+    Each scope is of one phase and of one use: a check waits for all earlier phases, so none of them may come
+    after it in the same worker. A check that needs devices whole waits long, too. Checks that have the only
+    device of a machine for themselves run one after the other, so they keep one process on it.
     """
     file, _, check = nodeid.partition("::")
-    if Path(file).name in INDEPENDENT:
-        return nodeid
     name = check.partition("[")[0]
-    if name in WHOLE:
-        return f"{file}::whole"
-    return f"{file}::speed" if name in SPEED else file
+    part = "whole" if name in WHOLE else "speed" if name in SPEED else None
+    if Path(file).name in INDEPENDENT and (part is None or device_count > 1):
+        return nodeid
+    return f"{file}::{part}" if part else file
 
 
 def is_long(item: pytest.Item) -> bool:
@@ -151,16 +166,16 @@ class Ended:
             self.expected = None
 
     def expect(self, seconds: float) -> None:
-        """Announce that the check which begins now takes so long, so that the others do not take it for a
-        stall.
+        """Announce how many seconds the check that begins now takes.
+        Without it the other workers report a stall.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.expected = self.folder / f"{LASTS}{seconds:g}-{os.getpid()}"
         self.expected.touch()
 
     def wait_for(self, count: int, *, stall_s: float = STALL_S) -> bool:
-        """Wait until the first `count` checks have ended. False if none ended for too long, announced times
-        included.
+        """Wait until the first `count` checks have ended.
+        False if none ended for too long, announced times included.
         """
         seen, since = -1, time.monotonic()
         while (now := self._count(count)) < count:

@@ -1,21 +1,28 @@
-"""Child processes that can always be ended, and whose Python stacks can be read. In: a command. Out: how it
-ended.
+"""Child processes that can always be ended, and whose Python stacks can be read. In: a command.
+Out: how it ended.
 
 torchrun starts each rank in its own session, so killing a process group is not enough. Every child carries a
-token in its environment, and a process that carries it is ours to signal and to kill.
+token in its environment, and this process may signal and kill whatever carries it.
+
+On a bare machine children are started by this process. In a run on an image this process is outside the
+container, and `enter` says through which agent children are started, read and killed in it.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from harness import bytecode
+
+if TYPE_CHECKING:
+    from harness.inside import Inside
 
 ACCEPTANCE = Path(__file__).resolve().parent.parent
 TOKEN = "STACKCHECK_CHILD"
@@ -25,6 +32,10 @@ PATIENCE = "STACKCHECK_TIME_LIMIT_FACTOR"
 STACKS = "STACKCHECK_STACKS"
 STACK_SIGNAL = signal.SIGUSR1
 STACK_LINES = 25  # of each process, in a message
+READ_BYTES = 1 << 20  # of a child's output, from its end
+NUMBER = "@fd"  # stands in a command for the number that a descriptor has in the child
+
+_entered: "list[Inside]" = []
 
 
 class WorkloadError(Exception):
@@ -55,18 +66,40 @@ class Program:
     pass_fds: tuple[int, ...] = ()
 
 
+def enter(container: "Inside") -> None:
+    """From now on start every child in a container."""
+    _entered[:] = [container]
+
+
+def container() -> "Inside | None":
+    """Where children run; None: on this machine."""
+    return _entered[0] if _entered else None
+
+
+def variables() -> MutableMapping[str, str]:
+    """The variables that children inherit."""
+    return _entered[0].environment if _entered else os.environ
+
+
+def inside(path: Path) -> Path:
+    """Where children have a folder of this run."""
+    return _entered[0].path(path) if _entered else path
+
+
 def environment(extra: Mapping[str, str], token: str, stacks: Path) -> dict[str, str]:
-    """The environment of a child: ours and `extra`, the suites on its import path, and where its stacks
-    go.
+    """The environment of a child:
+    this process's and `extra`, the suites' import path, and where its stacks go.
     """
-    path = os.pathsep.join(filter(None, (str(ACCEPTANCE), os.environ.get("PYTHONPATH"))))
+    suites = "/stackcheck/tests/acceptance" if _entered else str(ACCEPTANCE)
+    path = os.pathsep.join(filter(None, (suites, variables().get("PYTHONPATH"))))
+    cached = _entered[0].has_own_bytecode if _entered else bytecode.is_kept()
     ours = {
         "PYTHONPATH": path,
-        "PYTHONDONTWRITEBYTECODE": "" if bytecode.is_kept() else "1",
+        "PYTHONDONTWRITEBYTECODE": "" if cached else "1",
         "PYTHONUNBUFFERED": "1",
     }
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return {**inherited, **ours, **extra, TOKEN: token, STACKS: str(stacks)}
+    inherited = {name: value for name, value in variables().items() if not name.startswith("PYTEST_")}
+    return {**inherited, **ours, **extra, TOKEN: token, STACKS: str(inside(stacks))}
 
 
 def start(
@@ -76,11 +109,14 @@ def start(
     stdout: Path,
     stderr: Path,
     pass_fds: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start a child in its own session, with its output in files."""
+) -> Child:
+    """Start a child in its own session, with its output in files. `numbers` stand for its descriptors."""
     with stdout.open("ab") as out, stderr.open("ab") as err:
+        if _entered:
+            outputs = {"stdout": out.fileno(), "stderr": err.fileno()}
+            return _entered[0].start(command, env=env, pass_fds=pass_fds, **outputs)
         return subprocess.Popen(
-            command,
+            with_numbers(command, pass_fds),
             env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -90,9 +126,20 @@ def start(
         )
 
 
-def start_program(program: Program) -> subprocess.Popen[bytes]:
+def numbers(count: int) -> tuple[str, ...]:
+    """What stands in a command for the numbers of the child's first descriptors."""
+    return tuple(f"{NUMBER}{number}" for number in range(count))
+
+
+def with_numbers(command: Sequence[str], fds: Sequence[int]) -> list[str]:
+    """A command with the numbers of descriptors in their places."""
+    known = dict(zip(numbers(len(fds)), map(str, fds), strict=True))
+    return [known.get(word, word) for word in command]
+
+
+def start_program(program: Program) -> Child:
     """Start a program in a new Python."""
-    words = (*map(str, program.pass_fds), *program.arguments)
+    words = (*numbers(len(program.pass_fds)), *program.arguments)
     return start(
         python("-m", program.module, *words),
         env=program.environment,
@@ -110,6 +157,8 @@ def carrying(token: str) -> list[int]:
 
 def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
     """The Python stacks of every process that offered them (`harness.stacks`), as text."""
+    if _entered:
+        return _entered[0].text("stacks", folder=str(inside(stacks)))
     asked = [path for path in sorted(stacks.glob("*.pid")) if _signal(int(path.read_text()), STACK_SIGNAL)]
     (stacks / "dump").touch()  # harness.rank writes the collective flight recorder when it sees this
     deadline = time.monotonic() + wait_s
@@ -121,6 +170,12 @@ def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
 
 def kill(token: str, child: Child | None = None, *, wait_s: float = 10.0) -> list[int]:
     """Kill every process with the token. Returns the pids that survived, stuck in the driver."""
+    if _entered:
+        alive = _alive(_entered[0].ask("kill", token=token).get("alive"))
+        if child is not None and not alive:
+            with contextlib.suppress(WorkloadError, subprocess.TimeoutExpired):  # its end may stay unknown
+                child.wait(wait_s)
+        return alive
     deadline = time.monotonic() + wait_s
     while (alive := carrying(token)) and time.monotonic() < deadline:
         for pid in alive:
@@ -135,7 +190,33 @@ def kill(token: str, child: Child | None = None, *, wait_s: float = 10.0) -> lis
 
 def tail(path: Path, lines: int = 15) -> str:
     """The last lines of a child's output."""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+    return "\n".join(end_of_file(path).splitlines()[-lines:])
+
+
+def tail_inside(path: Path, lines: int) -> str:
+    """The last lines of a file that a child wrote by itself."""
+    if _entered:
+        return _entered[0].text("tail", path=str(inside(path.parent) / path.name), lines=lines)
+    return tail(path, lines)
+
+
+def end_of_file(path: Path) -> str:
+    """The last mebibyte of a file; a child may write any amount. Empty if there is no file."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - READ_BYTES))
+        return file.read(READ_BYTES).decode(errors="replace")
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    if _entered:
+        return _entered[0].ask("lives", pid=pid).get("lives") is True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def end_of(code: int) -> str:
@@ -145,7 +226,12 @@ def end_of(code: int) -> str:
 
 def python(*arguments: str) -> list[str]:
     """The command that runs this interpreter with these arguments."""
-    return [sys.executable, *arguments]
+    return [_entered[0].executable if _entered else sys.executable, *arguments]
+
+
+def _alive(answer: object) -> list[int]:
+    pids = answer if isinstance(answer, list) else []
+    return [pid for pid in pids if isinstance(pid, int)]
 
 
 def _innermost(stack: Path) -> str:

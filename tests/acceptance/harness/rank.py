@@ -1,5 +1,5 @@
-"""The program that torchrun starts on each rank. In: a program. Out: its Python stacks on demand, and what it
-does.
+"""The program that torchrun starts on each rank. In: a program.
+Out: its Python stacks on demand, and what it does.
 
 The program runs as if torchrun had started it directly.
 """

@@ -58,8 +58,8 @@ class Findings:
         self.unfit.append(Unfit(kind, words, device))
 
     def conclude(self) -> None:
-        """Fail if anything is wrong, else end as invalid if the machine is unfit, else skip if anything is
-        unread, else return.
+        """Fail if anything is wrong.
+        Else end as invalid if the machine is unfit, else skip if anything is unread, else return.
         """
         if self.wrong:
             pytest.fail("\n".join((*self.wrong, *(found.words for found in self.unfit))), pytrace=False)
@@ -75,7 +75,7 @@ def is_unread(reading: Reading) -> bool:
 
 
 def differs(reading: Reading, expected: object) -> bool:
-    """Whether the reading is another value than expected, or an error."""
+    """Whether the reading differs from the expected value, or is an error."""
     return not is_unread(reading) and reading != expected
 
 

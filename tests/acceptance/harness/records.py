@@ -32,8 +32,8 @@ def check_id(nodeid: str) -> str:
 
 
 def concluding(function: Callable[..., object], check: Check) -> Callable[..., None]:
-    """The check's function, which also fails on what its own assertions did not see: an unfit machine, a
-    violated bound.
+    """The check's function, which also fails on what its own assertions did not see:
+    an unfit machine, a violated bound.
     """
 
     @functools.wraps(function)

@@ -4,14 +4,11 @@
 if pytest was interrupted; "finished" only after a normal end.
 """
 
-import contextlib
 import datetime as dt
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from harness import models
+from harness import about, asked, models, processes
 from vendors import Absence, Device, Host, VendorName, cpu, multicast
 
 TESTS = Path(__file__).resolve().parent.parent.parent
@@ -27,16 +24,6 @@ WRITE_PERIOD_S = 1.0
 ENVIRONMENT = (
     *("NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_", "MIOPEN_"),
     *("NVIDIA_", "AMD_", "MSCCL", "TRITON_", "FLASH_ATTENTION_", "OMP_", "UCX_", "GLOO_", "LD_LIBRARY_PATH"),
-)
-PACKAGES = (
-    "torch",
-    "triton",
-    "pytorch-triton-rocm",
-    "flash-attn",
-    "torchao",
-    "transformer-engine",
-    "numpy",
-    "pytest",
 )
 
 
@@ -85,6 +72,7 @@ def head(
     arguments: list[str],
 ) -> dict[str, Any]:
     """Everything but the checks. A fact from run.json replaces what this process can find out."""
+    variables = processes.variables()
     return {
         "schema": 1,
         "run_id": run_id,
@@ -98,41 +86,25 @@ def head(
         "host": run_file.get("host") or describe(vendor, host),
         "seen_devices": [anonymous(device.uuid) for device in host.devices] if host else [],
         "interpreter": interpreter(run_file),
-        "software": software(),
+        "software": asked.of_image(about.software),
         "environment": {
-            name: os.environ[name] for name in sorted(os.environ) if name.startswith(ENVIRONMENT)
+            name: value for name, value in sorted(variables.items()) if name.startswith(ENVIRONMENT)
         },
         "selection": {"arguments": arguments, "collected": 0, "deselected": 0, "dropped": 0},
     }
 
 
 def interpreter(run_file: Mapping[str, Any]) -> dict[str, Any]:
-    """The Python that runs the suites. Only the host knows which package of the image owns it."""
-    file = os.path.realpath(sys.executable)
+    """The Python that runs the children. Only the host knows which package of the image owns it."""
+    container = processes.container()
+    found = about.interpreter() if container is None else container.interpreter
     told = run_file.get("interpreter") or {}
     libraries = {"libraries": told["libraries"]} if told.get("libraries") else {}
-    return {
-        "path": sys.executable,
-        "file": file,
-        "sha256": "sha256:" + hashlib.sha256(Path("/proc/self/exe").read_bytes()).hexdigest(),
-        "package": told.get("package"),
-        **libraries,
-    }
-
-
-def software() -> dict[str, str]:
-    """Versions of the main packages, by their metadata: importing torch here would take a second."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return {**found, "package": told.get("package"), **libraries}
 
 
 def inputs() -> dict[str, str | None]:
-    """Digests of suites, trainers and thresholds, computed as stackcheck/inputs.py does for its frozen
-    copy.
-    """
+    """Digests of suites, trainers and thresholds, computed as stackcheck does for its frozen copy."""
     bounds = TESTS / "acceptance" / "thresholds"
     suites = [TESTS / "conftest.py", TESTS / "pytest.ini", *_files(TESTS / "acceptance", without=bounds)]
     return {

@@ -1,5 +1,5 @@
-"""A process that has loaded torch once and forks for each child. In: a module to run as a program. Out: a
-child.
+"""A process that has loaded torch once and forks for each child. In: a module to run as a program.
+Out: a child.
 
 Loading torch takes a processor 2 to 8 s, and a run starts tens of processes that need it. The server forks
 before any device was opened, so each child initialises its device itself, as a new process does. What a
@@ -7,6 +7,7 @@ library reads only while it is loaded cannot change after a fork: a child with o
 named in `READ_WHEN_USED` is started anew, and so is every child if loading torch has opened a device.
 """
 
+import fcntl
 import json
 import os
 import select
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness import processes
+from harness.inside import Forked
 from harness.processes import Child, Program, WorkloadError
 
 LOAD_S = 180.0  # loading takes 2 to 8 s of a processor; a busy machine with a cold disk needs more
@@ -26,38 +28,6 @@ LOAD_S = 180.0  # loading takes 2 to 8 s of a processor; a busy machine with a c
 READ_WHEN_USED = (processes.TOKEN, processes.STACKS, processes.DEVICE_MODEL, processes.PATIENCE)
 READ_WHEN_USED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_")
 READY = "ready"
-
-
-class Forked:
-    """A child of the server, with the methods of `subprocess.Popen` that the harness needs."""
-
-    def __init__(self, pid: int, status: int, what: str) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._status = status
-        self._what = what
-
-    def __del__(self) -> None:
-        os.close(self._status)
-
-    def poll(self) -> int | None:
-        """The return code; None while the child runs."""
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The return code. Raises `subprocess.TimeoutExpired`, and `WorkloadError` if the server is gone."""
-        if self.returncode is not None:
-            return self.returncode
-        ready, _, _ = select.select([self._status], [], [], timeout)
-        if not ready:
-            raise subprocess.TimeoutExpired(self._what, timeout or 0.0)
-        if not (said := os.read(self._status, 64)):
-            raise WorkloadError(f"the process that forked {self._what} ended, so its end is not known")
-        self.returncode = int(said)
-        return self.returncode
 
 
 class Server:
@@ -122,7 +92,7 @@ class Server:
         try:
             assert self._process is not None
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, WorkloadError):
             processes.kill(self._token, self._process)
 
     def _is_ready(self) -> bool:
@@ -140,27 +110,29 @@ class Server:
             "module": program.module,
             "arguments": program.arguments,
             "environment": dict(program.environment),
-            "stdout": str(program.stdout),
-            "stderr": str(program.stderr),
         }
-        # A file, because a message of a socket holds about 200 kB (net.core.wmem_default).
-        file = program.stdout.with_name("request.json")
-        file.write_text(json.dumps(request), encoding="utf-8")
         status, child_status = os.pipe()
+        file = _sealed(json.dumps(request).encode())
         try:
-            socket.send_fds(self._socket, [str(file).encode()], [child_status, *program.pass_fds])
-            return Forked(int(self._receive(LOAD_S)), status, program.module)
+            with program.stdout.open("ab") as out, program.stderr.open("ab") as err:
+                fds = [file, out.fileno(), err.fileno(), child_status, *program.pass_fds]
+                socket.send_fds(self._socket, [b"start"], fds)
+            pid = self._receive(LOAD_S)
+            if not pid.isdecimal():
+                raise WorkloadError(f"the process that loads torch for others answered {pid[:80]!r}")
+            return Forked(int(pid), status, program.module)
         except (OSError, WorkloadError):
             os.close(status)
             raise
         finally:
+            os.close(file)
             os.close(child_status)
 
     def _receive(self, timeout_s: float) -> str:
         assert self._socket is not None
         deadline = time.monotonic() + timeout_s
         ready, _, _ = select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))
-        said = self._socket.recv(4096).decode() if ready else ""
+        said = self._socket.recv(4096).decode(errors="replace") if ready else ""
         if said:
             return said
         end = "ended" if ready else f"did not answer in {timeout_s:g} s"
@@ -169,10 +141,19 @@ class Server:
         raise WorkloadError(f"the process that loads torch for others {end}:\n{last}")
 
 
+def _sealed(text: bytes) -> int:
+    """An open file in memory that nobody can change: a message of a socket holds about 200 kB."""
+    file = os.memfd_create("request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(os.dup(file), "wb") as writing:
+        writing.write(text)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return file
+
+
 def spawn(environment: Mapping[str, str], home: Path, control: socket.socket) -> Child:
     """Start the server in a new Python."""
     return processes.start(
-        processes.python("-m", "harness.server_main", str(control.fileno())),
+        processes.python("-m", "harness.server_main", *processes.numbers(1)),
         env=environment,
         stdout=home / "stdout.txt",
         stderr=home / "stderr.txt",

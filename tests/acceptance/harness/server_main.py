@@ -1,10 +1,10 @@
-"""The process that `harness.server` starts. In: requests on a socket. Out: a fork for each, and its return
-code.
+"""The process that `harness.server` starts. In: requests on a socket.
+Out: a fork for each, and its return code.
 
-A request is the path of a JSON file, with a pipe for the return code and the child's own file descriptors.
-The answer is the child's process id. The first message is "ready", or why no fork may be used: a device
-that is open before the fork is broken after it. The server ends, and ends its children, when the other end
-of the socket closes.
+A request comes as descriptors: a file with JSON, the files for the child's output, a pipe for its return
+code, and the child's own. The answer is the child's process id. The first message is "ready", or why no fork
+may be used: a device that is open before the fork is broken after it. The server ends, and ends its
+children, when the other end of the socket closes.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from harness import forked
-from harness.processes import TOKEN
+from harness.processes import STACKS, TOKEN
 from harness.server import READY
 
 # What most children load. Not Inductor: while it is loaded it may start the processes that compile for it.
@@ -41,7 +41,7 @@ MODULES = (
     "torch.profiler",
     "torch.utils.checkpoint",
 )
-MOST_FDS = 8
+MOST_FDS = 12
 MEMORY, TERMINALS = 1, (4, 5, *range(136, 144))  # major numbers: /dev/null and its like; terminals
 
 
@@ -60,7 +60,7 @@ class Mark:
         return cls(library.getenv(TOKEN.encode()), len(os.environ[TOKEN]))
 
     def put(self, token: str) -> None:
-        """Replace the token, so that whoever looks for a child's processes finds this fork and its forks."""
+        """Replace the token, so that a search for a child's processes finds this fork and its forks."""
         assert len(token) == self.length
         ctypes.memmove(self.address, token.encode(), self.length)
         if f"{TOKEN}={token}".encode() not in Path("/proc/self/environ").read_bytes().split(b"\0"):
@@ -74,8 +74,7 @@ class _Request:
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    stdout: str
-    stderr: str
+    outputs: tuple[int, int]
     fds: tuple[int, ...]
 
 
@@ -96,27 +95,27 @@ class _Server:
                 awake.recv(4096)
                 self._tell_ends()
             if self.control in ready:
-                path, fds = self._received()
-                if not path:
+                fds = self._received()
+                if not fds:
                     return None
-                request = self._forked(path.decode(), fds)
+                request = self._forked(fds)
                 if request is not None:
                     awake.close()
                     wake.close()
                     return request
 
-    def _received(self) -> tuple[bytes, list[int]]:
-        """The next request; empty when the other end is closed, also with an answer of ours unread."""
+    def _received(self) -> list[int]:
+        """The next request; empty when the other end is closed, even if it did not read an answer."""
         try:
-            path, fds, _, _ = socket.recv_fds(self.control, 4096, MOST_FDS)
+            _, fds, _, _ = socket.recv_fds(self.control, 4096, MOST_FDS)
         except ConnectionResetError:
-            return b"", []
-        return path, fds
+            return []
+        return fds
 
-    def _forked(self, path: str, fds: list[int]) -> "_Request | None":
-        status, *given = fds
+    def _forked(self, fds: list[int]) -> "_Request | None":
+        file, out, err, status, *given = fds
         if pid := os.fork():
-            for fd in given:
+            for fd in (file, out, err, *given):
                 os.close(fd)
             self.children[pid] = status
             self.control.send(str(pid).encode())
@@ -126,7 +125,9 @@ class _Server:
         self.control.close()
         for other in (status, *self.children.values()):
             os.close(other)
-        return _Request(**json.loads(Path(path).read_text(encoding="utf-8")), fds=tuple(given))
+        with os.fdopen(file, "rb") as told:
+            told.seek(0)
+            return _Request(**json.load(told), outputs=(out, err), fds=tuple(given))
 
     def _tell_ends(self) -> None:
         for pid in list(self.children):
@@ -181,10 +182,10 @@ def _asked_device() -> str | None:
 def _become(request: _Request, mark: Mark) -> None:
     """Take on a request's session, output and environment, run its module, and end."""
     os.setsid()
-    for number, name in ((1, request.stdout), (2, request.stderr)):
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number, file in enumerate(request.outputs, 1):
         os.dup2(file, number)
         os.close(file)
+    Path(request.environment[STACKS]).mkdir(parents=True, exist_ok=True)
     mark.put(request.environment[TOKEN])
     os.environ.clear()
     os.environ.update(request.environment)

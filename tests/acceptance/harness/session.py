@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import vendors
-from harness import launch, leases, models, order, page, processes, records, resultfile, skips
+from harness import asked, launch, leases, models, order, page, processes, records, resultfile, skips
 from harness.check import Check
 from harness.evidence import evidence, link_states
 from harness.listener import Listener
@@ -31,6 +31,8 @@ from vendors import Device, Host, VendorAbsentError, VendorName
 
 PLUGIN = "stackcheck-acceptance"  # the session's name among pytest's plugins
 CHECK = pytest.StashKey[Check]()
+# What ends a check by its judgement; any other exception is a defect of the suites, and judges nothing.
+JUDGED = (AssertionError, pytest.fail.Exception, pytest.skip.Exception)
 # As `policy` in matrix.yaml, which no container has; a unit test compares them.
 CERTIFYING_TIER: Mapping[VendorName, str] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}
 MEASURED_RANKS = 4
@@ -62,7 +64,7 @@ class AcceptanceSession:
         visibility = vendors.module(self.vendor).child_environment(())
         children = self.result_dir / "children"
         self.server = Server(children, free=visibility)
-        one_thread = launch.THREADS.items() <= os.environ.items()
+        one_thread = launch.THREADS.items() <= processes.variables().items()
         self.rank_server = (
             self.server if one_thread else Server(children, free=visibility, environment=launch.THREADS)
         )
@@ -120,7 +122,7 @@ class AcceptanceSession:
         return found[0] if len(found) == 1 else " + ".join(found) or "none"
 
     def limit_s(self, timeout_s: float, ranks: int = 1) -> float:
-        """A limit for a child on this vendor's devices and with so many ranks.
+        """A limit in seconds for a child with `ranks` ranks on this vendor's devices.
 
         The limits in the checks were set on up to four H200s, and each further rank imports and compiles too.
         """
@@ -249,6 +251,8 @@ class AcceptanceSession:
     def _note(self, check: Check, raised: BaseException) -> None:
         """Keep the facts that the host confirms: of a skip, or of an unfit machine as it was at the start."""
         check.skip = skips.facts(raised) or check.skip
+        if not isinstance(raised, JUDGED):
+            check.cause = "exception"
         if isinstance(raised, InvalidRun):
             check.machine += raised.found
             if self.host is not None and "start" not in check.more_evidence:
@@ -280,6 +284,7 @@ class AcceptanceSession:
         self.worker.stop()
         self.server.stop()
         self.rank_server.stop()
+        asked.stop()
         self.keeper.give_back()
         self.monitor.stop()
         self.listener.stop()
@@ -360,13 +365,13 @@ def _wait_asleep() -> None:
     On two cores with other work, the attention of a smoke run took 19.6 s of processor time with spinning
     threads and 3.0 s with sleeping ones (torch 2.13, two threads); the results are the same.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    processes.variables().setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _share_cores() -> None:
     """Let each worker's children use their part of the cores."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
+    processes.variables().setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -65,7 +65,7 @@ def without_package(package: str, reason: str) -> NoReturn:
 
 
 def without_arch(arch: str, reason: str) -> NoReturn:
-    """Skip: the stack does not declare this architecture, and its compiler does not know it."""
+    """Skip: the stack does not declare this architecture, or its compiler has no backend for it."""
     raise Skipped(reason, "not in this stack", arch=arch)
 
 

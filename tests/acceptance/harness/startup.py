@@ -145,5 +145,7 @@ def _md5(path: Path, sums: Path) -> str:
 
 
 def _urlsafe(body: bytes) -> str:
-    """As RECORD has it: https://packaging.python.org/en/latest/specifications/recording-installed-packages/."""
+    """As RECORD has it:
+    https://packaging.python.org/en/latest/specifications/recording-installed-packages/.
+    """
     return base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()

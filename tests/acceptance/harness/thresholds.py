@@ -1,5 +1,5 @@
-"""The bounds of metrics. In: thresholds/<vendor>/<device-model>.json. Out: the bound of one metric, or
-problems.
+"""The bounds of metrics. In: thresholds/<vendor>/<device-model>.json.
+Out: the bound of one metric, or problems.
 
 An entry has metric, conditions, bound, unit, direction ("min" or "max"), ceiling, source, tolerance, class
 and basis. It applies if each of its conditions equals the metric's; of several entries the one with the most
@@ -15,7 +15,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,11 @@ KEYS = {
 }
 BoundClass = Literal["measured", "published", "derived"]
 LEAST_TEXT = 12
+# One way, by generation; PCI Express base specification. Every row of devices.json has 16 lanes.
+PCIE_GB_PER_S_A_LANE = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+LANES = 16
+HOST_COPIES = ("h2d_gb_per_s", "d2h_gb_per_s")
+OLDER_SLOT = "pcie_generation"  # a condition of host copies, where the slot is older than the device
 PLACEHOLDERS = ("todo", "tbd", "fixme", "xxx", "placeholder", "coming soon", "?")
 LOWEST_SHARE, HIGHEST_SHARE = 0.30, 1.00
 # A derived bound is at least this share of what its reference, or the best public figure, suggests.
@@ -170,7 +175,19 @@ def find(entries: Iterable[Threshold], metric: str, conditions: Mapping[str, Any
     """The entry with the most conditions that applies to a measurement."""
     judged = attention_default.judged_by(conditions)
     fitting = [entry for entry in entries if entry.holds_for(metric, judged)]
-    return max(fitting, key=lambda entry: len(entry.conditions), default=None)
+    found = max(fitting, key=lambda entry: len(entry.conditions), default=None)
+    return _in_older_slot(found, conditions.get(OLDER_SLOT)) if found else None
+
+
+def _in_older_slot(entry: Threshold, generation: int | None) -> Threshold:
+    """The bound of a copy to or from the host where the slot is of an older generation than the device."""
+    if generation not in PCIE_GB_PER_S_A_LANE or entry.metric not in HOST_COPIES:
+        return entry
+    ceiling = PCIE_GB_PER_S_A_LANE[generation] * LANES
+    share = min(1.0, ceiling / entry.ceiling)
+    source = f"{entry.source}; in a slot of PCIe generation {generation}"
+    bound = rounded(entry.bound * share, entry.direction)
+    return replace(entry, bound=bound, ceiling=share * entry.ceiling, source=source)
 
 
 def lint(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:

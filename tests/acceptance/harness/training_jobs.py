@@ -3,11 +3,9 @@
 In: devices, flags, records of trainers/train.py. Out: GiB, launches, metrics.
 """
 
-import importlib.util
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from harness import skips
@@ -54,13 +52,6 @@ def unless_it_fits(needed_gib: float, present_gib: float, acceptance: Acceptance
         skips.without_feature("gpu", "layers of an 8B model need a GPU")
     if needed_gib > present_gib:
         skips.without_memory(needed_gib, present_gib)
-
-
-def has_flash_attn_4() -> bool:
-    """Whether this stack has FlashAttention 4. Nothing of it is imported: its `flash_attn` holds no code."""
-    found = importlib.util.find_spec("flash_attn")
-    folders = (found.submodule_search_locations if found else None) or ()
-    return any((Path(folder) / "cute" / "interface.py").is_file() for folder in folders)
 
 
 def that_fit(ranks: int, present_gib: float) -> dict[str, tuple[object, ...]]:

@@ -23,6 +23,10 @@ Kind = Literal[
     "link",  # down, or with errors
     "fabric",  # of the switches
     "recovery",  # the driver asks for a reset or reboot
+    "pcie",  # the link to the host is narrower or slower than device and slot can
+    "driver fault",  # reported by the driver, of the hardware: an Xid, a reset
+    "short memory",
+    "missing device",  # on the bus, and in no list
     "no answer",  # the device did not answer its driver
 ]
 

@@ -1,5 +1,5 @@
-"""The parent's half of `on_device`. In: a function's name, JSON arguments. Out: its JSON result, or a
-failure.
+"""The parent's half of `on_device`. In: a function's name, JSON arguments.
+Out: its JSON result, or a failure.
 
 The worker process lives as long as the same devices are leased, because importing torch and creating a device
 context take seconds. It is replaced after a crash or a timeout.
@@ -20,6 +20,8 @@ from harness import processes
 from harness.processes import WorkloadError
 from harness.server import Server
 
+LONGEST_BYTES = 64 << 20  # of an answer
+
 
 @dataclass
 class _Child:
@@ -32,7 +34,7 @@ class _Child:
 
 
 class Worker:
-    """One child at a time; `call` starts it if there is none."""
+    """One child at a time; `call` starts it if no child runs."""
 
     def __init__(self, folder: Path, server: Server | None = None) -> None:
         """
@@ -63,8 +65,8 @@ class Worker:
             raise WorkloadError(self._hang(child, function, timeout_s)) from None
         except (BrokenPipeError, EOFError):
             raise WorkloadError(self._crash(child, function)) from None
-        if not answer["ok"]:
-            raise WorkloadError(f"{function} raised in the worker:\n{answer['error']}")
+        if answer.get("ok") is not True:
+            raise WorkloadError(f"{function} raised in the worker:\n{answer.get('error')}")
         return answer["result"]
 
     def stop(self) -> None:
@@ -75,7 +77,7 @@ class Worker:
         os.close(child.requests)
         try:
             child.process.wait(5)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, WorkloadError):
             processes.kill(child.token, child.process)
         os.close(child.answers)
 
@@ -97,7 +99,7 @@ class Worker:
         self._discard(child)
         end = processes.end_of(child.process.wait(0))
         last = processes.tail(child.folder / "stderr.txt")
-        stack = processes.tail(child.folder / "worker.stack.txt", 40)
+        stack = processes.tail_inside(child.folder / "worker.stack.txt", 40)
         return f"the worker {end} in {function}; output in {child.folder}\n{last}\n{stack}"
 
     def _discard(self, child: _Child) -> list[int]:
@@ -136,9 +138,14 @@ def _read_line(child: _Child, deadline: float) -> dict[str, Any]:
         if not ready:
             raise TimeoutError
         chunk = os.read(child.answers, 1 << 20)
-        if not chunk:
+        if not chunk or len(child.buffered) > LONGEST_BYTES:
             raise EOFError
         child.buffered += chunk
     line, _, child.buffered = child.buffered.partition(b"\n")
-    answer: dict[str, Any] = json.loads(line)
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"the answer cannot be read: {type(error).__name__}: {error}") from None
+    if not isinstance(answer, dict) or not ({"ok", "result"} <= answer.keys() or "error" in answer):
+        raise WorkloadError("the answer has neither a result nor an error")
     return answer

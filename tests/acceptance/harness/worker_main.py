@@ -1,5 +1,5 @@
-"""The worker process, which owns the leased devices. In: JSON requests, one a line. Out: JSON answers, one a
-line.
+"""The worker process, which owns the leased devices. In: JSON requests, one a line.
+Out: JSON answers, one a line.
 
 A request is {"function": "module:name", "kwargs": {...}}; an answer is {"ok": true, "result": ...} or
 {"ok": false, "error": "traceback"}. They use pipes of their own, so that what libraries print cannot mix in.

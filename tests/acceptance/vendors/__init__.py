@@ -197,7 +197,7 @@ class Host:
     driver_runtime: Reading = Absence.NOT_SUPPORTED
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
-    # PCI addresses of devices that we were given and the driver holds, but the library does not list
+    # PCI addresses of devices that we were given and the library does not list: lost, or without a driver
     unlisted: tuple[str, ...] = ()
 
 
@@ -218,6 +218,7 @@ class Event:
 
     index: int  # of the device, in the library's order; -1 if the report names no device
     what: str  # "Xid 79: the GPU has fallen off the bus"
+    machine: bool = False  # whether only hardware or driver cause it, and no program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +277,11 @@ class Vendor(Protocol):
 
     @staticmethod
     def torch_runtime() -> str | None:
-        """`torch.version.hip` or `.cuda`; None if this torch was built for another vendor."""
+        """The ROCm, HIP or CUDA release that torch was built with; None if for another vendor."""
+
+    @staticmethod
+    def is_release(found: str, declared: str) -> bool:
+        """Whether what `torch_runtime` answers is the declared release, to its last number."""
 
     @staticmethod
     def torch_uuid(printed: str) -> str:

@@ -1,5 +1,5 @@
-"""AMD devices through `amdsmi`. In: the library, in a child process; kernel files. Out: `Host`, `Sample`s,
-`Event`s.
+"""AMD devices through `amdsmi`. In: the library, in a child process; kernel files.
+Out: `Host`, `Sample`s, `Event`s.
 
 Tested with AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, not yet on AMD hardware: docs/amd.md.
 """
@@ -30,7 +30,8 @@ from vendors import (
     is_known,
 )
 from vendors.amd_library import ask, demand, open_library, reading, version
-from vendors.container import device_node, locked_memory, shared_memory, without_driver
+from vendors.amd_software import HIP_OF_RELEASES
+from vendors.container import device_node, locked_memory, shared_memory
 from vendors.drivers import Support
 
 NAME: VendorName = "amd"
@@ -52,7 +53,8 @@ def read() -> Host:
     ends = {device.index: amd_links.end(smi, handles[device.index], device) for device in host.devices}
     pairs = [(a, b) for number, a in enumerate(host.devices) for b in host.devices[number + 1 :]]
     short = amd_links.short_of_links(ends)
-    return replace(host, links=tuple(amd_links.link(smi, ends, short, a, b) for a, b in pairs))
+    links = tuple(amd_links.link(smi, ends, short, a, b) for a, b in pairs)
+    return replace(host, links=links, unlisted=amd_kernel.unheld())
 
 
 def read_devices() -> Host:
@@ -60,11 +62,19 @@ def read_devices() -> Host:
     _require_nodes()
     smi = open_library()
     handles = demand(smi, "amdsmi_get_processor_handles")
-    earlier = [amd_device.metrics_of(smi, handle) for handle in handles]
+    addresses = [amd_device.address(smi, handle) for handle in handles]
+    gpus = [_gpu(handles, addresses, address) for address in addresses]
+    earlier = [amd_device.metrics_of(smi, gpu) for gpu in gpus]
     time.sleep(METRICS_PERIOD_S)
-    addresses = [str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)) for handle in handles]
     every = [
-        amd_device.device(smi, handle, index, earlier[index], addresses[:index].count(addresses[index]))
+        amd_device.device(
+            smi,
+            handle,
+            index,
+            earlier[index],
+            same=addresses[:index].count(addresses[index]),
+            gpu=gpus[index],
+        )
         for index, handle in enumerate(handles)
     ]
     return Host(
@@ -84,7 +94,10 @@ def sample(indices: Sequence[int]) -> tuple[Sample, ...]:
     """
     smi = open_library()
     handles = demand(smi, "amdsmi_get_processor_handles")
-    return tuple(amd_device.sample(smi, handles[index], index) for index in indices)
+    addresses = [amd_device.address(smi, handle) for handle in handles]
+    return tuple(
+        amd_device.sample(smi, _gpu(handles, addresses, addresses[index]), index) for index in indices
+    )
 
 
 def listen() -> Iterator[Event | None] | Absence:
@@ -110,23 +123,28 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def requirements() -> tuple[Requirement, ...]:
-    """The KFD's node, each render node, a driver for every GPU on the bus, shared and locked memory."""
+    """The KFD's node, each render node, shared and locked memory."""
     start = "pass --device /dev/kfd --device /dev/dri and --group-add with the nodes' numeric group"
     nodes = (amd_kernel.DEV / "kfd", *(amd_kernel.render_nodes() or (amd_kernel.DEV / "dri/renderD128",)))
     return (
         *(device_node(node, start) for node in nodes),
-        *(without_driver(bdf, "amdgpu") for bdf in amd_kernel.unheld()),
         shared_memory(SHM_BYTES),
         *locked_memory(MEMLOCK_BYTES),
     )
 
 
 def torch_runtime() -> str | None:
-    """The HIP release that torch was built with; None for a CUDA torch in a ROCm image."""
+    """The ROCm release, or in older wheels HIP's number; None for a CUDA torch in a ROCm image."""
     import torch
 
-    release: str | None = torch.version.hip
+    release: str | None = getattr(torch.version, "rocm", None) or torch.version.hip
     return release
+
+
+def is_release(found: str, declared: str) -> bool:
+    """HIP counts by itself: 7.2.53211 is of ROCm 7.2.1 to 7.2.4. A number that is not known is no release."""
+    numbers = found.partition("-")[0]
+    return declared in HIP_OF_RELEASES.get(numbers, (numbers,))
 
 
 def torch_uuid(printed: str) -> str:
@@ -137,6 +155,16 @@ def torch_uuid(printed: str) -> str:
 def driver_support(host: Host, runtime_version: str) -> Support:
     """By AMD's lists of driver and user-space releases."""
     return drivers.amd(str(host.driver) if is_known(host.driver) else None, runtime_version)
+
+
+def _gpu(handles: Sequence[Any], addresses: Sequence[str], address: str) -> Any:
+    """The first device of a GPU.
+    Only it has the kernel's files of the whole GPU: link, power, errors, metrics. Further partitions have its
+    address, or their number as the address's last digit.
+    """
+    return next(
+        handle for handle, other in zip(handles, addresses, strict=True) if other[:-1] == address[:-1]
+    )
 
 
 def _require_nodes() -> None:
@@ -152,8 +180,9 @@ def _require_nodes() -> None:
 
 
 def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
-    """The module's version. Without one, as in the kernel's own tree, the library answers the text of
-    /proc/version or N/A; then the checksum of the module's sources names it, as on the host's side.
+    """The module's version.
+    Without one, as in the kernel's own tree, the library answers the text of /proc/version or N/A; then the
+    checksum of the module's sources names it, as on the host's side.
     """
     answer = ask(smi, "amdsmi_get_gpu_driver_info", handles[0]) if handles else Absence.NOT_AVAILABLE
     found = answer if isinstance(answer, Absence) else reading(answer.get("driver_version"))
@@ -163,8 +192,8 @@ def _driver(smi: Any, handles: Sequence[Any]) -> Reading:
 
 
 def _rocm(smi: Any) -> Reading:
-    """The ROCm release of the user space that the library belongs to; from 6.4 on it answers (found,
-    release).
+    """The ROCm release of the user space that the library belongs to.
+    From 6.4 on it answers (found, release).
     """
     answer = ask(smi, "amdsmi_get_rocm_version")
     if isinstance(answer, Absence):
@@ -173,8 +202,8 @@ def _rocm(smi: Any) -> Reading:
 
 
 def _visible(devices: Sequence[Device]) -> list[Device]:
-    """The devices that the container and the user's environment show to this process; the library lists every
-    GPU of the host.
+    """The devices that the container and the user's environment show to this process.
+    The library lists every GPU of the host.
 
     ROCr numbers devices in the KFD's order, and HIP numbers the devices that ROCr shows.
     """

@@ -1,5 +1,5 @@
-"""One AMD GPU as amdsmi reports it. In: the opened module and a processor handle. Out: a `Device`, a
-`Sample`.
+"""One AMD GPU as amdsmi reports it. In: the opened module and a processor handle.
+Out: a `Device`, a `Sample`.
 
 Some units differ between releases, and the size of the value shows which unit it has: power caps are in
 microwatts from 6.1.2 on and in watts before; temperatures are in millidegrees by the documents, in degrees by
@@ -43,18 +43,24 @@ GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # MT/s 
 Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
 
 
-def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -> Device:
-    """Everything about one GPU. Throttling is what grew since its metrics of a moment ago, `earlier`.
+def address(smi: Any, handle: Any) -> str:
+    """The PCI address of a device, lower case."""
+    return str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
 
-    `same` is how many devices before it have its address.
+
+def device(smi: Any, handle: Any, index: int, earlier: Metrics, *, same: int, gpu: Any) -> Device:
+    """Everything about one device.
+    Throttling is what grew since its GPU's metrics of a moment ago, `earlier`.
+
+    `same` is how many devices before it have its address; `gpu` is its GPU's first partition, or itself.
     """
-    bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
+    bdf, whole = address(smi, handle), address(smi, gpu)
     asic = ask(smi, "amdsmi_get_gpu_asic_info", handle)
     part = _part(smi, handle, bdf, same)
     found = amd_kernel.node_of(bdf, part)
     node = found.properties if found else {}
     partition = _partition(smi, handle)
-    metrics = metrics_of(smi, handle)
+    metrics = metrics_of(smi, gpu)
     return Device(
         index=index,
         uuid=_uuid(smi, handle, asic, node) + (f"-part{part}" if part else ""),
@@ -68,10 +74,10 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -
         pci_id=_pci_id(asic),
         firmware=_firmware(smi, handle),
         partition=partition,
-        pcie=_pcie(smi, handle),
-        ecc=_ecc(smi, handle),
-        throttle=throttle(bdf, metrics, earlier),
-        power=_power(smi, handle, bdf, metrics),
+        pcie=_pcie(smi, gpu),
+        ecc=_ecc(smi, gpu),
+        throttle=throttle(whole, metrics, earlier),
+        power=_power(smi, gpu, whole, metrics),
         clock_mhz=_clock(smi, handle, metrics),
         max_clock_mhz=field(_clocks(smi, handle), "max_clk"),
         temperature_c=_temperature(smi, handle),
@@ -84,7 +90,7 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, same: int = 0) -
 def sample(smi: Any, handle: Any, index: int) -> Sample:
     """What changes under load."""
     metrics = metrics_of(smi, handle)
-    bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
+    bdf = address(smi, handle)
     return Sample(
         index=index,
         clock_mhz=_clock(smi, handle, metrics),
@@ -115,16 +121,18 @@ def _first(reported: Reading, kernel: str) -> str:
 
 
 def _part(smi: Any, handle: Any, bdf: str, same: int) -> int:
-    """Which partition of its GPU a device is. Before 6.4 the library does not tell, and lists a GPU's
-    partitions in their order under one address, or with the number as the address's last digit.
+    """Which partition of its GPU a device is.
+    Before 6.4 the library does not tell, and lists a GPU's partitions in their order under one address, or
+    with the number as the address's last digit.
     """
     told = field(ask(smi, "amdsmi_get_gpu_kfd_info", handle), "current_partition_id")
     return int(told) if is_known(told) else max(int(bdf[-1]), same)
 
 
 def _used_bytes(smi: Any, handle: Any, bdf: str, part: int) -> Reading:
-    """By the library. Only a GPU's first partition has the kernel's file, so a further one is judged by what
-    all of them use together.
+    """Bytes of memory in use on the device, as the library reports them.
+    Only a GPU's first partition has the kernel's file, so a further one is judged by what all of them use
+    together.
     """
     whole = amd_kernel.used_bytes(bdf[:-1] + "0") if part else None
     if whole is not None:
@@ -177,8 +185,8 @@ def _firmware(smi: Any, handle: Any) -> dict[str, Reading]:
 
 
 def _block(name: Any) -> str:
-    """The name of a firmware block without prefix: releases write `AMDSMI_FW_ID_CP_MEC1`,
-    `FW_ID_CP_MEC1` or `CP_MEC1`.
+    """The name of a firmware block without prefix:
+    releases write `AMDSMI_FW_ID_CP_MEC1`, `FW_ID_CP_MEC1` or `CP_MEC1`.
     """
     return str(getattr(name, "name", name)).removeprefix("AMDSMI_").removeprefix("FW_ID_")
 
@@ -192,7 +200,7 @@ def _partition(smi: Any, handle: Any) -> dict[str, Reading]:
     """
     profile = ask(smi, "amdsmi_get_gpu_accelerator_partition_profile", handle)
     newer = profile if isinstance(profile, Absence) else field(profile["partition_profile"], "profile_type")
-    bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
+    bdf = address(smi, handle)
     told = {
         "compute": (newer, reading(ask(smi, "amdsmi_get_gpu_compute_partition", handle))),
         "memory": (reading(ask(smi, "amdsmi_get_gpu_memory_partition", handle)),),
@@ -214,10 +222,12 @@ def _pcie(smi: Any, handle: Any) -> PcieLink:
             generation=answer, width=answer, max_generation=answer, max_width=answer, replays=answer
         )
     static, now = answer["pcie_static"], answer["pcie_metric"]
+    bdf = str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
+    most, slot = _generation(field(static, "max_pcie_speed")), amd_kernel.slot_generation(bdf)
     return PcieLink(
         generation=_generation(field(now, "pcie_speed")),
         width=field(now, "pcie_width"),
-        max_generation=_generation(field(static, "max_pcie_speed")),
+        max_generation=min(most, slot) if isinstance(most, int) and slot else most,
         max_width=field(static, "max_pcie_width"),
         replays=field(now, "pcie_replay_count"),
     )
@@ -260,8 +270,8 @@ def _pages(smi: Any, pages: Any, status: str) -> Reading:
 
 
 def _power(smi: Any, handle: Any, bdf: str, metrics: Metrics) -> Power:
-    """Power caps and draw. The second die of an MI250 reports 0 W everywhere: the first has the module's
-    power.
+    """Power caps and draw.
+    The second die of an MI250 reports 0 W everywhere: the first has the module's power.
 
     libamd_smi 6.1.2 cuts a cap to nine digits, so that 1000 W reads as 100 W; the kernel's file has all
     digits.

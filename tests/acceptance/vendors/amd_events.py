@@ -22,6 +22,8 @@ FAULTS = {
     "GPU_POST_RESET": "the GPU was reset",
     "RING_HANG": "a queue hung",
 }
+# What no program causes, unless it had a page fault or hung a queue before: then that is reported too.
+MACHINE = ("THERMAL_THROTTLE", "GPU_PRE_RESET", "GPU_POST_RESET")
 
 
 def listen(smi: Any, handles: Mapping[int, Any]) -> Iterator[Event | None] | Absence:
@@ -56,12 +58,16 @@ def _events(smi: Any, readers: Sequence[Any], handles: Mapping[int, Any]) -> Ite
             detail = " ".join(str(event["message"]).split())
             if event["event"] == "THERMAL_THROTTLE" and not is_unfit(detail):
                 continue
-            yield Event(index=_index(event["processor_handle"], handles), what=f"{words} ({detail})")
+            yield Event(
+                index=_index(event["processor_handle"], handles),
+                what=f"{words} ({detail})",
+                machine=event["event"] in MACHINE,
+            )
 
 
 def _index(handle: Any, handles: Mapping[int, Any]) -> int:
-    """The device with this handle. Handles are pointers: two objects with one address do not compare
-    equal.
+    """The device with this handle.
+    Handles are pointers: two objects with one address do not compare equal.
     """
     wanted = getattr(handle, "value", handle)
     return next((index for index, one in handles.items() if getattr(one, "value", one) == wanted), -1)

@@ -16,6 +16,8 @@ from vendors import kernel_files
 SYS = Path("/sys")
 DEV = Path("/dev")
 AMD = "0x1002"
+# GT/s of a lane of PCI Express, as the kernel writes them.
+GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 XGMI = 11  # CRAT_IOLINK_TYPE_XGMI of the kernel's kfd_crat.h
 COMPUTE_CLASSES = ("0x1200", "0x0380")  # processing accelerator (MI300), other display controller (MI200)
 
@@ -72,8 +74,8 @@ def nodes() -> tuple[Node, ...]:
 
 
 def node_of(bdf: str, partition: int) -> Node | None:
-    """The node of a device; None if this container may not use it. amdsmi may put the partition's number
-    in the last digit of the address, and the KFD never does.
+    """The node of a device; None if this container may not use it.
+    amdsmi may put the partition's number in the last digit of the address, and the KFD never does.
     """
     slot = bdf.rpartition(".")[0]
     found = [node for node in nodes() if node.bdf.rpartition(".")[0] == slot and node.partition == partition]
@@ -81,8 +83,8 @@ def node_of(bdf: str, partition: int) -> Node | None:
 
 
 def are_linked(one: Node | None, other: Node | None) -> bool:
-    """Whether the KFD lists xGMI between two devices. Releases of the library lose count of the nodes where a
-    container may not read all of them.
+    """Whether the KFD lists xGMI between two devices.
+    Releases of the library lose count of the nodes where a container may not read all of them.
     """
     if one is None or other is None:
         return False
@@ -118,6 +120,13 @@ def compute_units(node: Mapping[str, int]) -> int | None:
     """The number of SIMDs over the SIMDs per compute unit."""
     per_unit = node.get("simd_per_cu", 0)
     return node["simd_count"] // per_unit if per_unit else None
+
+
+def slot_generation(bdf: str) -> int | None:
+    """The PCI Express generation of the slowest port above a device; None if the kernel tells of none."""
+    ports = (SYS / "bus/pci/devices" / bdf).resolve().parents
+    speeds = [kernel_files.text(port / "max_link_speed").split(" ")[0] for port in ports]
+    return min((GENERATIONS[speed] for speed in speeds if speed in GENERATIONS), default=None)
 
 
 def unheld() -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-"""AMD's `amdsmi` module, any release from 6.1 on. In: the name of a call, its arguments. Out: its answer, or
-an `Absence`.
+"""AMD's `amdsmi` module, any release from 6.1 on. In: the name of a call, its arguments.
+Out: its answer, or an `Absence`.
 
 Calls and enumerations are found by name in the installed module. No literal value is compared, because ROCm
 7.0 renumbered the link types.

@@ -1,5 +1,5 @@
-"""xGMI links between AMD GPUs as amdsmi reports them. In: the opened module, handles. Out: a `Link` for
-a pair.
+"""xGMI links between AMD GPUs as amdsmi reports them. In: the opened module, handles.
+Out: a `Link` for a pair.
 """
 
 from collections.abc import Collection, Mapping
@@ -66,8 +66,8 @@ def _kind(smi: Any, one: Any, other: Any) -> Reading:
 
 
 def _count(smi: Any, one: Any, other: Any) -> Reading:
-    """The KFD gives one link's bandwidth as the least and that of all links as the most (kfd_crat.c); older
-    drivers give 0 for both.
+    """The KFD gives one link's bandwidth as the least and that of all links as the most (kfd_crat.c).
+    Older drivers give 0 for both.
     """
     answer = ask(smi, "amdsmi_get_minmax_bandwidth_between_processors", one, other)
     least, most = (field(answer, f"{end}_bandwidth") for end in ("min", "max"))
@@ -80,9 +80,9 @@ def short_of_links(ends: Mapping[int, End]) -> frozenset[int]:
     """The devices that have a link down, or fewer links up than they have peers.
 
     No release tells which peer a link leads to: 7.0 leaves the addresses of `amdsmi_get_link_metrics` empty,
-    and later ones list them in another order than the states unless the kernel has "Use external link order
-    for xgmi data" (May 2025). But a link that is down is down at both ends: so it is that of two devices that
-    each miss one. A device that misses one alone may lack any of its links.
+    and later ones list them in an order that differs from that of the states, unless the kernel has "Use
+    external link order for xgmi data" (May 2025). But a link that is down is down at both ends: so it is that
+    of two devices that each miss one. A device that misses one alone may lack any of its links.
     """
     return frozenset(
         index
@@ -101,7 +101,7 @@ def _active(one: End, other: End, short: Collection[int], *, alone: bool) -> Rea
 
 
 def _link_states(smi: Any, handle: Any) -> tuple[str, ...] | Absence:
-    """The state of each link; all of them unreadable where no single one is told."""
+    """The state of each link; all are unreadable where the library knows no state."""
     answer = ask(smi, "amdsmi_get_gpu_xgmi_link_status", handle)
     if isinstance(answer, Absence):
         return answer

@@ -8,15 +8,27 @@ import mmap
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from vendors import elf
+from vendors import elf, kpack
 from vendors.software import Compiler, Library, Version, nccl, number
 
 # clang/docs/ClangOffloadBundler.rst: a bundle is the magic, a count and entries (offset, size, length of the
 # id, id); a compressed one is CCOB, version, method, sizes that grew with the version, hash, and a bundle.
 FATBIN_SECTION = ".hip_fatbin"
+# HIP's number -> the ROCm releases with it: versions of hip-runtime-amd in repo.radeon.com/rocm/apt/RELEASE.
+HIP_OF_RELEASES: Mapping[str, tuple[str, ...]] = {
+    "6.2.41134": ("6.2.1", "6.2.2", "6.2.4"),
+    "6.4.43482": ("6.4.0",),
+    "6.4.43483": ("6.4.1",),
+    "6.4.43484": ("6.4.2", "6.4.3", "6.4.4"),
+    "7.1.25424": ("7.1.0",),
+    "7.1.52802": ("7.1.1",),
+    "7.2.26015": ("7.2.0",),
+    "7.2.53211": ("7.2.1", "7.2.2", "7.2.3", "7.2.4"),
+    "7.14.60850": ("7.14.0", "7.14.1"),
+}
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 # Version -> bytes before the data, and how the whole size is written.
 COMPRESSED = {1: (20, ""), 2: (24, "<I"), 3: (32, "<Q")}
@@ -85,10 +97,10 @@ LIBRARIES: tuple[Library, ...] = (
 FOLDERS: tuple[str, ...] = ("/opt/rocm/lib", "/usr/lib/x86_64-linux-gnu")
 VARIABLES: tuple[str, ...] = (
     *("HIP_", "HSA_", "GPU_", "ROCBLAS_", "HIPBLASLT_", "MIOPEN_", "AMD_", "NCCL_", "RCCL_", "TORCH_NCCL_"),
-    *("PYTORCH_", "DISABLE_ADDMM_", "TORCH_BLAS_", "FLASH_ATTENTION_"),
+    *("PYTORCH_", "ROCM_KPACK_", "DISABLE_ADDMM_", "TORCH_BLAS_", "FLASH_ATTENTION_"),
 )
 SMI: str | None = "amdsmi"
-CODE_SECTIONS: tuple[str, ...] = (FATBIN_SECTION,)
+CODE_SECTIONS: tuple[str, ...] = (FATBIN_SECTION, kpack.SECTION)
 # Made for NVIDIA alone, whatever their wheels hold. Dao-AILab/flash-attention README.md: FlashAttention 3
 # asks for Hopper and CUDA 12.3, 4 for CuTe DSL on Hopper or Blackwell; ROCm has FlashAttention 2.
 FOREIGN: dict[str, str] = {
@@ -117,11 +129,19 @@ COMPILER: Compiler | None = Compiler(
 
 
 def architectures(path: Path) -> frozenset[str]:
-    """`gfx942` … of the code objects in a library, an extension, or a bundle as hipcc writes it."""
+    """`gfx942` … of the code objects in a library, an extension, or a bundle as hipcc writes it.
+
+    Of a library that names archives only these count: what is left of its own section is never loaded.
+    """
     with elf.mapped(path) as data:
         if START.match(data):
             return frozenset(_bundled(data, 0, len(data)))
-        found = [section for section in elf.sections(data) if section.name == FATBIN_SECTION]
+        sections = elf.sections(data)
+        for section in sections:
+            if section.name == kpack.SECTION:
+                reference = data[section.offset : section.offset + section.size]
+                return frozenset(kpack.architectures(path, reference))
+        found = [section for section in sections if section.name == FATBIN_SECTION]
         return frozenset(
             arch
             for section in found
@@ -135,8 +155,8 @@ def covers(arch: str, compiled: Iterable[str]) -> bool:
 
 
 def _bundled(data: mmap.mmap, position: int, end: int) -> Iterator[str]:
-    """Architectures of all bundles between two places: there is one per translation unit, one after the
-    other.
+    """Architectures of all bundles between two places:
+    there is one per translation unit, one after the other.
     """
     while match := START.search(data, position, end):
         position, size = match.end(), 0

@@ -1,25 +1,23 @@
-"""The child process in which a vendor's library runs. In: pickled requests. Out: a pickled answer to each.
+"""The child process in which a vendor's library runs. In: requests, one a line.
+Out: an answer to each, one a line.
 
-Requests are ("read",), ("read_devices",) and ("sample", indices). The child ends when its pipe closes. Pickle
-keeps the types of readings and absences, and it is safe: only harness/monitor.py writes to these pipes.
+Requests are ["read"], ["read_devices"] and ["sample", indices], as JSON. The child ends when its pipe closes.
+`vendors.wire` keeps the types of readings and absences.
 """
 
+import json
 import os
-import pickle
 import sys
 
 import vendors
+from vendors import wire
 
 
 def main() -> None:
     vendor = vendors.module(sys.argv[1])
-    with os.fdopen(int(sys.argv[2]), "rb") as source, os.fdopen(int(sys.argv[3]), "wb") as sink:
-        while True:
-            try:
-                request = pickle.load(source)
-            except EOFError:
-                return
-            pickle.dump(_answer(vendor, *request), sink)
+    with os.fdopen(int(sys.argv[2])) as source, os.fdopen(int(sys.argv[3]), "w") as sink:
+        for line in source:
+            sink.write(json.dumps(wire.encoded(_answer(vendor, *json.loads(line)))) + "\n")
             sink.flush()
 
 

@@ -24,8 +24,9 @@ def shared_memory(least_bytes: int) -> Requirement:
 
 
 def locked_memory(least_bytes: int) -> tuple[Requirement, ...]:
-    """RLIMIT_MEMLOCK, which limits the memory that a network card may reach. The drivers of GPUs pin memory
-    outside it, so a machine without such a card needs none, and a default host allows 8 MiB.
+    """RLIMIT_MEMLOCK, which limits the memory that a network card may reach.
+    The drivers of GPUs pin memory outside it, so a machine without such a card needs none, and a default host
+    allows 8 MiB.
     """
     if not any(INFINIBAND.glob("*")):
         return ()
@@ -55,15 +56,4 @@ def device_node(path: Path, next_step: str) -> Requirement:
         got=owner if usable or not present else f"no permission on it: {owner}",
         expected=f"readable and writable by uid {os.getuid()}, groups {groups}",
         next_step=next_step,
-    )
-
-
-def without_driver(bdf: str, driver: str) -> Requirement:
-    """A GPU on the bus that has no driver, and so is missing from every list."""
-    return Requirement(
-        name=f"driver of {bdf}",
-        ok=False,
-        got="on the PCI bus without a driver, so this GPU is missing from every list",
-        expected=f"bound to {driver}",
-        next_step=f"look for {bdf} in dmesg; if neither a reset nor a cold boot helps, replace it",
     )

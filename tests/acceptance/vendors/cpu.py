@@ -92,6 +92,12 @@ def torch_runtime() -> str | None:
     return None
 
 
+def is_release(found: str, declared: str) -> bool:
+    """Never: a CPU build has no runtime that could be declared."""
+    del found, declared
+    return False
+
+
 def torch_uuid(printed: str) -> str:
     """The same text: torch has no UUID for a CPU."""
     return printed

@@ -1,5 +1,5 @@
-"""The `cpu` vendor's software. In: a file. Out: nothing, as there is no vendor library, device code or
-compiler.
+"""The `cpu` vendor's software. In: a file.
+Out: nothing, as there is no vendor library, device code or compiler.
 """
 
 from collections.abc import Iterable

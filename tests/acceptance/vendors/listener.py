@@ -1,7 +1,8 @@
 """The child process that listens for faults during a run. In: a vendor, a pipe that its parent holds open.
 
-Out: JSON lines in a file: {"listening": pid} or {"absence": reason}, then {"index", "what", "time"} for each
-fault, and {"error": text} if the library fails while it listens. The child ends when the pipe closes.
+Out: JSON lines on its standard output: {"listening": pid} or {"absence": reason}, then {"index", "what",
+"machine", "time"} for each fault, and {"error": text} if the library fails while it listens. The child ends
+when the pipe closes.
 """
 
 import datetime as dt
@@ -10,7 +11,6 @@ import os
 import select
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TextIO
 
 import vendors
@@ -18,8 +18,10 @@ from vendors import Absence, Event
 
 
 def main() -> None:
-    name, parent, path = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    with path.open("a", encoding="utf-8", buffering=1) as file:
+    name, parent = sys.argv[1], int(sys.argv[2])
+    # What a library prints must not mix in: it gets the errors' file.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as file:
+        os.dup2(2, 1)
         try:
             events = vendors.module(name).listen()
             if isinstance(events, Absence):
@@ -36,7 +38,7 @@ def _follow(events: Iterator[Event | None], parent: int, file: TextIO) -> None:
     for event in events:
         if event is not None:
             now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
-            _write(file, {"index": event.index, "what": event.what, "time": now})
+            _write(file, {**vars(event), "time": now})
         closed, _, _ = select.select([parent], [], [], 0)  # nothing writes to the pipe
         if closed:
             return

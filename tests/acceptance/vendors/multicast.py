@@ -1,5 +1,5 @@
-"""Multicast in NVIDIA's switches (NVLS). In: devices, the environment, NCCL's log. Out: on, off or
-unavailable.
+"""Multicast in NVIDIA's switches (NVLS). In: devices, the environment, NCCL's log.
+Out: on, off or unavailable.
 
 Both the host's description and the metrics of collectives use this module, because a bound holds for one
 state only. The environment says whether NCCL may use NVLS; only NCCL's log says whether it does.

@@ -23,7 +23,7 @@ from vendors import (
     nvidia_events,
     nvidia_links,
 )
-from vendors.container import device_node, locked_memory, shared_memory, without_driver
+from vendors.container import device_node, locked_memory, shared_memory
 from vendors.drivers import Support
 from vendors.nvidia_library import ask, open_library, text, version
 
@@ -59,7 +59,7 @@ def read_devices() -> Host:
         driver=text(nvml, nvml.nvmlSystemGetDriverVersion),
         driver_runtime=_cuda_of_driver(nvml),
         devices=tuple(shown),
-        unlisted=nvidia_bus.unlisted({device.bdf for device in every}),
+        unlisted=(*nvidia_bus.unlisted({device.bdf for device in every}), *nvidia_bus.unheld()),
     )
 
 
@@ -82,13 +82,12 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def requirements() -> tuple[Requirement, ...]:
-    """The control nodes, each GPU's node, a driver for every GPU on the bus, shared and locked memory."""
+    """The control nodes, each GPU's node, shared and locked memory."""
     start = "start the container with --gpus all, or pass /dev/nvidia* as --device"
     gpus = sorted(path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
     nodes = (Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm"), *gpus)
     return (
         *(device_node(path, start) for path in nodes),
-        *(without_driver(bdf, "nvidia") for bdf in nvidia_bus.unheld()),
         shared_memory(SHM_BYTES),
         *locked_memory(MEMLOCK_BYTES),
     )
@@ -100,6 +99,11 @@ def torch_runtime() -> str | None:
 
     release: str | None = torch.version.cuda
     return release
+
+
+def is_release(found: str, declared: str) -> bool:
+    """torch names CUDA's major and minor alone, as stacks do."""
+    return found == declared
 
 
 def torch_uuid(printed: str) -> str:

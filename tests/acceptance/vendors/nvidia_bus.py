@@ -52,8 +52,8 @@ def _is_given(bdf: str) -> bool:
 
 
 def _is_allowed(bdf: str) -> bool:
-    """Whether we may open the node. A device cgroup, as of a Slurm job, shows a node and refuses to open
-    it.
+    """Whether we may open the node.
+    A device cgroup, as of a Slurm job, shows a node and refuses to open it.
     """
     node = _node(bdf)
     if node is None or not node.exists():

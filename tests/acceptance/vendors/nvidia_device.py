@@ -59,8 +59,8 @@ def _bdf(bus_id: str) -> str:
 
 
 def _multiprocessors(nvml: Any, handle: Any) -> Reading:
-    """NVML counts CUDA cores. A multiprocessor has 64 of them on sm_70, sm_75 and sm_80, and 128
-    elsewhere.
+    """NVML counts CUDA cores.
+    A multiprocessor has 64 of them on sm_70, sm_75 and sm_80, and 128 elsewhere.
     """
     cores = ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
     if isinstance(cores, Absence):

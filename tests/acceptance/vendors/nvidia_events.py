@@ -27,6 +27,8 @@ XIDS = {
     119: "the GPU system processor does not answer",
     145: "NVLink error",
 }
+# What no program causes. A program's own fault, or one that is not listed here, may be the image's.
+MACHINE = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 145})
 # Names in the library -> text. Events that a release does not have are left out.
 TYPES = {
     "nvmlEventTypeXidCriticalError": "Xid",
@@ -66,7 +68,11 @@ def _events(nvml: Any, listening: Any) -> Iterator[Event | None]:
                 raise
             yield None
             continue
-        yield Event(index=int(nvml.nvmlDeviceGetIndex(found.device)), what=_words(nvml, found))
+        index, words = int(nvml.nvmlDeviceGetIndex(found.device)), _words(nvml, found)
+        of_machine = (
+            int(found.eventData) in MACHINE if words.startswith("Xid") else not words.startswith("event")
+        )
+        yield Event(index=index, what=words, machine=of_machine)
 
 
 def _words(nvml: Any, found: Any) -> str:

@@ -72,8 +72,9 @@ def _count(nvml: Any, handle: Any, kind: int) -> Reading:
 
 
 def _recoveries(nvml: Any, handle: Any) -> Reading:
-    """How often links were trained again. NVLink 5 (B200) counts that in a field of each link (nvml.h), and
-    refuses the counters of earlier generations.
+    """How often links were trained again.
+    NVLink 5 (B200) counts that in a field of each link (nvml.h), and refuses the counters of earlier
+    generations.
     """
     counted = _count(nvml, handle, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
     field = getattr(nvml, "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", None)
@@ -87,8 +88,8 @@ def _recoveries(nvml: Any, handle: Any) -> Reading:
 
 
 def fabric(nvml: Any, handle: Any) -> Reading:
-    """The fabric's state in words. Only boards behind NVSwitch have a fabric; an H200 without one is not
-    supported.
+    """The fabric's state in words.
+    Only boards behind NVSwitch have a fabric; an H200 without one is not supported.
     """
     info = _info(nvml, handle)
     if isinstance(info, Absence):

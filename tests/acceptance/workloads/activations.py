@@ -68,8 +68,8 @@ def _gated(function: Callable[..., torch.Tensor], x: torch.Tensor) -> Iterable[R
 
 
 def _nonfinite(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> Iterable[Reading]:
-    """NaN and infinity stay in place. PyTorch's exact GELU turns infinity into NaN on a CPU, so it gets
-    none.
+    """NaN and infinity stay in place.
+    PyTorch's exact GELU turns infinity into NaN on a CPU, so it gets none.
     """
     x = operands.normal(1, 130, dtype=dtype, seed=3)
     x[0, 7] = float("nan")

@@ -1,5 +1,5 @@
-"""What the device's architecture can do, from tables. In: the visible device. Out: names of backends and
-formats.
+"""What the device's architecture can do, from tables. In: the visible device.
+Out: names of backends and formats.
 """
 
 import torch

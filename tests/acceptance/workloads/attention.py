@@ -103,8 +103,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -
 def for_queries(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, bool]]:
-    """Keys and values for grouped queries, and the option that says so. Before 2.5 PyTorch has none, and
-    trainers repeat the keys.
+    """Keys and values for grouped queries, and the option that says so.
+    Before 2.5 PyTorch has none, and trainers repeat the keys.
     """
     times = q.shape[1] // k.shape[1]
     if times == 1:
@@ -165,8 +165,8 @@ def _uniform(dtype: str) -> Iterable[Reading]:
 
 
 def _one_hot(dtype: str) -> Iterable[Reading]:
-    """With scores far apart one key takes all, so each query must return exactly that key's value in its
-    head.
+    """With scores far apart one key takes all.
+    So each query must return exactly that key's value in its head.
     """
     kind = operands.DTYPES[dtype]
     size = 64

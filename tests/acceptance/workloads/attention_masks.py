@@ -1,5 +1,5 @@
-"""Attention over packed sequences and sliding windows. In: a way to compute it. Out: the report of
-`cases.run`.
+"""Attention over packed sequences and sliding windows. In: a way to compute it.
+Out: the report of `cases.run`.
 
 The ways are those of trainers: `mask`, a mask for PyTorch's attention; `flex` and `torch`, other functions of
 PyTorch; `package`, flash_attn. `lacks` says why this machine does not have a way.
@@ -96,9 +96,7 @@ def _against_float64(
 def _blind(
     attend: Attend, shape: attention.Shape, dtype: str, seen: torch.Tensor, first: int
 ) -> Iterable[Reading]:
-    """The output of queries from `first` on stays bitwise equal if keys and values change that they do
-    not see.
-    """
+    """Queries from `first` on keep their output bit for bit if keys and values beyond their view change."""
     q, k, v, _ = attention.inputs(shape, dtype)
     hidden = ~seen[first:].any(0)
     before = attend(q, k, v)[:, :, first:]

@@ -1,4 +1,4 @@
-"""Packed sequences with empty members, members of one token, and keys of another length than the queries.
+"""Packed sequences with empty members, members of one token, and keys longer or shorter than the queries.
 
 In: a way of `attention_masks` (`mask`, `torch`, `package`). Out: the report of `cases.run`.
 """

@@ -1,5 +1,5 @@
-"""Run the named cases of one check. In: `(name, function)` pairs; each function returns the readings of its
-case.
+"""Run the named cases of one check.
+In: `(name, function)` pairs; each function returns the readings of its case.
 
 Out: a JSON object `{"cases": [{"name", "failures": [...], "margin"}]}`, which a check passes to `require`.
 """

@@ -1,5 +1,5 @@
-"""A torchrun program: time collectives by size on bf16 data, and check the data. In: operation names. Out: a
-JSON line.
+"""A torchrun program: time collectives by size on bf16 data, and check the data. In: operation names.
+Out: a JSON line.
 
 The line is `{"figures": [{"op", "bytes", "moved", "mode", "seconds": [], "failures": []}]}`. `moved` is the
 size of the whole array as nccl-tests counts it: `bytes`, except that each rank's share is rounded down.
@@ -129,7 +129,7 @@ def _figures(bench: Bench, op: str, size: int) -> Iterator[dict[str, Any]]:
 
 
 def _in_fp32(bench: Bench, op: str, size: int) -> dict[str, Any]:
-    """The same bytes through torch, as half as many elements of twice the width."""
+    """The same bytes through torch, as half the number of elements of twice the width."""
     planned = library.plan(op, size // 2, bench.ranks.size)
     sent, received = (buffer.view(torch.float32) for buffer in (bench.sent, bench.received))
     call = torch_call(dataclasses.replace(bench, sent=sent, received=received), op, planned)

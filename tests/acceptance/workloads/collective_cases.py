@@ -1,5 +1,5 @@
-"""One function per collective. In: ranks, a payload of exact data, a root if it has one. Out: readings
-of this rank.
+"""One function per collective. In: ranks, a payload of exact data, a root if it has one.
+Out: readings of this rank.
 """
 
 import itertools
@@ -38,8 +38,8 @@ def all_reduce(ranks: Ranks, payload: Payload, op: str = "sum") -> Iterable[Read
 
 
 def all_reduce_normal(ranks: Ranks, payload: Payload) -> tuple[int, Reading]:
-    """Normal data has no known result, but every rank must hold the same finite bits. Returns their
-    checksum.
+    """Normal data has no known result, but every rank must hold the same finite bits.
+    Returns their checksum.
     """
     kind = data.DTYPES[payload.dtype]
     tensor = operands.normal(payload.count, dtype=kind, seed=1000 * payload.trial + ranks.rank)

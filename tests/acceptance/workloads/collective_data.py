@@ -38,8 +38,8 @@ class Payload:
         return f"{self.dtype} x {self.count}{f' at offset {self.offset}' if self.offset else ''}"
 
     def modulus(self, ranks: Ranks) -> int:
-        """Small enough that the sum over the ranks is exact, and odd: data of an even period would hide a
-        shift by a power of two, which is how libraries split an array.
+        """Small enough that the sum over the ranks is exact, and odd:
+        data of an even period would hide a shift by a power of two, which is how libraries split an array.
         """
         if self.dtype == "uint8":
             return 251

@@ -1,5 +1,5 @@
-"""A torchrun program: the last rank never joins a collective, and the others wait. In: two times. Out: a JSON
-line.
+"""A torchrun program: the last rank never joins a collective, and the others wait. In: two times.
+Out: a JSON line.
 
 The times are the collective's timeout, and how much later the library must have given up. The line is
 `{"absent": [ranks that never joined], "errors": {rank: the library's error, or null}}`. Each rank marks in

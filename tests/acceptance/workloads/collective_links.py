@@ -55,8 +55,8 @@ def _bytes(ranks: Ranks) -> int:
 
 
 def _pair(ranks: Ranks, barrier: HostBarrier, sender: int, receiver: int) -> Iterator[dict[str, Any]]:
-    """Time one pair while all other ranks wait at the barrier, so that the links are idle; the receiver
-    reports.
+    """Time one pair while all other ranks wait at the barrier, so that the links are idle.
+    The receiver reports.
     """
     payload = Payload(count=_bytes(ranks) // 2, dtype="bf16", trial=sender)
     taking_part = ranks.rank in (sender, receiver)

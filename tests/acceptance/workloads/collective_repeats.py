@@ -21,8 +21,8 @@ OPERATIONS = ("all_reduce", "reduce_scatter")
 
 
 def run(ranks: Ranks) -> list[dict[str, Any]] | None:
-    """For each operation and dtype `{"op", "dtype", "bytes", "repeats", "different"}`; the worst rank's, on
-    rank 0.
+    """For each operation and dtype `{"op", "dtype", "bytes", "repeats", "different"}`.
+    Rank 0 has the worst rank's.
     """
     mine = [_figure(ranks, op, dtype) for op in OPERATIONS for dtype in KINDS]
     everyone = ranks.collect(mine, about="repeats")

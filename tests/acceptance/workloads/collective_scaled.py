@@ -24,8 +24,9 @@ def _parts(payload: Payload, ranks: Ranks, count: int | None = None, start: int 
 
 
 def _mean_readings(buffer: Guarded, parts: list[torch.Tensor], ranks: Ranks) -> Iterable[Reading]:
-    """The mean of multiples of the world size is a whole number. A library may multiply each by 1/n instead,
-    which is exact for powers of two only; else every rank's share, and every sum, may be rounded.
+    """The mean of multiples of the world size is a whole number.
+    A library may multiply each by 1/n instead, which is exact for powers of two only; else every rank's
+    share, and every sum, may be rounded.
     """
     mean = torch.stack(parts).sum(0)
     values, guard = buffer.readings(mean)

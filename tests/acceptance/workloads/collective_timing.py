@@ -88,8 +88,8 @@ def _cycle(call: Call, wait: Callable[[], object], barrier: Callable[[], object]
 
 
 class Spin:
-    """A kernel that keeps the device busy for about a number of seconds; one cycle's length is measured
-    first.
+    """A kernel that keeps the device busy for about a number of seconds.
+    One cycle's length is measured first.
     """
 
     TRIAL_CYCLES = 10_000_000

@@ -84,7 +84,7 @@ def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
 
 
 def function(dims: int) -> Callable[..., torch.Tensor]:
-    """The convolution of so many dimensions."""
+    """The convolution of `dims` dimensions."""
     found: Callable[..., torch.Tensor] = getattr(F, FUNCTIONS[dims])
     return found
 

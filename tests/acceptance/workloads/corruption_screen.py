@@ -1,5 +1,5 @@
-"""A torchrun program: compare the bits of products on all devices at full power. In: seconds. Out: a JSON
-line.
+"""A torchrun program: compare the bits of products on all devices at full power. In: seconds.
+Out: a JSON line.
 
 The line is `{"devices": [{"checksum", "inputs", "repeats", "differences": []}]}` by rank.
 """

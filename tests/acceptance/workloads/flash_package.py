@@ -53,7 +53,7 @@ def is_v4() -> bool:
 def rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, window: int | None = None, **more: Any
 ) -> torch.Tensor:
-    """Attention with (B, S, H, D) in and out; with a window a query sees so many keys before its own."""
+    """Attention with (B, S, H, D) in and out; with a window a query sees `window` keys before its own."""
     if window is not None:
         more["window_size"] = (window, 0)
     if not is_v4():
@@ -92,9 +92,9 @@ def _first(returned: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def uses_triton() -> bool:
-    """Whether the package computes by its Triton kernels for ROCm, which take `deterministic` and
-    `window_size` and ignore both (flash_attn/flash_attn_triton_amd). The host knows by the declaration which
-    stacks do, so no other image can hide a fault behind it.
+    """Whether the package computes by its Triton kernels for ROCm.
+    These take `deterministic` and `window_size` and ignore both (flash_attn/flash_attn_triton_amd). The host
+    knows by the declaration which stacks do, so no other image can hide a fault behind it.
     """
     return os.environ.get("FLASH_ATTENTION_TRITON_AMD_ENABLE", "").upper() == "TRUE"
 

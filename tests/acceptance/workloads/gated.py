@@ -64,6 +64,6 @@ def _has(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> 
 
 
 def _is_job_of(row: Mapping[str, Any], count: int, metric: str, conditions: Mapping[str, Any]) -> bool:
-    """Whether these devices train with so many ranks and samples."""
+    """Whether these devices train with the ranks and samples of the conditions."""
     present = row["memory_bytes"] / large_job.GIB
     return JOBS[metric](present, count, conditions["devices"], conditions["micro_batch"])

@@ -64,8 +64,8 @@ def _cases(dtype: str, tier: str) -> Iterator[cases.Case]:
 
 
 def slack(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
-    """v steps(K) ||a_i|| ||b_j||: the error that a sum of K products may have in any order (float64
-    operands).
+    """v steps(K) ||a_i|| ||b_j||:
+    the error that a sum of K products may have in any order (float64 operands).
     """
     depth = a.shape[-1]
     if dtype == "tf32":  # the operands themselves are rounded: errors are independent per product
@@ -75,9 +75,7 @@ def slack(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def flushed(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | float:
-    """What the sums of products lose where an architecture takes subnormal numbers for zero (float64
-    operands).
-    """
+    """What sums of products (float64 operands) lose where an architecture takes subnormals for zero."""
     if dtype == torch.float32 or not arch.flushes_subnormals():
         return 0.0
     x, y, least = a.abs(), b.abs(), torch.finfo(dtype).tiny

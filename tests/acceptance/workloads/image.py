@@ -1,5 +1,5 @@
-"""The libraries of an image, from a process that loads them. In: names, paths. Out: versions, files, loader
-errors.
+"""The libraries of an image, from a process that loads them. In: names, paths.
+Out: versions, files, loader errors.
 
 Nothing here needs a device, and `libraries` needs no torch.
 """

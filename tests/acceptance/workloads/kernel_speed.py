@@ -77,8 +77,8 @@ def _copy(timed: Timed) -> dict[str, Any]:
 
 
 def beside_others(meet: Callable[[], object]) -> dict[str, dict[str, Any]]:
-    """The product of the first shape and the copy; the barrier `meet` starts each repeat on all devices
-    at once.
+    """The product of the first shape and the copy.
+    The barrier `meet` starts each repeat on all devices at once.
     """
     timed = functools.partial(timing.repeats, meet=meet)
     with precision("bf16"):

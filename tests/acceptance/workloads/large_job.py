@@ -33,7 +33,7 @@ def ranks_of(devices: int) -> int:
 
 
 def samples_of(present_gib: float) -> int:
-    """The samples of each rank on devices with so much memory."""
+    """The samples of each rank on devices with this memory."""
     one, two = LARGE_SAMPLES
     return two if present_gib >= TWO_SAMPLES_FROM_GIB else one
 
@@ -59,12 +59,12 @@ def fsdp2_gib(ranks: int) -> float:
 
 
 def is_run(present_gib: float, devices: int, ranks: int, samples: int) -> bool:
-    """Whether so many devices with this memory run the job with so many ranks and samples."""
+    """Whether these devices, with this memory each, run the job with these ranks and samples."""
     fits = large_gib(ranks, samples) <= present_gib
     return ranks <= devices and (ranks, samples) == (ranks_of(devices), samples_of(present_gib)) and fits
 
 
 def is_fsdp2_run(present_gib: float, devices: int, ranks: int, samples: int) -> bool:
-    """Whether so many devices with this memory run the FSDP2 job with so many ranks and samples."""
+    """Whether these devices, with this memory each, run the FSDP2 job with these ranks and samples."""
     fits = fsdp2_gib(ranks) <= present_gib
     return (ranks, samples) == (fsdp2_ranks_of(devices), FSDP2_SAMPLES) and fits

@@ -1,5 +1,5 @@
-"""Compile Triton kernels for GPUs that this machine need not have. In: a kernel, an arch, a dtype. Out: facts
-of the code.
+"""Compile Triton kernels for GPUs that this machine need not have. In: a kernel, an arch, a dtype.
+Out: facts of the code.
 
 The facts are matrix instructions, spills, shared memory and the width of loads. `triton.compile` with an
 explicit target needs no driver. For an unsupported fp8 format it raises for NVIDIA, but silently computes in

@@ -1,5 +1,5 @@
-"""Test patterns in most of a device's free memory. In: a share of it, seconds. Out: the words that were
-wrong.
+"""Test patterns in most of a device's free memory. In: a share of it, seconds.
+Out: the words that were wrong.
 
 Each pass writes a pattern to every block, and then reads every block, so that it also finds writes that
 change another block. The patterns are the word's own address (finds a wrong or shorted address line),
@@ -35,9 +35,7 @@ def patterns(share: float, seconds: float) -> list[dict[str, Any]]:
 
 
 def _device(device: torch.device, share: float, seconds: float) -> dict[str, Any]:
-    """Test one device: bytes tested, bytes that were free, complete passes, seconds, the first wrong
-    words.
-    """
+    """Test one device: bytes tested, bytes that were free, full passes, seconds, the first wrong words."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
     started = time.monotonic()
     blocks = taken(device, int(share * free))

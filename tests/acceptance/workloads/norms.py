@@ -110,8 +110,8 @@ def _slack(
 
 
 def _exact(norm: str, dtype: torch.dtype) -> Iterable[Reading]:
-    """The norm of rows of +-2^k is a power of two, so the result is exactly the sign times an integer
-    weight.
+    """The norm of rows of +-2^k is a power of two.
+    So the result is exactly the sign times an integer weight.
     """
     signs = torch.ones(9, 512, dtype=dtype, device=device())
     signs[:, ::2] = -1

@@ -23,7 +23,7 @@ def generator(seed: int, on: torch.device | None = None) -> torch.Generator:
 
 
 def gradient(leaf: torch.Tensor, name: str) -> torch.Tensor:
-    """The gradient in a leaf after a backward pass. Raises `AssertionError` if there is none."""
+    """The gradient in a leaf after a backward pass. Raises `AssertionError` if the leaf has no gradient."""
     if leaf.grad is None:
         raise AssertionError(f"{name} is missing: the backward wrote no gradient")
     return leaf.grad
@@ -50,8 +50,8 @@ def integers(*shape: int, dtype: torch.dtype, seed: int, density: float) -> torc
 
 
 def hashed(*shape: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
-    """-1, 0 and 1 from a hash of the index, in integer arithmetic: equal on every device and in every
-    release.
+    """-1, 0 and 1 from a hash of the index, in integer arithmetic:
+    equal on every device and in every release.
     """
     count, mask = int(torch.Size(shape).numel()), 0xFFFFFFFF
     mixed = (torch.arange(count, device=device(), dtype=torch.int64) * 2_654_435_761 + salt * 40_503) & mask

@@ -307,7 +307,7 @@ def _te_mlp() -> Iterable[Reading]:
 
 
 def _autocast(te: Any) -> Callable[..., Any]:
-    """Under its name of today, or the one before."""
+    """Transformer Engine's context for FP8, under its current name or the earlier one."""
     found: Callable[..., Any] = te.autocast if hasattr(te, "autocast") else te.fp8_autocast
     return found
 

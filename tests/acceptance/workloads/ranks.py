@@ -93,8 +93,8 @@ class Book:
         self.cases[place] = {"read": len(readings), "failures": failures, "digest": None, "margin": margin}
 
     def _agree_on_refusal(self, place: str, error: Exception) -> None:
-        """Return when every rank raised an error in this case; if some did not, all fail at about the
-        same time.
+        """Return when every rank raised an error in this case.
+        If some did not, all fail at about the same time.
         """
         store, everyone = self.ranks.store, range(self.ranks.size)
         self.refused += 1

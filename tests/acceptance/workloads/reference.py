@@ -24,8 +24,8 @@ SWITCHES = ("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_
 
 @contextlib.contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """TF32 only for the dtype "tf32", and no reduced-precision reductions, whatever the image's defaults
-    are.
+    """TF32 only for the dtype "tf32", and no reduced-precision reductions.
+    The image's defaults do not count.
     """
     matmul = torch.backends.cuda.matmul
     before = [getattr(matmul, name) for name in SWITCHES]

@@ -1,5 +1,5 @@
-"""Bitwise equal results: over repeats, in a graph, on every device. In: repeats or seconds. Out: cases or
-checksums.
+"""Bitwise equal results: over repeats, in a graph, on every device. In: repeats or seconds.
+Out: cases or checksums.
 
 Silent corruption rarely makes a NaN (about one outcome in a hundred, arXiv 2605.04213), so bits are compared,
 on normal data, with the matrix units under full load.
@@ -27,8 +27,8 @@ GOLDEN = {8192: 601_706_393_267_508_532, 128: -10_930_892_184}
 
 
 def deterministic(dtype: str, repeats: int) -> dict[str, Any]:
-    """Operations that are documented as deterministic give the same bits at every repeat, where that is asked
-    for. `default` is how many repeats have other bits where it is not, which no document excludes.
+    """Operations that are documented as deterministic repeat their bits where that is asked for.
+    `default` is how many repeats have other bits where it is not, which no document excludes.
     """
     with promised():
         report = cases.run(_deterministic(dtype, repeats))
@@ -111,8 +111,8 @@ def _replayed(dtype: str) -> Iterable[Reading]:
 def capture(
     step: Callable[[], tuple[torch.Tensor, ...]],
 ) -> tuple[tuple[torch.Tensor, ...], Callable[[], None]]:
-    """(outputs, replay). Without a GPU there are no graphs, so `replay` runs the step again into the
-    outputs.
+    """(outputs, replay).
+    Without a GPU there are no graphs, so `replay` runs the step again into the outputs.
     """
     if device().type == "cpu":
         outputs = step()
@@ -133,8 +133,8 @@ def capture(
 
 
 def screen(seconds: float) -> dict[str, Any]:
-    """Run products at full power for `seconds`, by algorithms that repeat their bits: the `checksum` of the
-    first, and every repeat that differs.
+    """Run products at full power for `seconds`, by algorithms that repeat their bits:
+    the `checksum` of the first, and every repeat that differs.
 
     Two products alternate. One has normal data, which switches the most transistors: all devices of one model
     and stack must have the same checksum, which a check compares. The other has integers whose sums are exact

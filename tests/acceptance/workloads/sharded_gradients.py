@@ -1,5 +1,5 @@
-"""Gradients of a model sharded with FSDP2 that uses a module twice. In: ranks. Out: cases, readings of this
-rank.
+"""Gradients of a model sharded with FSDP2 that uses a module twice. In: ranks.
+Out: cases, readings of this rank.
 
 A weight that is used twice gets two gradients. A layout that gathers it for each use, frees it in between and
 reduces after each use can lose one of them. No size divides by the number of ranks. The reference is the

@@ -1,5 +1,5 @@
-"""What speed checks measure on GPUs. In: a metric and conditions. Out: formats, shapes, sizes, and what is
-judged.
+"""What speed checks measure on GPUs. In: a metric and conditions.
+Out: formats, shapes, sizes, and what is judged.
 
 Pure: the lint of thresholds uses it too.
 """
@@ -83,10 +83,16 @@ def needs_soak(metric: str, conditions: Mapping[str, Any]) -> bool:
 
 # Judged where a bound is known: not every model's stacks have this package.
 _PACKAGE = [{"dtype": "bf16", "backend": "flash-attn-4", "causal": True, "sequence": ATTENTION_SEQUENCE}]
+OPTIONAL_CHECK = "test_kernel_speed.py::test_flash_attention_4_speed"  # is skipped without the package
 OPTIONAL: Mapping[str, list[dict[str, Any]]] = {
     "attention_forward_tflops": _PACKAGE,
     "attention_backward_tflops": _PACKAGE,
 }
+
+
+def is_optional(metric: str, conditions: Mapping[str, Any]) -> bool:
+    """Whether only stacks with an optional package measure the metric under these conditions."""
+    return any(conditions.get("backend") == known["backend"] for known in OPTIONAL.get(metric, ()))
 
 
 def reaches(metric: str, conditions: Mapping[str, Any]) -> bool:

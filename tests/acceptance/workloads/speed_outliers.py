@@ -1,5 +1,5 @@
-"""Bus bandwidth from time, and what is slower than the rest. In: times or rates. Out: GB/s, problems in
-words.
+"""Bus bandwidth from time, and what is slower than the rest. In: times or rates.
+Out: GB/s, problems in words.
 
 Bus bandwidth is defined as in nccl-tests' doc/PERFORMANCE.md.
 """
@@ -35,8 +35,8 @@ def odd_pairs(
 ) -> list[str]:
     """Each (from, to) that is much slower than its way back, or slower than half of the median pair.
 
-    `links` says how many links join each pair; a pair is compared with the pairs that have as many. Pairs of
-    an MI250 node have 1, 2 or 4 (arXiv 2302.14827).
+    `links` says how many links join each pair; a pair is compared with the pairs that have the same number.
+    Pairs of an MI250 node have 1, 2 or 4 (arXiv 2302.14827).
     """
     middle = medians(rates, links)
     found = []
@@ -52,7 +52,7 @@ def odd_pairs(
 def medians(
     rates: Mapping[tuple[int, int], float], links: Mapping[tuple[int, int], int] | None = None
 ) -> dict[tuple[int, int], float]:
-    """For each pair the median of the pairs that have as many links; of all pairs where none is counted."""
+    """For each pair the median of the pairs with the same number of links; without counts, of all pairs."""
     number = {pair: (links or {}).get(pair, 0) for pair in rates}
     alike: dict[int, list[float]] = {}
     for pair, rate in rates.items():

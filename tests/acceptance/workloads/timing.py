@@ -1,5 +1,5 @@
-"""Time a function on a device, with cold caches and events around each call. In: a function that enqueues
-work.
+"""Time a function on a device, with cold caches and events around each call.
+In: a function that enqueues work.
 
 Out: the median seconds per call, one figure per repeat.
 """

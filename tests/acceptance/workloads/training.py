@@ -1,5 +1,5 @@
-"""A torchrun program: several training jobs in one process group. In: JSON, job names -> flags. Out: a JSON
-line.
+"""A torchrun program: several training jobs in one process group. In: JSON, job names -> flags.
+Out: a JSON line.
 
 The flags are those of trainers/train.py. One preflight comes first, unless --no-preflight follows the JSON.
 The line is `{"preflight": {} or null, "records": {name: record}, "curves": {name: verdict}}`; starting torch

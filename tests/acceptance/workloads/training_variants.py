@@ -1,5 +1,5 @@
-"""A torchrun program: jobs beside the plain ones, compiled or in 8 bits. In: JSON, job names -> flags. Out: a
-JSON line.
+"""A torchrun program: jobs beside the plain ones, compiled or in 8 bits. In: JSON, job names -> flags.
+Out: a JSON line.
 
 The flags are those of trainers/train.py. The line is `{"records": {name: record}, "curves": {name:
 verdict}}`. A job that raises has `{"error": text}` as its record, so that the other jobs are judged all the

@@ -104,6 +104,7 @@ HEALTHY = (
     ),
     HostState(name="mi355x", product=MI355X),
     HostState(name="mi210", product=MI210, gpus=4),
+    HostState(name="mi210-alone", product=MI210, gpus=1),
     HostState(
         name="mi210-without-bridge",
         product=MI210,

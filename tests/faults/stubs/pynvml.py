@@ -38,7 +38,7 @@ STATE = json.loads(os.environ.get("STACKCHECK_FAKE_NVML") or "{}")
 HEALTHY = {
     "capability": [9, 0], "name": "NVIDIA H200", "pci_device_id": 0x233510DE, "cores": 16896,
     "memory": 143771 << 20, "used": 600 << 20, "vbios": "96.00.AA", "inforom": "G520", "gsp": "580.159.04",
-    "mig": 0, "pcie_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
+    "mig": 0, "pcie_generation": 5, "pcie_max_generation": 5, "pcie_width": 16, "replays": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "remapped": [0, 0, 0, 0], "reasons": 0, "cap": 700000, "default_cap": 700000, "power": 120000, "clock": 1980,
     "temperature": 35, "processes": [], "process_name": "python3", "process_memory": 1 << 30, "processes_late": [], "used_late": 0, "recovery": 0, "fabric_state": 3, "fabric_status": 0, "fabric_health": 0x1AA, "links": 18,
     "p2p_read": 0, "p2p_nvlink": 0, "uncorrected_late": 0, "recovering": 0, "replaying": 0, "event_types": 10, "link_counters": 1,
@@ -231,7 +231,8 @@ nvmlDeviceGetNumGpuCores = _reader("cores")
 nvmlDeviceGetVbiosVersion = _reader("vbios")
 nvmlDeviceGetInforomImageVersion = _reader("inforom")
 nvmlDeviceGetGspFirmwareVersion = _reader("gsp")
-nvmlDeviceGetCurrPcieLinkGeneration = nvmlDeviceGetMaxPcieLinkGeneration = _reader("pcie_generation")
+nvmlDeviceGetCurrPcieLinkGeneration = _reader("pcie_generation")
+nvmlDeviceGetMaxPcieLinkGeneration = _reader("pcie_max_generation")
 nvmlDeviceGetCurrPcieLinkWidth = nvmlDeviceGetMaxPcieLinkWidth = _reader("pcie_width")
 nvmlDeviceGetPcieReplayCounter = _reader("replays")
 

@@ -1,0 +1,95 @@
+"""Witnesses: what a child computes from numbers that nobody knew before, compared outside the image.
+
+In: one device, or n. Out: values, checked in float64 by the controller. The other checks believe figures
+that a child judged; an image that only says what they want to hear fails here.
+"""
+
+import json
+import random
+import secrets
+
+import pytest
+
+from harness import launch as launcher
+from harness import witness
+from harness.calls import Launch, OnDevice, RecordMetric
+from harness.leases import Lease
+from harness.processes import WorkloadError
+from harness.session import AcceptanceSession, every_device
+from workloads import margins
+
+CPU_RANKS = 2
+TIMEOUT_S = 180
+# A program as a user types it, by the image's own PATH. It knows nothing of the suites.
+PROGRAM = """
+import json, sys, torch
+told = json.loads(sys.argv[1])
+on = "cuda" if torch.cuda.is_available() else "cpu"
+a, b = (torch.tensor(told[name], device=on, dtype=torch.float32, requires_grad=True) for name in ("a", "b"))
+out = a @ b
+(out * torch.tensor(told["weights"], device=on)).sum().backward()
+print(json.dumps({"product": out.tolist(), "a": a.grad.tolist(), "b": b.grad.tolist()}))
+"""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`ranks` is every device of this run."""
+    every_device(metafunc, cpu=CPU_RANKS)
+
+
+@pytest.fixture
+def source() -> random.Random:
+    """Numbers that cannot be known before the question is asked."""
+    return random.Random(secrets.randbits(128))
+
+
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("family", witness.FAMILIES)
+def test_witness(
+    family: str, source: random.Random, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
+    """Values and gradients of this family are those that the controller computes from the same numbers."""
+    question = witness.FAMILIES[family]
+    asked = question.draw(source)
+    answer = on_device(f"workloads.witness:{family}", **asked)
+    require(witness.worst(question.answer(**asked), answer), record_metric)
+
+
+def test_witness_of_collectives(
+    ranks: int, source: random.Random, launch: Launch, record_metric: RecordMetric
+) -> None:
+    """Sum, maximum, broadcast and gathering over all ranks are those of the numbers that each of them got."""
+    asked = witness.draw_collectives(source, ranks)
+    answer = launch("witness_ranks.py", json.dumps(asked), nproc=ranks, timeout_s=TIMEOUT_S)
+    require(witness.worst(witness.collectives(**asked), answer), record_metric)
+
+
+@pytest.mark.gpus(1)
+def test_witness_by_the_way_of_a_user(
+    source: random.Random,
+    acceptance: AcceptanceSession,
+    lease: Lease,
+    record_metric: RecordMetric,
+) -> None:
+    """`python3 -c …`, found by the image's PATH, with the variables of a user's job, computes the same."""
+    question = witness.FAMILIES["gemm"]
+    asked = question.draw(source)
+    environment = acceptance.child_environment(lease.devices)
+    folder = acceptance.result_dir / "children"
+    limit_s = acceptance.limit_s(TIMEOUT_S)
+    try:
+        said = launcher.as_a_user(
+            PROGRAM, json.dumps(asked), environment=environment, timeout_s=limit_s, folder=folder
+        )
+    except WorkloadError as error:
+        said, problem = {}, str(error)
+    else:
+        problem = ""
+    assert not problem, problem
+    require(witness.worst(question.answer(**asked), said), record_metric)
+
+
+def require(distance: float, record_metric: margins.Record) -> None:
+    """Record how near an answer came to its tolerance, and fail beyond it."""
+    assert distance <= 1, f"the answer is {distance:.3g} tolerances from what the controller computed"
+    margins.record(record_metric, distance, 1)
